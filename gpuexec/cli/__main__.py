@@ -1,0 +1,7 @@
+"""python -m gpuexec.cli"""
+
+import sys
+
+from gpuexec.cli import main
+
+sys.exit(main())

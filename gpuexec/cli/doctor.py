@@ -1,0 +1,47 @@
+"""gpuexec doctor: what works on this machine, and what to install for what does not."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib import metadata
+from typing import Any
+
+from gpuexec.errors import GpuexecError
+from gpuexec.runtime import driver
+from gpuexec.runtime.backend import BackendType, open_backend
+
+_PACKAGES = ("numpy", "onnx", "ml_dtypes", "safetensors", "rich", "cuda-bindings", "nvidia-cuda-nvrtc", "cupy-cuda13x", "cupy-cuda12x", "onnxruntime")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser: argparse.ArgumentParser = commands.add_parser("doctor", help="say what works on this machine, and what to install")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    console.print(f"driver   {driver.probe()}")
+    packages = Table("package", "version", box=None)
+    for name in _PACKAGES:
+        try:
+            packages.add_row(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            packages.add_row(name, "-")
+    console.print(packages)
+    for type in (BackendType.GPU_COMPUTE, BackendType.SIMULATOR, BackendType.CPU):
+        try:
+            backend = open_backend(type)
+        except GpuexecError as error:
+            console.print(f"{type.name:12} no: {error}", markup=False)
+        else:
+            console.print(f"{type.name:12} yes: {backend.device.name}", markup=False)
+    chosen = open_backend(BackendType.AUTO)
+    console.print(f"AUTO takes {chosen.type.name}: {chosen.reason}", markup=False)
+    return 0

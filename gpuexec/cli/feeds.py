@@ -1,0 +1,151 @@
+"""Inputs of a model from files, or random ones by declared dimensions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.model import Model, ModelPort
+from gpuexec.runtime.backend import BackendType
+
+Array = np.ndarray[Any, Any]
+_SEED = 0
+_DEFAULT_EXTENT = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` and `explain` have in common: model, backend, dims, inputs."""
+    parser.add_argument("model", help="the ONNX file")
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        choices=[each.value for each in BackendType],
+        help="where to run (default: the GPU when one works, else the CPU)",
+    )
+    parser.add_argument("--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE[:KEY]",
+        help="an input from a .npy file, or from an .npz file (by KEY, else by input name); may be given again",
+    )
+    parser.add_argument("--rows", metavar="A:B", help="take these rows of the first axis of every array read, e.g. -360:")
+
+
+def parse_dims(items: Sequence[str]) -> dict[str, int]:
+    """Return ``NAME=N`` items as a dict.
+
+    Raises:
+        InputError: An item is not of that form.
+    """
+    dims = {}
+    for item in items:
+        name, _, extent = item.rpartition("=")
+        if not name or not extent.lstrip("-").isdigit():
+            raise InputError(f"--dims {item!r} is not NAME=N, as in batch=4.")
+        dims[name] = int(extent)
+    return dims
+
+
+def parse_rows(text: str | None) -> slice:
+    """Return ``A:B`` as a slice; None takes all.
+
+    Raises:
+        InputError: The text is not of that form.
+    """
+    if text is None:
+        return slice(None)
+    first, colon, last = text.partition(":")
+    try:
+        return slice(int(first) if first else None, int(last) if last else None) if colon else slice(int(first), int(first) + 1)
+    except ValueError:
+        raise InputError(f"--rows {text!r} is not A:B, as in -360: or 0:8.") from None
+
+
+def read_feeds(model: Model, items: Sequence[str], dims: dict[str, int], rows: slice) -> tuple[dict[str, Array], list[str]]:
+    """Return an array for each input, and a line for each thing done to make one fit.
+
+    Inputs without a file are random: a fixed seed, normal floats, small non-negative integers.
+    """
+    notes: list[str] = []
+    feeds: dict[str, Array] = {}
+    for item in items:
+        for name, array in _read(model, item).items():
+            port = next((each for each in model.inputs if each.name == name), None)
+            if port is None:
+                raise InputError(f"The model has no input {name!r}; it has {', '.join(each.name for each in model.inputs)}.", value=name)
+            feeds[name] = fit(port, array[rows] if array.ndim else array, notes)
+    rng = np.random.default_rng(_SEED)
+    for port in model.inputs:
+        if port.name not in feeds:
+            feeds[port.name] = _random(port, dims, rng)
+            notes.append(f"{port.name}: random {feeds[port.name].dtype}{list(feeds[port.name].shape)}")
+    return feeds, notes
+
+
+def read_array(item: str, rows: slice) -> Array:
+    """Return one array from ``FILE.npy`` or ``FILE.npz:KEY``."""
+    path, key = _split_key(item)
+    loaded = np.load(path)
+    if isinstance(loaded, np.ndarray):
+        return loaded[rows]
+    if key is None:
+        raise InputError(f"{path} holds {', '.join(loaded.files)}; name one: {path}:{loaded.files[0]}.")
+    return np.asarray(loaded[key])[rows]
+
+
+def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
+    """Return the array with the dtype and rank the input declares, where that loses nothing; note what was done."""
+    done = []
+    if array.dtype != port.spec.dtype and np.can_cast(array.dtype, port.spec.dtype, "safe"):
+        done.append(f"{array.dtype} to {port.spec.dtype}")
+        array = array.astype(port.spec.dtype)
+    dims = port.spec.dims
+    if dims is not None and array.ndim < len(dims):
+        ones = [axis for axis, dim in enumerate(dims) if dim == 1]
+        missing = len(dims) - array.ndim
+        if len(ones) >= missing:
+            array = np.expand_dims(array, tuple(ones[:missing]))
+            done.append(f"axes of 1 added: {list(array.shape)}")
+    if done:
+        notes.append(f"{port.name}: {', '.join(done)}")
+    return array
+
+
+def _read(model: Model, item: str) -> dict[str, Array]:
+    name, equals, rest = item.partition("=")
+    if not equals:
+        name, rest = "", item
+    path, key = _split_key(rest)
+    loaded = np.load(path)
+    if isinstance(loaded, np.ndarray):
+        return {name or model.inputs[0].name: loaded}
+    if key is not None:
+        return {name or model.inputs[0].name: np.asarray(loaded[key])}
+    names = {each.name for each in model.inputs}
+    found = {each: np.asarray(loaded[each]) for each in loaded.files if each in names}
+    if "input_names" in loaded.files:
+        found.update({str(each): np.asarray(loaded[f"in_{i}"]) for i, each in enumerate(loaded["input_names"])})
+    if not found:
+        raise InputError(f"{path} holds {', '.join(loaded.files)}, none of them an input ({', '.join(sorted(names))}); use NAME=FILE:KEY.")
+    return found
+
+
+def _split_key(text: str) -> tuple[Path, str | None]:
+    path, colon, key = text.rpartition(":")
+    return (Path(path), key) if colon and path.endswith(".npz") else (Path(text), None)
+
+
+def _random(port: ModelPort, dims: dict[str, int], rng: np.random.Generator) -> Array:
+    if port.spec.dims is None:
+        raise InputError(f"Input {port.name!r} declares no rank; give it by --input.", value=port.name)
+    shape = tuple(dim if isinstance(dim, int) else dims.get(dim or "", _DEFAULT_EXTENT) for dim in port.spec.dims)
+    if port.spec.dtype.kind in "iub":
+        return rng.integers(0, 2, shape).astype(port.spec.dtype)
+    return rng.standard_normal(shape).astype(port.spec.dtype)

@@ -1,0 +1,135 @@
+"""gpuexec run: run a model, say where and how fast, check and show the answers."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuexec import model as models
+from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_array, read_feeds
+from gpuexec.errors import InputError
+from gpuexec.runtime.backend import BackendType
+from gpuexec.worker import Worker
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Array = np.ndarray[Any, Any]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser: argparse.ArgumentParser = commands.add_parser("run", help="run a model on inputs from files or random ones")
+    add_arguments(parser)
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times more and give p50, p99 and throughput")
+    parser.add_argument("--check", action="store_true", help="compare with onnxruntime, or onnx.reference where that is missing")
+    parser.add_argument("--output", metavar="FILE.npz", help="write the outputs")
+    parser.add_argument("--labels", metavar="FILE[:KEY]", help="class of each row: print the accuracy of the first output")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="show N rows of the first input as pictures with their class")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    rows = parse_rows(options.rows)
+    start = time.perf_counter()
+    model = models.load(options.model)
+    load_ms = (time.perf_counter() - start) * 1e3
+    feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), rows)
+    labels = None if options.labels is None else read_array(options.labels, rows)
+    with Worker(model, backend=BackendType(options.backend)) as worker:
+        console.print(f"[bold]{options.model}[/bold]: {len(model.graph.nodes)} nodes")
+        for port in model.inputs:
+            console.print(f"  input   {port}")
+        for port in model.outputs:
+            console.print(f"  output  {port}")
+        for note in notes:
+            console.print(f"  [dim]{note}[/dim]")
+        console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}")
+        outputs, first_ms = _run(worker, feeds)
+        report = worker.report()
+        console.print(
+            f"load {load_ms:.1f} ms, plan {report.plan_ms:.1f} ms, compile {report.compile_ms:.1f} ms, first run {first_ms:.1f} ms in all"
+        )
+        if options.repeat > 0:
+            _time(console, worker, feeds, options.repeat)
+        status = _check(console, options.model, feeds, outputs) if options.check else 0
+        for name, array in outputs.items():
+            console.print(f"{name}: {array.dtype}{list(array.shape)}, {_describe(array)}")
+        first = next(iter(outputs.values()))
+        if labels is not None:
+            _print_accuracy(console, first, labels)
+        if options.show:
+            from gpuexec.cli.pictures import show
+
+            show(console, next(iter(feeds.values())), first, labels, options.show)
+        if options.output:
+            np.savez(options.output, **outputs)
+            console.print(f"written to {options.output}")
+    return status
+
+
+def _run(worker: Worker, feeds: dict[str, Array]) -> tuple[dict[str, Array], float]:
+    start = time.perf_counter()
+    run = worker.schedule(feeds)
+    requests = {name: tensor.readback_request() for name, tensor in run.outputs.items()}
+    outputs = {name: request.result() for name, request in requests.items()}
+    return outputs, (time.perf_counter() - start) * 1e3
+
+
+def _time(console: Console, worker: Worker, feeds: dict[str, Array], repeat: int) -> None:
+    """Print latency (schedule to answer on the host) and throughput (the next run scheduled while the last is read)."""
+    latencies = [_run(worker, feeds)[1] for _ in range(repeat)]
+    p50, p99 = np.percentile(latencies, [50, 99])
+    start = time.perf_counter()
+    previous = None
+    for _ in range(repeat):
+        request = worker.schedule(feeds).peek_output().readback_request()
+        if previous is not None:
+            previous.wait()
+        previous = request
+    if previous is not None:
+        previous.wait()
+    seconds = time.perf_counter() - start
+    rows = next((array.shape[0] for array in feeds.values() if array.ndim), 1)
+    console.print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms over {repeat} runs; throughput {repeat * rows / seconds:,.0f} rows/s")
+
+
+def _check(console: Console, path: str, feeds: dict[str, Array], outputs: dict[str, Array]) -> int:
+    from gpuexec.importer.oracle import run_oracle
+
+    oracle, expected = run_oracle(path, feeds)
+    worst = 0.0
+    for name, array in outputs.items():
+        wanted = expected[name].astype(np.float64)
+        got = array.astype(np.float64)
+        if got.shape != wanted.shape:
+            raise InputError(f"Output {name!r} is {got.shape}, {oracle} says {wanted.shape}.", value=name)
+        same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+        error = float(np.max(np.where(same, 0.0, np.abs(got - wanted)), initial=0.0))
+        scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
+        console.print(f"check {name}: maximum error {error:.3g} (largest value {scale:.3g}) against {oracle}")
+        worst = max(worst, error / max(scale, 1e-30)) if not np.isnan(error) else np.inf
+    return 0 if worst <= 1e-3 else 1
+
+
+def _print_accuracy(console: Console, scores: Array, labels: Array) -> None:
+    if scores.ndim != 2 or scores.shape[0] != labels.shape[0]:
+        raise InputError(f"The first output is {list(scores.shape)}, the labels {list(labels.shape)}: expected [rows, classes] and [rows].")
+    right = int(np.sum(scores.argmax(axis=1) == labels))
+    console.print(f"[bold]accuracy {100 * right / len(labels):.2f} %[/bold] ({right} of {len(labels)})")
+
+
+def _describe(array: Array) -> str:
+    if array.size == 0:
+        return "empty"
+    if array.dtype.kind == "b":
+        return f"{int(array.sum())} of {array.size} true"
+    values = array.astype(np.float64)
+    return f"min {values.min():.4g}, mean {values.mean():.4g}, max {values.max():.4g}"

@@ -1,0 +1,166 @@
+"""Every error this package raises, in one tree.
+
+    GpuexecError
+    ├── ModelError               the file or graph is wrong
+    │   └── UnsupportedError     operators or forms we do not run (all of a model, together)
+    ├── InputError               a missing, misspelt or ill-typed input, name, index or option
+    │   └── NeedsHostValue       planning wants the content of a tensor the host does not have
+    ├── PlanError                the planner's own promises do not hold; a plan does not pass verify
+    ├── StateError               the object can't do this now: closed, stale, pending, in use
+    │   ├── ClosedError
+    │   ├── StaleError           a newer run, or a newer iterator, has taken over
+    │   ├── PendingError         the data is not on the host yet; the message names the call to make
+    │   └── CancelledError
+    ├── SyncError                a host synchronisation where none was allowed
+    ├── KernelError              a kernel does not compile, load, or fit the device
+    └── DeviceError              the device refuses or fails
+        ├── DeviceNotFoundError  no such device here; the message says what to install
+        ├── OutOfMemoryError
+        └── DeviceLostError      a fault ended the context; every object on it is gone
+
+Errors are picklable: they hold text and plain values only. ``code`` carries ExecuTorch's numbering so that callers of either
+system can switch on it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """ExecuTorch's error values (runtime/core/error.h, v1.0)."""
+
+    OK = 0x00
+    INTERNAL = 0x01
+    INVALID_STATE = 0x02
+    NOT_SUPPORTED = 0x10
+    INVALID_ARGUMENT = 0x12
+    INVALID_TYPE = 0x13
+    OPERATOR_MISSING = 0x14
+    NOT_FOUND = 0x20
+    MEMORY_ALLOCATION_FAILED = 0x21
+    ACCESS_FAILED = 0x22
+    INVALID_PROGRAM = 0x23
+    OUT_OF_RESOURCES = 0x25
+
+
+class GpuexecError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        message: What is wrong, where, expected, got, what to do; one or two sentences.
+        node: Name of the node concerned, if any.
+        value: Name of the value (tensor) concerned, if any.
+    """
+
+    code: ErrorCode = ErrorCode.INTERNAL
+
+    def __init__(self, message: str, *, node: str | None = None, value: str | None = None) -> None:
+        super().__init__(message)
+        self.node = node
+        self.value = value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+
+
+def locate(error: GpuexecError, where: object, node: str | None = None) -> GpuexecError:
+    """Return the error itself with the place put before its message."""
+    error.args = (f"{where}: {error}", *error.args[1:])
+    error.node = error.node or node
+    return error
+
+
+def _rebuild(kind: type[GpuexecError], args: tuple[object, ...], state: dict[str, object]) -> GpuexecError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ModelError(GpuexecError):
+    """The model file or graph is wrong."""
+
+    code = ErrorCode.INVALID_PROGRAM
+
+
+class UnsupportedError(ModelError):
+    """Operators, attributes or types of the model that this package does not run; lists all of them."""
+
+    code = ErrorCode.OPERATOR_MISSING
+
+
+class InputError(GpuexecError, ValueError):
+    """An argument of the caller is wrong: name, dtype, shape, index or option."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class NeedsHostValue(InputError):
+    """Planning wants the content of a tensor that the host does not have.
+
+    ``index`` is the operator's input position, ``role`` what it is for (``"axes"``).
+    """
+
+    def __init__(self, message: str, *, index: int, role: str, node: str | None = None, value: str | None = None) -> None:
+        super().__init__(message, node=node, value=value)
+        self.index = index
+        self.role = role
+
+
+class PlanError(GpuexecError):
+    """A plan breaks one of the planner's promises."""
+
+
+class StateError(GpuexecError, RuntimeError):
+    """The object can't do this in its present state."""
+
+    code = ErrorCode.INVALID_STATE
+
+
+class ClosedError(StateError):
+    """The object was closed."""
+
+
+class StaleError(StateError):
+    """A newer run or iterator has taken over; this handle no longer speaks for the data."""
+
+
+class PendingError(StateError):
+    """The data is not on the host (yet); the message names the call to make."""
+
+
+class CancelledError(StateError):
+    """The run or request was cancelled."""
+
+
+class SyncError(GpuexecError, RuntimeError):
+    """The host would have to wait for the device where that was not allowed."""
+
+    code = ErrorCode.NOT_SUPPORTED
+
+
+class KernelError(GpuexecError, RuntimeError):
+    """A kernel does not compile, does not load, or does not fit the device; or its arguments do not fit its signature."""
+
+
+class DeviceError(GpuexecError, RuntimeError):
+    """The device refuses or fails."""
+
+    code = ErrorCode.ACCESS_FAILED
+
+
+class DeviceNotFoundError(DeviceError):
+    """The device asked for can't be used here; the message says what to install."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+class OutOfMemoryError(DeviceError, MemoryError):
+    """An allocation was refused; the plan's sizes are in the message."""
+
+    code = ErrorCode.MEMORY_ALLOCATION_FAILED
+
+
+class DeviceLostError(DeviceError):
+    """A device fault ended the context; nothing on this device can be used any more."""

@@ -1,0 +1,142 @@
+"""The graph: what to compute, before anyone decides where and when.
+
+    Graph    = inputs: Value*, outputs: Value*, nodes: Node*, constants: {Value: array}
+    Node     = operator, inputs: (Value | None)*, outputs: (Value | None)*, name
+    Value    = name, declared spec or None                 (equal only to itself)
+
+Nodes stand in an order in which every value is made before it is used; every value has one origin: an input, a constant, or
+one output of one node. `check` holds exactly this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import ModelError
+from gpuexec.operator import Operator
+from gpuexec.spec import DeclaredSpec
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A tensor of the graph. Two values are equal only if they are the same object; names are for people."""
+
+    name: str
+    declared: DeclaredSpec | None = None
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One application of an operator. None stands for an optional input not given, or an output nobody wants."""
+
+    operator: Operator
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value | None, ...]
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{self.operator.name} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class RawNode:
+    """A node as the file has it, before its operator is built; what upgrades rewrite.
+
+    ``inputs`` and ``outputs`` are names (``""``: absent). ``constants`` are arrays an upgrade adds, by new input name: an
+    attribute that became an input in a later opset.
+    """
+
+    op_type: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    opset: int
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+    def without(self, *names: str) -> RawNode:
+        """Return the node without these attributes."""
+        return replace(self, attributes={k: v for k, v in self.attributes.items() if k not in names})
+
+    def with_attributes(self, **attributes: Any) -> RawNode:
+        """Return the node with these attributes added or replaced."""
+        return replace(self, attributes={**self.attributes, **attributes})
+
+    def with_input(self, index: int, array: Array) -> RawNode:
+        """Return the node with a constant as its input ``index`` (gaps are filled with absent inputs)."""
+        name = f"{self.name or self.outputs[0]}.{self.op_type}.input{index}"
+        inputs = list(self.inputs) + [""] * (index + 1 - len(self.inputs))
+        inputs[index] = name
+        return replace(self, inputs=tuple(inputs), constants={**self.constants, name: array})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Nodes in executable order, with named inputs and outputs and constant arrays (read-only)."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[Value, Array]
+    name: str = ""
+
+    def producers(self) -> dict[Value, Node]:
+        """Return the node that makes each value."""
+        return {value: node for node in self.nodes for value in node.outputs if value is not None}
+
+    def consumers(self) -> dict[Value, list[Node]]:
+        """Return the nodes that read each value (a node once for each use)."""
+        users: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                if value is not None:
+                    users.setdefault(value, []).append(node)
+        return users
+
+    def values(self) -> Iterator[Value]:
+        """Yield every value once: inputs, constants, node outputs."""
+        yield from self.inputs
+        yield from self.constants
+        for node in self.nodes:
+            yield from (value for value in node.outputs if value is not None)
+
+
+def check(graph: Graph) -> None:
+    """Check that every value has one origin and is made before it is used.
+
+    Raises:
+        ModelError: It is not so; the message names node and value.
+    """
+    known: set[Value] = set()
+    names: set[str] = set()
+    for value in (*graph.inputs, *graph.constants):
+        if value in known:
+            raise ModelError(f"Graph {graph.name!r}: value {value} is listed twice among inputs and constants.", value=value.name)
+        known.add(value)
+    for value in graph.inputs:
+        if value.name in names:
+            raise ModelError(f"Graph {graph.name!r}: two inputs are called {value.name!r}.", value=value.name)
+        names.add(value.name)
+    for node in graph.nodes:
+        for item in node.inputs:
+            if item is not None and item not in known:
+                raise ModelError(f"{node}: input {item} is not made before it is used.", node=node.name, value=item.name)
+        for item in node.outputs:
+            if item is None:
+                continue
+            if item in known:
+                raise ModelError(f"{node}: output {item} is made twice.", node=node.name, value=item.name)
+            known.add(item)
+    for value in graph.outputs:
+        if value not in known:
+            raise ModelError(f"Graph {graph.name!r}: output {value} is made by no node.", value=value.name)

@@ -1,0 +1,115 @@
+"""Graph -> ONNX model: so that any other engine can run what a pass made, and say whether it is the same."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, helper, numpy_helper
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.importer.schemas import find_schema
+from gpuexec.operator import describe
+from gpuexec.ops.shape import from_literal
+from gpuexec.spec import dtype_row
+
+# The newest opset that the engines used as oracles know.
+EXPORT_OPSET = 24
+EXPORT_IR_VERSION = 10
+# Types of an attribute, single and as a list, by the type of its (first) item.
+_ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
+    bool: (AttributeProto.INT, AttributeProto.INTS),
+    int: (AttributeProto.INT, AttributeProto.INTS),
+    float: (AttributeProto.FLOAT, AttributeProto.FLOATS),
+    str: (AttributeProto.STRING, AttributeProto.STRINGS),
+}
+
+
+def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
+    """Return the graph as an ONNX model, constants as initializers.
+
+    Names stay as they are; where two values share one, the later gets a number.
+
+    Args:
+        graph: What to write; every input must have a declared type.
+        opset: Version to declare for ai.onnx. Operators are written in their newest form whatever it says.
+
+    Raises:
+        InputError: An input has no declared type, or an attribute has no form in ONNX.
+    """
+    names = _name_values(graph)
+    nodes = [_write_node(node, names, opset) for node in graph.nodes]
+    domains = sorted({node.domain for node in nodes if node.domain})
+    proto = helper.make_graph(
+        nodes,
+        graph.name or "graph",
+        [_write_info(value, names, is_input=True) for value in graph.inputs],
+        [_write_info(value, names, is_input=False) for value in graph.outputs],
+        [numpy_helper.from_array(np.asarray(array), names[value]) for value, array in graph.constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(proto, opset_imports=opsets, ir_version=EXPORT_IR_VERSION, producer_name="gpuexec")
+
+
+def _name_values(graph: Graph) -> dict[Value, str]:
+    """Give every value a name of its own; inputs and outputs come first, since theirs are what users know."""
+    names: dict[Value, str] = {}
+    taken: set[str] = set()
+    for value in (*graph.inputs, *graph.outputs, *graph.values()):
+        if value not in names:
+            name = value.name or "value"
+            if name in taken:
+                name = next(new for new in (f"{name}.{i}" for i in count(2)) if new not in taken)
+            taken.add(name)
+            names[value] = name
+    return names
+
+
+def _write_node(node: Node, names: dict[Value, str], opset: int) -> onnx.NodeProto:
+    qualified, attributes = describe(node.operator)
+    domain, _, op_type = qualified.rpartition(".")
+    schema = find_schema(op_type, domain, opset)
+    proto = helper.make_node(
+        op_type,
+        ["" if value is None else names[value] for value in node.inputs],
+        ["" if value is None else names[value] for value in node.outputs],
+        name=node.name,
+        domain=domain or None,
+    )
+    for key, value in attributes:
+        if value is not None:
+            kind = schema.attribute_types.get(key) if schema is not None else None
+            proto.attribute.append(_write_attribute(node, key, value, kind))
+    return proto
+
+
+def _write_attribute(node: Node, key: str, value: Any, kind: int | None) -> AttributeProto:
+    """Write an attribute; ``kind`` is its type by ONNX, None where ONNX does not know the operator."""
+    if kind is None:
+        kind = _guess_type(value)
+    if kind == AttributeProto.TENSOR:
+        array = value if isinstance(value, np.ndarray) else from_literal(value)
+        value = numpy_helper.from_array(array)
+    if kind is None:
+        raise InputError(f"{node}: attribute {key} = {value!r} has no form in ONNX.", node=node.name)
+    return helper.make_attribute(key, value, attr_type=kind)
+
+
+def _guess_type(value: Any) -> int | None:
+    if isinstance(value, np.ndarray):
+        return AttributeProto.TENSOR
+    is_list = isinstance(value, tuple)
+    types = _ATTRIBUTE_TYPES.get(type(value[0]) if is_list and value else int if is_list else type(value))
+    return types[is_list] if types is not None else None
+
+
+def _write_info(value: Value, names: dict[Value, str], is_input: bool) -> onnx.ValueInfoProto:
+    if value.declared is None:
+        if is_input:
+            raise InputError(f"Input {value} has no declared type.", value=value.name)
+        return helper.make_empty_tensor_value_info(names[value])
+    code = dtype_row(value.declared.dtype).code
+    return helper.make_tensor_value_info(names[value], code, value.declared.dims)

@@ -1,0 +1,155 @@
+"""ONNX model -> Graph: the way in.
+
+Initializers and Constant nodes become constants. An initializer that is also a graph input (all of them are, in files
+of IR version 3) is a constant and no input: no exporter means its weights to be given anew with every run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+import gpuexec.ops  # noqa: F401  the registry is complete once it is imported
+from gpuexec.errors import ModelError
+from gpuexec.graph import Graph, Value, check
+from gpuexec.importer.expand import expand_functions
+from gpuexec.importer.nodes import NodeReader
+from gpuexec.importer.order import sort_nodes
+from gpuexec.importer.problems import Problems
+from gpuexec.importer.read import Source, read_model
+from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, to_array
+from gpuexec.operator import qualified
+from gpuexec.spec import DeclaredSpec
+
+OLDEST_OPSET, NEWEST_OPSET = 7, 28
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A graph, and what its file said about itself.
+
+    ``opsets`` holds the version of each domain (``""`` is ai.onnx); ``operators`` counts the nodes of the file by
+    operator, before functions are expanded.
+    """
+
+    graph: Graph
+    source: str
+    ir_version: int
+    opsets: Mapping[str, int]
+    producer: str
+    description: str
+    metadata: Mapping[str, str]
+    operators: Mapping[str, int]
+
+    @property
+    def opset(self) -> int:
+        """Version of ai.onnx, the default domain."""
+        return self.opsets.get("", NEWEST_OPSET)
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes in the file."""
+        return sum(self.operators.values())
+
+
+def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
+    """Read an ONNX model as a graph of operators in their newest form.
+
+    Args:
+        source: Path, bytes, binary file or ModelProto. External data is read from the model's folder only.
+        name: What to call the graph; by default what the file calls it, or the file's own name.
+
+    Raises:
+        InputError: The source is none of these.
+        ModelError: The model can't be read or contradicts itself.
+        UnsupportedError: It asks for operators, attributes or types that are not supported; all of them are listed.
+    """
+    model, folder, where = read_model(source)
+    opsets = _read_opsets(model, where)
+    title = name or model.graph.name or Path(where).stem
+    problems = Problems()
+    declared = _read_outputs(model.graph, problems)
+    reader = NodeReader(opsets, folder, problems, declared)
+    _read_constants(model.graph, reader, folder, problems)
+    inputs = _read_inputs(model.graph, reader, problems)
+    nodes = sort_nodes(model.graph.node, reader.values)
+    counts = Counter(qualified(node.op_type, node.domain) for node in nodes)
+    reader.read(expand_functions(model, nodes, opsets))
+    problems.report(f"{where} (opset {opsets.get('', NEWEST_OPSET)})")
+    outputs = tuple(reader.find(info.name) for info in model.graph.output)
+    graph = Graph(inputs, outputs, tuple(reader.nodes), reader.constants, title)
+    check(graph)
+    return ImportedModel(
+        graph=graph,
+        source=where,
+        ir_version=model.ir_version,
+        opsets=opsets,
+        producer=f"{model.producer_name} {model.producer_version}".strip(),
+        description=model.doc_string,
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+        operators=dict(counts.most_common()),
+    )
+
+
+def _read_opsets(model: onnx.ModelProto, where: str) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        opsets[domain] = max(entry.version, opsets.get(domain, 0))
+    if "" not in opsets and any(node.domain in ("", "ai.onnx") for node in model.graph.node):
+        raise ModelError(
+            f"{where} has nodes of ai.onnx and no opset for it; expected {OLDEST_OPSET} to {NEWEST_OPSET}."
+        )
+    opset = opsets.get("", NEWEST_OPSET)
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        raise ModelError(
+            f"{where} is of opset {opset}; expected {OLDEST_OPSET} to {NEWEST_OPSET}. "
+            "Convert it with onnx.version_converter.convert_version, or export it anew."
+        )
+    return opsets
+
+
+def _read_constants(graph: onnx.GraphProto, reader: NodeReader, folder: Path | None, problems: Problems) -> None:
+    for tensor in graph.initializer:
+        if not tensor.name:
+            raise ModelError("An initializer has no name.")
+        value = reader.add(Value(tensor.name), "initializer")
+        try:
+            reader.constants[value] = to_array(tensor, folder, f"Initializer %{tensor.name}")
+        except UnsupportedFormError as error:
+            problems.add(str(error), f"initializer %{tensor.name}")
+    for sparse in graph.sparse_initializer:
+        reader.add(Value(sparse.values.name), "initializer")
+        problems.add("sparse tensor", f"initializer %{sparse.values.name}")
+
+
+def _read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> tuple[Value, ...]:
+    initialized = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    inputs = []
+    for info in graph.input:
+        if info.name in initialized:
+            continue
+        spec = None
+        try:
+            spec = declared_spec(info)
+            if spec is None:
+                raise ModelError(f"Input %{info.name} declares no element type.", value=info.name)
+        except UnsupportedFormError as error:
+            problems.add(str(error), f"input %{info.name}")
+        inputs.append(reader.add(Value(info.name, spec), "input"))
+    return tuple(inputs)
+
+
+def _read_outputs(graph: onnx.GraphProto, problems: Problems) -> dict[str, DeclaredSpec | None]:
+    specs: dict[str, DeclaredSpec | None] = {}
+    for info in graph.output:
+        specs[info.name] = None
+        try:
+            specs[info.name] = declared_spec(info)
+        except UnsupportedFormError as error:
+            problems.add(str(error), f"output %{info.name}")
+    return specs

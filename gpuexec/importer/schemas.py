@@ -1,0 +1,69 @@
+"""What ONNX says of an operator: how many inputs and outputs, which attributes of which type, whether it has a body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, defs
+
+from gpuexec.errors import ModelError
+from gpuexec.importer.order import describe_node
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The form of an operator at one opset. ``required`` are positions of inputs that can't be absent."""
+
+    required: tuple[int, ...]
+    max_inputs: int
+    max_outputs: int
+    attribute_types: Mapping[str, int]
+    has_body: bool
+
+
+@lru_cache(maxsize=1024)
+def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
+    """Return the form of an operator, or None where ONNX has no such operator at this opset."""
+    try:
+        # Any: the type stubs of onnx 1.23 lack some of it.
+        schema: Any = defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
+    except defs.SchemaError:
+        return None
+    single = defs.OpSchema.FormalParameterOption.Single
+    return Schema(
+        required=tuple(index for index, formal in enumerate(schema.inputs) if formal.option == single),
+        max_inputs=schema.max_input,
+        max_outputs=schema.max_output,
+        attribute_types={name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        has_body=schema.has_function or schema.has_context_dependent_function,
+    )
+
+
+def check_form(node: onnx.NodeProto, schema: Schema) -> None:
+    """Check that a node has the inputs, outputs and attribute types that ONNX asks for.
+
+    Raises:
+        ModelError: It has not.
+    """
+    if len(node.input) > schema.max_inputs or len(node.output) > schema.max_outputs:
+        raise ModelError(
+            f"{describe_node(node)} takes at most {schema.max_inputs} inputs and {schema.max_outputs} outputs, "
+            f"got {len(node.input)} and {len(node.output)}.",
+            node=node.name,
+        )
+    for index in schema.required:
+        if index >= len(node.input) or not node.input[index]:
+            raise ModelError(f"{describe_node(node)} lacks its input {index}.", node=node.name)
+    for attribute in node.attribute:
+        expected = schema.attribute_types.get(attribute.name, attribute.type)
+        if attribute.type != expected:
+            kinds = AttributeProto.AttributeType
+            raise ModelError(
+                f"{describe_node(node)}: attribute {attribute.name!r} is of type {kinds.Name(expected)}, "
+                f"got {kinds.Name(attribute.type) if attribute.type in kinds.values() else attribute.type}.",
+                node=node.name,
+            )

@@ -1,0 +1,142 @@
+"""TensorProto -> NumPy array, ValueInfoProto -> DeclaredSpec, attributes -> Python values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, external_data_helper, numpy_helper
+
+from gpuexec.errors import InputError, ModelError
+from gpuexec.spec import DeclaredSpec, Dim, dtype_row
+
+Array = np.ndarray[Any, Any]
+
+
+class UnsupportedFormError(Exception):
+    """A type or attribute that is right in ONNX and not supported here; the importer collects them."""
+
+
+def to_array(tensor: TensorProto, folder: Path | None, what: str) -> Array:
+    """Return the content of a tensor, read-only.
+
+    Args:
+        tensor: Dense, with its content inside or in another file.
+        folder: Where external data lies; nothing outside it is read.
+        what: The tensor in words, for messages.
+
+    Raises:
+        ModelError: The content does not fit the shape, or the external data is missing.
+        UnsupportedFormError: The element type has no NumPy form here.
+    """
+    element_dtype(tensor.data_type)
+    if any(extent < 0 for extent in tensor.dims):
+        raise ModelError(f"{what}: a tensor has extents of 0 or more, got {list(tensor.dims)}.", value=tensor.name)
+    if external_data_helper.uses_external_data(tensor):
+        tensor = _load_external(tensor, folder, what)
+    try:
+        array = np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError) as error:
+        expected = f"{dtype_row(tensor.data_type).name}{list(tensor.dims)}"
+        raise ModelError(f"{what}: the content does not fill {expected}: {error}.", value=tensor.name) from error
+    array.flags.writeable = False
+    return array
+
+
+def element_dtype(code: int) -> np.dtype[Any]:
+    """Return the NumPy dtype of an ONNX element type.
+
+    Raises:
+        ModelError: The code is unknown to ONNX.
+        UnsupportedFormError: The type is not in the dtype table.
+    """
+    try:
+        return dtype_row(code).numpy
+    except InputError:
+        pass
+    if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:
+        raise UnsupportedFormError(f"element type {TensorProto.DataType.Name(code).lower()}")
+    raise ModelError(f"Element type {code} is none that ONNX defines.")
+
+
+def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
+    """Return what a model declares of a value, or None where it declares no type.
+
+    Raises:
+        UnsupportedFormError: It is a sequence, an optional, a map, or has an unsupported element type.
+    """
+    kind = info.type.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind != "tensor_type":
+        raise UnsupportedFormError(f"value type {kind.removesuffix('_type').replace('_', ' ')}")
+    tensor = info.type.tensor_type
+    if not tensor.elem_type:
+        return None
+    dims = tuple(_dim(dim, info.name) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+    return DeclaredSpec(element_dtype(tensor.elem_type), dims)
+
+
+def attribute_value(attribute: AttributeProto, folder: Path | None, what: str) -> Any:
+    """Return an attribute as int, float, str or read-only array, or as a tuple of such.
+
+    Raises:
+        ModelError: The attribute is malformed.
+        UnsupportedFormError: It is a graph, a type, or a sparse tensor.
+    """
+    kind = attribute.type
+    if attribute.ref_attr_name:
+        raise ModelError(f"{what} refers to attribute {attribute.ref_attr_name!r} of a function, but stands in none.")
+    if kind == AttributeProto.FLOAT:
+        return attribute.f
+    if kind == AttributeProto.INT:
+        return attribute.i
+    if kind == AttributeProto.STRING:
+        return _text(attribute.s, what)
+    if kind == AttributeProto.FLOATS:
+        return tuple(attribute.floats)
+    if kind == AttributeProto.INTS:
+        return tuple(attribute.ints)
+    if kind == AttributeProto.STRINGS:
+        return tuple(_text(item, what) for item in attribute.strings)
+    if kind == AttributeProto.TENSOR:
+        return to_array(attribute.t, folder, what)
+    if kind == AttributeProto.TENSORS:
+        return tuple(to_array(item, folder, what) for item in attribute.tensors)
+    if kind in AttributeProto.AttributeType.values() and kind != AttributeProto.UNDEFINED:
+        raise UnsupportedFormError(AttributeProto.AttributeType.Name(kind).lower().replace("_", " "))
+    raise ModelError(f"{what} has no type.")
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension, name: str) -> Dim:
+    kind = dim.WhichOneof("value")
+    if kind == "dim_value":
+        # Some exporters write an unknown extent as -1.
+        if dim.dim_value < -1:
+            raise ModelError(f"%{name} declares an extent of {dim.dim_value}; expected 0 or more.", value=name)
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return (dim.dim_param or None) if kind == "dim_param" else None
+
+
+def _text(content: bytes, what: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{what} is not text in UTF-8: {content[:20]!r}.") from error
+
+
+def _load_external(tensor: TensorProto, folder: Path | None, what: str) -> TensorProto:
+    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    if folder is None:
+        message = f"{what} has its content in the file {location!r} beside the model; load the model from its path."
+        raise ModelError(message, value=tensor.name)
+    own = TensorProto()
+    own.CopyFrom(tensor)
+    try:
+        external_data_helper.load_external_data_for_tensor(own, str(folder))
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        message = f"{what}: its content in the file {location!r} can't be read: {error}"
+        raise ModelError(message, value=tensor.name) from error
+    return own

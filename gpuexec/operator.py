@@ -1,0 +1,240 @@
+"""What an operator is: a frozen value with three methods and one class attribute.
+
+An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and dtypes,
+``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a test may compare.
+
+    @operator("Softmax")
+    @dataclass(frozen=True, slots=True)
+    class Softmax(Operator):
+        axis: int = -1
+        ...
+
+Operators register themselves by ONNX name; ``build`` makes one from a name and attributes, ``describe`` goes the other way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel, Slot
+from gpuexec.errors import InputError, NeedsHostValue
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+Array = np.ndarray[Any, Any]
+
+
+class Tolerance(Enum):
+    """How the outputs of two implementations may differ.
+
+    EXACT: the same bits (any NaN equals any NaN). ROUNDING: 4 ulp of the output type. REDUCTION: n * eps(accumulator) * sum of
+    magnitudes, plus 1 ulp, where n is the number of elements that enter one output.
+    """
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
+    REDUCTION = "reduction"
+
+
+class Emitter(Protocol):
+    """What ``lower`` speaks to. It sees the device only as ``target``.
+
+    On a target without kernels, ``lower`` is asked all the same: what it aliases, places and reuses stays; its launches, copies
+    and fills are replaced by one host call of the operator.
+    """
+
+    target: Target
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Argument],
+        writes: Sequence[int],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Add a launch. Dropped when everything it writes is empty; refused beyond the limits of the target."""
+
+    def alias(self, output: Slot, view: Slot) -> None:
+        """Let an output of the operator be a window on another slot's bytes: no launch, no copy."""
+
+    def in_place(self, output: Slot, source: Slot) -> None:
+        """Allow the output to take the bytes of an input that nobody reads afterwards.
+
+        Only where thread i reads nothing but element i of ``source``, and ``compute(out=)`` may be given the same memory.
+        """
+
+    def place(self, source: Slot, window: Slot) -> bool:
+        """Try to make an input's bytes lie where ``window`` of an output is; False where they must be copied."""
+
+    def contiguous(self, slot: Slot) -> Slot:
+        """Return the slot itself if dense, else a dense copy."""
+
+    def copy(self, destination: Slot, source: Slot) -> None:
+        """Copy between slots of equal shape and dtype, any strides on both sides."""
+
+    def fill(self, destination: Slot, value: Any) -> None:
+        """Set every element of a contiguous slot to ``value`` (converted to its dtype)."""
+
+    def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
+        """Return scratch memory for this operator: contiguous, content undefined."""
+
+    def constant(self, array: Array) -> Slot:
+        """Return a table that was computed while planning, as device memory. Equal tables are shared."""
+
+    def index_type(self, *slots: Slot) -> str:
+        """Return the C++ type for offsets into these slots: ``"int"``, or ``"long long"`` beyond 2**31 - 1 elements."""
+
+
+class Operator:
+    """Base of all operators. Subclasses are frozen slotted dataclasses; see the module docstring."""
+
+    __slots__ = ()
+    name: ClassVar[str] = ""
+    tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
+    # Absent where the device has no kernel for the operator: the planner then makes a HostCall and reports it.
+    lower: ClassVar[Callable[..., None] | None] = None
+
+    # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input not given.
+    def infer(self, *inputs: Any, **named: Any) -> tuple[TensorSpec, ...]:
+        """Return the specs of all outputs, optional ones included.
+
+        Raises:
+            InputError: The inputs don't fit the operator; says expected and got, without the node's name (the caller adds it).
+            NeedsHostValue: A shape depends on the content of an input that is not known.
+        """
+        raise TypeError(f"{type(self).__name__} lacks infer")
+
+    def compute(self, *inputs: Any, **named: Any) -> tuple[Array | None, ...]:
+        """Return the outputs as arrays.
+
+        ``out`` holds an array for each output wanted (None: not wanted), possibly strided. The method may write into it and
+        return it, or return fresh arrays; the caller copies what is not already in place.
+        """
+        raise TypeError(f"{type(self).__name__} lacks compute")
+
+
+def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
+    """Return the content of an input that shapes or launches depend on, and record that it was read.
+
+    Args:
+        spec: The input's spec.
+        role: What the input is for, as ONNX names it: ``"axes"``.
+        index: Position of the input, for the message and for finding its producer.
+
+    Raises:
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is None or spec.value is None:
+        raise NeedsHostValue(f"the content of input {index} ({role}) is needed on the host while planning", index=index, role=role)
+    if spec.value.log is not None:
+        spec.value.log(role)
+    return spec.value.array
+
+
+# ---------------------------------------------------------------- registry
+
+OperatorType = TypeVar("OperatorType", bound=type[Operator])
+_OPERATORS: dict[str, type[Operator]] = {}
+_UPGRADES: dict[str, list[tuple[int, Callable[..., Any]]]] = {}
+_INSTANTIATIONS: dict[str, dict[str, None]] = {}
+
+
+def operator(name: str, domain: str = "") -> Callable[[OperatorType], OperatorType]:
+    """Register a class as the operator ``name`` of an ONNX domain (``""`` is ai.onnx)."""
+
+    def register(cls: OperatorType) -> OperatorType:
+        cls.name = qualified(name, domain)
+        _OPERATORS[cls.name] = cls
+        return cls
+
+    return register
+
+
+def qualified(name: str, domain: str = "") -> str:
+    """Return ``"Add"`` for ai.onnx, ``"com.microsoft.FusedConv"`` for other domains."""
+    return name if domain in ("", "ai.onnx") else f"{domain}.{name}"
+
+
+def find_operator(name: str) -> type[Operator] | None:
+    """Return the class registered under a qualified name, or None."""
+    return _OPERATORS.get(name)
+
+
+def operator_names() -> tuple[str, ...]:
+    """Return all registered names, sorted."""
+    return tuple(sorted(_OPERATORS))
+
+
+def build(name: str, attributes: Mapping[str, Any]) -> Operator:
+    """Make an operator from its qualified name and attributes (JSON or ONNX values: lists become tuples).
+
+    Raises:
+        InputError: The name is not registered, or an attribute is unknown, lacking or of the wrong type.
+    """
+    cls = _OPERATORS.get(name)
+    if cls is None:
+        raise InputError(f"Operator {name!r} is not registered.")
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(attributes) - set(fields))
+    if unknown:
+        raise InputError(f"{name} has no attribute {', '.join(unknown)}; it has {', '.join(sorted(fields)) or 'none'}.")
+    lacking = [f.name for f in fields.values() if f.name not in attributes and _is_required(f)]
+    if lacking:
+        raise InputError(f"{name} lacks its required attribute {', '.join(lacking)}.")
+    return cls(**{key: _freeze(value) for key, value in attributes.items()})
+
+
+def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Return the qualified name and the attributes that differ from their defaults; ``build`` makes an equal operator of them."""
+    rows = []
+    for f in dataclasses.fields(op):  # type: ignore[arg-type]
+        value = getattr(op, f.name)
+        if _is_required(f) or value is not f.default and value != f.default:
+            rows.append((f.name, value))
+    return op.name, tuple(rows)
+
+
+def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function that brings a node of opset < ``below`` to the form of opset ``below``.
+
+    The function takes and returns a `gpuexec.graph.RawNode`; it stands beside the operator. The importer applies all that fit,
+    oldest first, so that one canonical form reaches the passes.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        rows = _UPGRADES.setdefault(name, [])
+        rows.append((below, function))
+        rows.sort(key=lambda row: row[0])
+        return function
+
+    return register
+
+
+def upgrades_for(name: str, opset: int) -> tuple[Callable[..., Any], ...]:
+    """Return the upgrades a node of this operator and opset needs, oldest first."""
+    return tuple(function for below, function in _UPGRADES.get(name, ()) if opset < below)
+
+
+def instantiate(source: str, expressions: Iterable[str]) -> None:
+    """Add instances of the kernels in ``source`` to the one table of instantiations."""
+    _INSTANTIATIONS.setdefault(source, {}).update(dict.fromkeys(expressions))
+
+
+def kernel_table() -> dict[str, tuple[str, ...]]:
+    """Return every kernel instance a lowering can launch, by source file. Complete once `gpuexec.ops` is imported."""
+    return {source: tuple(expressions) for source, expressions in sorted(_INSTANTIATIONS.items())}
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value

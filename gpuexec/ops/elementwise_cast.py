@@ -1,0 +1,164 @@
+"""Cast and CastLike between bool, integers and floats; Identity, which is a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.command import Kernel, Slot
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.elementwise import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
+from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, dtype_row
+
+SOURCE = "elementwise_cast.cu"
+
+
+def cast_expression(to: DType, source: DType) -> str:
+    """Return the kernel instance for a pair of dtypes; pairs that move the same bits share one.
+
+    Integers come out as the unsigned type of their width, but from floats int64 and uint64 differ. The sign of what goes in
+    counts only where the result is wider or a float.
+    """
+    to_name = "bool" if to == BOOL else dtype_row(to).cuda
+    if to not in FLOATS and to != BOOL and not (source in FLOATS and to.itemsize == 8):
+        to_name = UNSIGNED_BY_SIZE[to.itemsize]
+    from_name = dtype_row(source).cuda
+    is_narrowing = to not in FLOATS and to.itemsize <= source.itemsize
+    if source == BOOL or (source not in FLOATS and (is_narrowing or to == BOOL)):
+        from_name = UNSIGNED_BY_SIZE[source.itemsize]
+    return f"convert<{to_name}, {from_name}>"
+
+
+instantiate(SOURCE, dict.fromkeys(cast_expression(to.numpy, x.numpy) for x in DTYPES for to in DTYPES if to is not x))
+
+
+def truncate(x: Array, to: DType) -> Array:
+    """Convert floats to an integer type: toward zero through 64 bits, of which the low ones stay; NaN gives 0.
+
+    Beyond 64 bits int64 and uint64 saturate. (NumPy's answers out of range depend on the processor.)
+    """
+    wide = x if x.dtype == np.float64 else x.astype(np.float32, copy=False)
+    inside = np.abs(wide) < 2.0**63
+    if to == np.uint64:
+        big = wide >= 2.0**63
+        if big.any():
+            upper = np.where(
+                wide >= 2.0**64, np.uint64(2**64 - 1), np.where(big & (wide < 2.0**64), wide, 0).astype(np.uint64)
+            )
+            return np.where(big, upper, truncate(np.where(big, 0, wide), np.dtype(np.int64)).view(np.uint64))
+    if inside.all():
+        return wide.astype(np.int64).astype(to)
+    limit = np.where(np.isnan(wide), 0, np.where(wide > 0, 2**63 - 1, -(2**63)))
+    return np.where(inside, np.where(inside, wide, 0).astype(np.int64), limit).astype(to)
+
+
+def convert(x: Array, to: DType) -> Array:
+    """Convert an array as the Cast operator does; fresh memory except where the dtype stays."""
+    with np.errstate(all="ignore"):
+        if x.dtype == to:
+            return x
+        if to == BOOL:
+            return np.not_equal(x.astype(np.float32) if x.dtype in (BFLOAT16, np.float16) else x, 0)
+        if x.dtype in FLOATS and to not in FLOATS:
+            return truncate(x, to)
+        if to == BFLOAT16 or x.dtype == BFLOAT16:
+            return x.astype(np.float32).astype(to)
+        return x.astype(to)
+
+
+class _Conversion(Operator):
+    """What Cast and CastLike share once the type is known."""
+
+    __slots__ = ()
+    tolerance = Tolerance.EXACT
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch once; a view where the type stays."""
+        x, (y,) = inputs[0], outputs
+        if x is None or y is None:
+            return
+        if x.dtype == y.dtype:
+            emit.alias(y, x)
+        else:
+            launch_units(emit, Kernel(SOURCE, cast_expression(y.dtype, x.dtype)), (x,), y)
+
+
+@operator("Cast")
+@dataclass(frozen=True, slots=True)
+class Cast(_Conversion):
+    """x in another element type.
+
+    To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``. ``saturate`` and
+    ``round_mode`` concern 8-bit floats alone.
+    """
+
+    to: int
+    saturate: int = 1
+    round_mode: str = "up"
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's shape in the type asked for."""
+        (x,) = require_inputs("Cast", inputs, 1)
+        dtype_row(x.dtype)
+        return (TensorSpec(x.shape, dtype_row(self.to).numpy),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Convert."""
+        (x,) = inputs
+        assert x is not None
+        return (_put(convert(x, dtype_row(self.to).numpy), out),)
+
+
+@operator("CastLike")
+@dataclass(frozen=True, slots=True)
+class CastLike(_Conversion):
+    """x in the element type of the second input, whose content does not matter."""
+
+    saturate: int = 1
+    round_mode: str = "up"
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the first input's shape in the second's type."""
+        x, like = require_inputs("CastLike", inputs, 2)
+        return (TensorSpec(x.shape, dtype_row(like.dtype).numpy),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Convert."""
+        x, like = inputs
+        assert x is not None and like is not None
+        return (_put(convert(x, like.dtype), out),)
+
+
+@operator("Identity")
+@dataclass(frozen=True, slots=True)
+class Identity(Operator):
+    """x itself, as a view."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec."""
+        (x,) = require_inputs("Identity", inputs, 1)
+        return (TensorSpec(x.shape, x.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Return the input."""
+        (x,) = inputs
+        assert x is not None
+        return (_put(x, out),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Alias."""
+        (x,), (y,) = inputs, outputs
+        if x is not None and y is not None:
+            emit.alias(y, x)
+
+
+def _put(result: Array, out: Sequence[Array | None] | None) -> Array:
+    wanted = out[0] if out else None
+    if wanted is None:
+        return result
+    np.copyto(wanted, result)
+    return wanted

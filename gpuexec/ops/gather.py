@@ -1,0 +1,220 @@
+"""Operators that pick by index: Gather and GatherND pick slices, GatherElements picks single elements.
+
+Negative indices count from the back. An index out of range is an error on the host; on a device, where nobody waits for
+the answer, it reads as zero. The kernels know the width of what they move, not the type; slices travel in units of up
+to 16 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.strided import MAX_RANK, join, pack_fast_div64
+from gpuexec.spec import TensorSpec
+
+_INDEX_TYPES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
+_KERNELS = ("gather_slices", "gather_elements")
+instantiate("gather.cu", [f"{kernel}<{index}>" for kernel in _KERNELS for index in _INDEX_TYPES.values()])
+
+_THREADS = 256  # kThreads of gather.cu
+_LONGEST_UNIT = 16
+
+
+@operator("Gather")
+@dataclass(frozen=True, slots=True)
+class Gather(Operator):
+    """Replace an axis of data by the axes of the indices, picking a slice for each index."""
+
+    axis: int = 0
+    tolerance = Tolerance.EXACT
+
+    def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Put the shape of the indices in the place of the axis."""
+        _check_index_type(indices)
+        axis = normalize_axis(self.axis, data.rank)
+        return (data.with_shape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])),)
+
+    def compute(self, data: Array, indices: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        """Take along the axis."""
+        axis = normalize_axis(self.axis, data.ndim)
+        picked = _within(indices, data.shape[axis], axis)
+        # In mode "raise" NumPy would buffer the output; the indices are checked already.
+        return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip")),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Treat the axes before as batches that share the indices, the axes behind as the slice."""
+        data, indices, y = inputs[0], inputs[1], outputs[0]
+        assert data is not None and indices is not None and y is not None
+        axis = normalize_axis(self.axis, data.spec.rank)
+        inner = prod(data.shape[axis + 1 :])
+        _pick_slices(emit, data, indices, y, indices.spec.size, 0, data.shape[axis : axis + 1], inner)
+
+
+@operator("GatherND")
+@dataclass(frozen=True, slots=True)
+class GatherND(Operator):
+    """Pick a slice of data for each tuple along the indices' last axis; ``batch_dims`` leading axes run together."""
+
+    batch_dims: int = 0
+    tolerance = Tolerance.EXACT
+
+    def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Join the outer shape of the indices and the shape of a slice."""
+        _check_index_type(indices)
+        _, last = self._picked_axes(data.shape, indices.shape)
+        return (data.with_shape((*indices.shape[:-1], *data.shape[last:])),)
+
+    def compute(self, data: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
+        """Turn each tuple into a row number of the flattened data, and take rows."""
+        first, last = self._picked_axes(data.shape, indices.shape)
+        batches = prod(data.shape[:first])
+        rows = np.arange(batches, dtype=np.int64).reshape(-1, 1)  # [batches, slices]
+        tuples = indices.reshape(batches, prod(indices.shape[first:-1]), last - first)
+        for place, axis in enumerate(range(first, last)):
+            rows = rows * data.shape[axis] + _within(tuples[..., place], data.shape[axis], axis)
+        rows = np.broadcast_to(rows, tuples.shape[:2])
+        flat = data.reshape((prod(data.shape[:last]), *data.shape[last:]))
+        return (np.asarray(flat[rows.reshape(indices.shape[:-1])]),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Pick slices, each batch with indices of its own."""
+        data, indices, y = inputs[0], inputs[1], outputs[0]
+        assert data is not None and indices is not None and y is not None
+        first, last = self._picked_axes(data.shape, indices.shape)
+        if last - first > MAX_RANK:
+            raise InputError(f"GatherND picks along at most {MAX_RANK} axes on a device, got {last - first}.")
+        slices = prod(indices.shape[first:-1])
+        entries = slices * (last - first)
+        _pick_slices(emit, data, indices, y, slices, entries, data.shape[first:last], prod(data.shape[last:]))
+
+    def _picked_axes(self, data: tuple[int, ...], indices: tuple[int, ...]) -> tuple[int, int]:
+        """Return the half-open range of data's axes that index tuples pick along."""
+        first = self.batch_dims
+        if not indices or not 0 <= first < min(len(data), len(indices)) or data[:first] != indices[:first]:
+            raise InputError(
+                f"GatherND expects data and indices to agree in their first batch_dims = {first} axes and to have more "
+                f"than these, got data {list(data)} and indices {list(indices)}."
+            )
+        if first + indices[-1] > len(data):
+            raise InputError(
+                f"GatherND picks along {indices[-1]} axes (the last extent of the indices), but data {list(data)} has "
+                f"only {len(data) - first} after batch_dims = {first}."
+            )
+        return first, first + indices[-1]
+
+
+@operator("GatherElements")
+@dataclass(frozen=True, slots=True)
+class GatherElements(Operator):
+    """Pick single elements along an axis, at the places the indices give; the other coordinates stay."""
+
+    axis: int = 0
+    tolerance = Tolerance.EXACT
+
+    def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Take the shape of the indices."""
+        _check_index_type(indices)
+        self._check(data.shape, indices.shape)
+        return (data.with_shape(indices.shape),)
+
+    def compute(self, data: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
+        """Take along the axis of the part of data that the indices run beside."""
+        axis = self._check(data.shape, indices.shape)
+        beside = tuple(slice(None) if i == axis else slice(extent) for i, extent in enumerate(indices.shape))
+        return (np.take_along_axis(data[beside], _within(indices, data.shape[axis], axis), axis),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch one thread per element; data and indices may have any strides."""
+        data, indices, y = inputs[0], inputs[1], outputs[0]
+        assert data is not None and indices is not None and y is not None
+        axis = self._check(data.shape, indices.shape)
+        beside = tuple(0 if i == axis else stride for i, stride in enumerate(data.strides))
+        walk = join(y.shape, (beside, indices.strides, y.strides))
+        scalars = (np.int64(data.shape[axis]), np.int64(data.strides[axis]), np.int32(data.dtype.itemsize))
+        emit.launch(
+            Kernel("gather.cu", f"gather_elements<{_INDEX_TYPES[indices.dtype]}>"),
+            (max(1, ceil_div(walk.count, _THREADS)), 1, 1),
+            (_THREADS, 1, 1),
+            [data, indices, y, walk.pack(), *scalars],
+            writes=[2],
+        )
+
+    def _check(self, data: tuple[int, ...], indices: tuple[int, ...]) -> int:
+        axis = normalize_axis(self.axis, len(data))
+        fits = len(data) == len(indices) and all(
+            i == axis or want <= have for i, (want, have) in enumerate(zip(indices, data, strict=True))
+        )
+        if not fits:
+            raise InputError(
+                f"GatherElements expects indices of the rank of data and, beside axis {axis}, no larger than data "
+                f"{list(data)}, got {list(indices)}."
+            )
+        return axis
+
+
+def _pick_slices(
+    emit: Emitter,
+    data: Slot,
+    indices: Slot,
+    y: Slot,
+    slices: int,
+    entries_per_batch: int,
+    picked: Sequence[int],
+    inner: int,
+) -> None:
+    """Launch the copy of ``slices`` slices of ``inner`` elements for each batch, picked along the axes ``picked``."""
+    data, indices = emit.contiguous(data), emit.contiguous(indices)
+    slice_bytes = inner * y.dtype.itemsize
+    unit = _LONGEST_UNIT
+    while slice_bytes % unit or data.offset_bytes % unit or y.offset_bytes % unit:
+        unit //= 2
+    units = max(1, slice_bytes // unit)
+    count = y.spec.nbytes // unit
+    filler = (0,) * (MAX_RANK - len(picked))
+    strides = [stride * units for stride in contiguous_strides(picked)]
+    walk = b"".join(
+        (
+            struct.pack("<q", count),
+            pack_fast_div64(units),
+            pack_fast_div64(max(1, slices)),
+            struct.pack("<2q2i", prod(picked) * units, entries_per_batch, len(picked), unit),
+            struct.pack(f"<{MAX_RANK}q{MAX_RANK}q", *picked, *filler, *strides, *filler),
+        )
+    )
+    emit.launch(
+        Kernel("gather.cu", f"gather_slices<{_INDEX_TYPES[indices.dtype]}>"),
+        (max(1, ceil_div(count, _THREADS)), 1, 1),
+        (_THREADS, 1, 1),
+        [data, indices, y, walk],
+        writes=[2],
+    )
+
+
+def _check_index_type(indices: TensorSpec) -> None:
+    if indices.dtype not in _INDEX_TYPES:
+        raise InputError(f"indices must be int32 or int64, got {indices}.")
+
+
+def _within(indices: Array, extent: int, axis: int) -> Array:
+    """Return the indices as int64, counted from the front.
+
+    Raises:
+        InputError: One is out of range.
+    """
+    indices = indices.astype(np.int64, copy=False)
+    outside = (indices < -extent) | (indices >= extent)
+    if outside.any():
+        worst = int(indices[outside].flat[0])
+        raise InputError(f"index {worst} is out of range for axis {axis} of extent {extent}.")
+    return np.where(indices < 0, indices + extent, indices)

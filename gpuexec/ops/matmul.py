@@ -1,0 +1,230 @@
+"""Matrix products: MatMul, Gemm.
+
+One kernel serves both, for every type: a tile of 64 x 64 per block, operands by strides, so that a transposed or broadcast
+view costs no copy. Rows that share one right operand are one long axis, however many batch axes they came from.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.command import Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+
+DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
+TILE = 64  # rows and columns of a block; kTile of gemm_simt.cuh
+MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu
+
+instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
+
+
+@operator("MatMul")
+@dataclass(frozen=True, slots=True)
+class MatMul(Operator):
+    """Matrix product as NumPy's matmul: batch axes broadcast, a 1-D operand is a row (left) or a column (right)."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the product's spec.
+
+        Raises:
+            InputError: A 0-d operand, different or unsupported types, or extents that do not fit.
+        """
+        a, b = _check_operands("MatMul", inputs)
+        if not a.shape or not b.shape:
+            raise InputError(f"MatMul expects operands of rank 1 or more, got {a} and {b}.")
+        rows, columns = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
+        if a.shape[-1] != b.shape[max(b.rank - 2, 0)]:
+            raise InputError(f"MatMul expects as many columns on the left as rows on the right, got {a} and {b}.")
+        return (TensorSpec((*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns), a.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Multiply; half and bfloat16 in float, rounded once."""
+        a, b = inputs
+        assert a is not None and b is not None
+        return (multiply(a, b, out[0] if out else None),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch the tile kernel once, over all batches."""
+        a, b, y = inputs[0], inputs[1], outputs[0]
+        assert a is not None and b is not None and y is not None
+        a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
+        b_shape, b_strides = (b.shape, b.strides) if b.spec.rank > 1 else ((*b.shape, 1), (*b.strides, 0))
+        rows, columns = a_shape[-2], b_shape[-1]
+        batch = broadcast(a_shape[:-2], b_shape[:-2])
+        y_strides = contiguous_strides((*batch, rows, columns))
+        extents, walks = coalesce(
+            (*batch, rows),
+            (
+                (*broadcast_strides(a_shape[:-2], a_strides[:-2], batch), a_strides[-2]),
+                (*broadcast_strides(b_shape[:-2], b_strides[:-2], batch), 0),
+                y_strides[:-1],
+            ),
+        )
+        # The last axis is the rows if the right operand does not walk it; batch axes may have joined it.
+        split = len(extents) - 1 if extents and walks[1][-1] == 0 else len(extents)
+        row_extent = extents[split] if split < len(extents) else 1
+        a_row, y_row = (walks[0][split], walks[2][split]) if split < len(extents) else (0, 0)
+        launch_gemm(
+            emit,
+            (a, b, None, y),
+            (row_extent, columns, a_shape[-1]),
+            (a_row, a_strides[-1], b_strides[-2], b_strides[-1], 0, 0, y_row),
+            batch=(extents[:split], tuple(walk[:split] for walk in walks)),
+        )
+
+
+@operator("Gemm")
+@dataclass(frozen=True, slots=True)
+class Gemm(Operator):
+    """``alpha * A' @ B' + beta * C``; C broadcasts to the product and is not read where ``beta`` is 0."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    transA: int = 0  # noqa: N815 (ONNX spelling)
+    transB: int = 0  # noqa: N815
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the product's spec.
+
+        Raises:
+            InputError: A or B is not a matrix, types differ, extents do not fit, or C does not broadcast.
+        """
+        a, b = _check_operands("Gemm", inputs[:2])
+        c = inputs[2] if len(inputs) > 2 else None
+        if a.rank != 2 or b.rank != 2:
+            raise InputError(f"Gemm expects two matrices, got {a} and {b}.")
+        rows, inner = a.shape[::-1] if self.transA else a.shape
+        inner_b, columns = b.shape[::-1] if self.transB else b.shape
+        if inner != inner_b:
+            raise InputError(
+                f"Gemm expects equal inner extents, got {inner} of {a} (transA={self.transA}) and {inner_b} of {b} (transB={self.transB})."
+            )
+        if c is not None:
+            if c.dtype != a.dtype:
+                raise InputError(f"Gemm expects C of type {a.dtype.name}, got {c}.")
+            broadcast_strides(c.shape, (0,) * c.rank, (rows, columns))
+        return (TensorSpec((rows, columns), a.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Multiply in the accumulator's type, scale, add, round once."""
+        a, b, c = (*inputs, None)[:3]
+        assert a is not None and b is not None
+        a, b = a.T if self.transA else a, b.T if self.transB else b
+        target = out[0] if out else None
+        reads_c = c is not None and self.beta != 0
+        if self.alpha == 1 and not reads_c:
+            return (multiply(a, b, target),)
+        dtype, acc = a.dtype, accumulator(a.dtype)
+        with np.errstate(all="ignore"):
+            result = multiply(a.astype(acc, copy=False), b.astype(acc, copy=False), target if dtype == acc else None)
+            if dtype.kind in "iu" and (self.alpha != 1 or reads_c and self.beta != 1):
+                scaled = result * np.float64(self.alpha)
+                if c is not None and reads_c:
+                    scaled += c * np.float64(self.beta)
+                return (scaled.astype(np.int64).astype(dtype),)
+            if self.alpha != 1:
+                result *= acc.type(self.alpha)
+            if c is not None and reads_c:
+                result += c if self.beta == 1 else c.astype(acc) * acc.type(self.beta)
+            return (result.astype(dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch the tile kernel once; transposes are strides."""
+        a, b, c = (*inputs, None)[:3]
+        (y,) = outputs
+        assert a is not None and b is not None and y is not None
+        (rows, inner), (a_row, a_k) = (a.shape[::-1], a.strides[::-1]) if self.transA else (a.shape, a.strides)
+        b_k, b_column = b.strides[::-1] if self.transB else b.strides
+        columns = y.shape[1]
+        c = None if self.beta == 0 else c
+        c_row, c_column = broadcast_strides(c.shape, c.strides, y.shape) if c is not None else (0, 0)
+        launch_gemm(
+            emit,
+            (a, b, c, y),
+            (rows, columns, inner),
+            (a_row, a_k, b_k, b_column, c_row, c_column, columns),
+            scale=(self.alpha, self.beta),
+        )
+
+
+def launch_gemm(
+    emit: Emitter,
+    slots: tuple[Slot, Slot, Slot | None, Slot],
+    extents: tuple[int, int, int],
+    strides: tuple[int, ...],
+    *,
+    scale: tuple[float, float] = (1.0, 1.0),
+    batch: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = ((), ((), (), ())),
+) -> None:
+    """Launch ``y = alpha * a @ b + beta * c`` over batches.
+
+    Args:
+        slots: a, b, c (or None), y; only their first elements and types count.
+        extents: Rows, columns and the inner extent of one product.
+        strides: a by row and inner, b by inner and column, c by row and column, y by row; y is dense along its columns.
+        scale: alpha, beta.
+        batch: Extents of the batch axes, and the strides of a, b and y along them.
+
+    Raises:
+        InputError: More batch axes than the kernel's table holds.
+    """
+    a, b, c, y = slots
+    if len(batch[0]) > MAX_BATCH_AXES:
+        raise InputError(f"MatMul expects batch axes that join to at most {MAX_BATCH_AXES}, got {len(batch[0])}.")
+    pad = (0,) * (MAX_BATCH_AXES - len(batch[0]))
+    tables = [entry for row in (batch[0], *batch[1]) for entry in (*row, *pad)]
+    sizes = struct.pack(
+        f"<10q2d2i{4 * MAX_BATCH_AXES}q", *extents, *strides, *scale, int(c is not None), len(batch[0]), *tables
+    )
+    tiles = ceil_div(extents[0], TILE) * ceil_div(extents[1], TILE)
+    kernel = Kernel("matmul.cu", f"gemm<{dtype_row(y.dtype).cuda}>")
+    arguments = [a, b, c if c is not None else a, y, sizes]
+    emit.launch(kernel, (tiles * int(np.prod(batch[0], dtype=np.int64)), 1, 1), (256, 1, 1), arguments, writes=[3])
+
+
+def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return ``a @ b``, into ``out`` where it is dense (the bits must not depend on where they go).
+
+    Half and bfloat16 are multiplied in float. Operands that BLAS can't walk are copied first: NumPy's own loop is slow.
+    """
+    acc = accumulator(a.dtype)
+    if acc != a.dtype:
+        with np.errstate(all="ignore"):
+            return np.asarray(multiply(a.astype(acc), b.astype(acc))).astype(a.dtype)
+    a, b = _walkable(a), _walkable(b)
+    if out is not None and not out.flags.c_contiguous:
+        out = None
+    with np.errstate(all="ignore"):
+        if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one tall product instead of one per batch
+            shape = (*a.shape[:-1], b.shape[1])
+            target = None if out is None else out.reshape(-1, b.shape[1])
+            return np.matmul(a.reshape(-1, a.shape[-1]), b, out=target).reshape(shape) if a.size else np.zeros(shape, a.dtype)
+        return np.asarray(np.matmul(a, b, out=out))
+
+
+def _walkable(x: Array) -> Array:
+    """Return the array, copied if neither of its last two axes is dense."""
+    if x.ndim < 2 or x.itemsize in x.strides[-2:] and min(x.strides[-2:]) > 0:
+        return x
+    return np.ascontiguousarray(x)
+
+
+def _check_operands(name: str, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, TensorSpec]:
+    a, b = inputs
+    if a is None or b is None:
+        raise InputError(f"{name} expects two operands.")
+    if a.dtype != b.dtype or a.dtype not in DTYPES:
+        names = ", ".join(dtype.name for dtype in DTYPES)
+        raise InputError(f"{name} expects operands of one type among {names}, got {a} and {b}.")
+    return a, b

@@ -1,0 +1,341 @@
+"""Normalisation of rows: LayerNormalization, RMSNormalization, InstanceNormalization, GroupNormalization.
+
+All normalise rows of a dense tensor, a team of threads per row; they differ in what a row is and in which element of scale and
+bias goes with an element. A row is worked on by one block at most.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import Shape, broadcast_strides, normalize_axis
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.ops.reduce import check_dtype
+from gpuexec.ops.strided import pack_fast_div64
+from gpuexec.ops.team import BLOCK_THREADS, choose_team
+from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
+
+_SOURCE = "norm.cu"
+_BLOCK = (BLOCK_THREADS, 1, 1)
+_FLOATS = dtypes_of("float")
+_CUDA = tuple(dtype_row(dtype).cuda for dtype in _FLOATS)
+_FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+_STASH = {1: _FLOAT, 16: BFLOAT16}  # stash_type: the type of Mean and InvStdDev
+
+instantiate(_SOURCE, [f"normalize_rows<{t}, {v}>" for t in _CUDA for v in _CUDA])
+instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for u in ("float", "bf16")])
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """The struct ``Affine`` of norm.cu, less whether there is a bias.
+
+    An element's scale stands at ``(row % row_period) * scale_stride + column // column_group``, its bias likewise.
+    """
+
+    row_period: int
+    scale_stride: int
+    bias_stride: int
+    column_group: int
+
+    def pack(self, has_bias: bool) -> bytes:
+        divisors = pack_fast_div64(max(1, self.row_period)) + pack_fast_div64(max(1, self.column_group))
+        return divisors + struct.pack("<3q", self.scale_stride, self.bias_stride, has_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What normalising the rows of a dense tensor takes: elements in a row, where its parameters lie, and the two constants."""
+
+    columns: int
+    affine: _Affine
+    epsilon: float
+    is_centered: bool = True
+
+    def launch(self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None]) -> None:
+        """Launch the kernel for y alone, or that for y, mean and inverse deviation."""
+        count = x.spec.size // self.columns if self.columns else 0
+        team = choose_team(self.columns, count)
+        sizes = (np.int64(count), np.int64(self.columns), *team.arguments())
+        constants = (self.affine.pack(bias is not None), np.float64(self.epsilon))
+        y, *statistics = outputs
+        types = [dtype_row(slot.dtype).cuda for slot in (x, scale)]
+        tensors: list[Argument] = [emit.contiguous(x), scale, scale if bias is None else bias]
+        if not any(statistics):
+            assert y is not None
+            arguments = [*tensors, y, *sizes, *constants, np.int32(self.is_centered)]
+            kernel = Kernel(_SOURCE, f"normalize_rows<{', '.join(types)}>")
+            emit.launch(kernel, team.grid(count), _BLOCK, arguments, writes=[3])
+            return
+        stash = next(slot.dtype for slot in statistics if slot is not None)
+        wanted = [emit.temp(x.shape, x.dtype) if y is None else y]
+        wanted += [emit.temp((count,), stash) if slot is None else slot for slot in statistics]
+        kernel = Kernel(_SOURCE, f"normalize_and_measure_rows<{types[0]}, {dtype_row(stash).cuda}>")
+        emit.launch(kernel, team.grid(count), _BLOCK, [*tensors, *wanted, *sizes, *constants], writes=[3, 4, 5])
+
+
+def _standardize(x: Array, axes: tuple[int, ...], epsilon: float, buffer: Array | None = None) -> tuple[Array, Array, Array]:
+    """Return ``(x - mean) / sqrt(variance + epsilon)`` over some axes, the mean and the inverse deviation, axes kept as 1."""
+    mean = _mean(x, axes)
+    centered = np.asarray(np.subtract(x, mean, out=buffer))
+    inverse = _inverse_deviation(centered, axes, epsilon)
+    centered *= inverse
+    return centered, mean, inverse
+
+
+def _inverse_deviation(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    variance = _mean(np.square(x), axes)
+    return np.asarray(x.dtype.type(1) / np.sqrt(variance + x.dtype.type(epsilon)))
+
+
+def _mean(x: Array, axes: tuple[int, ...]) -> Array:
+    # np.mean warns of an empty slice.
+    return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / x.dtype.type(prod(x.shape[axis] for axis in axes)))
+
+
+def _buffer(out: Sequence[Array | None] | None, dtype: np.dtype[Any], accumulator_dtype: np.dtype[Any]) -> Array | None:
+    """Return the first output's memory where the result can be worked out in it."""
+    return out[0] if out and dtype == accumulator_dtype else None
+
+
+@dataclass(frozen=True, slots=True)
+class _TrailingNormalization(Operator):
+    """Normalisation over the axes from ``axis`` on, scale broadcast to the input."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    axis: int = -1
+    epsilon: float = 1e-5
+    stash_type: int = 1
+
+    def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
+        axis = normalize_axis(self.axis, x.rank)
+        if self.stash_type not in _STASH:
+            raise InputError(f"{self.name} expects stash_type 1 (float32) or 16 (bfloat16), got {self.stash_type}.")
+        for role, spec in parameters:
+            if spec is not None:
+                _check_broadcast(self.name, role, spec, x)
+        return axis
+
+    def _lower(self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None], centered: bool) -> None:
+        axis = normalize_axis(self.axis, x.spec.rank)
+        columns = prod(x.shape[axis:])
+        scale, scale_stride = _spread(emit, scale, x.shape, axis)
+        bias_stride = 0
+        if bias is not None:
+            bias, bias_stride = _spread(emit, bias, x.shape, axis)
+        affine = _Affine(prod(x.shape[:axis]), scale_stride, bias_stride, 1)
+        _Rows(columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
+
+
+def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:
+    padded = (1,) * (x.rank - spec.rank) + spec.shape
+    if len(padded) != x.rank or any(have not in (1, want) for have, want in zip(padded, x.shape, strict=True)):
+        raise InputError(f"{name} expects {role} to broadcast to the input {x}, got {spec}.")
+
+
+def _spread(emit: Emitter, parameter: Slot, shape: Shape, axis: int) -> tuple[Slot, int]:
+    """Return a parameter as a dense row with row stride 0; where it differs between rows, as dense rows one after the other."""
+    strides = broadcast_strides(parameter.shape, parameter.strides, shape)
+    first = 0 if any(stride and extent != 1 for stride, extent in zip(strides[:axis], shape[:axis], strict=True)) else axis
+    spec = parameter.spec.with_shape(shape[first:])
+    dense = emit.contiguous(Slot(parameter.buffer, parameter.offset_bytes, spec, strides[first:]))
+    return dense, 0 if first == axis else prod(shape[axis:])
+
+
+@operator("LayerNormalization")
+@dataclass(frozen=True, slots=True)
+class LayerNormalization(_TrailingNormalization):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on.
+
+    Mean and InvStdDev come in the type ``stash_type`` names; the work is done in float, or double for doubles.
+    """
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of y, mean and inverse deviation.
+
+        Raises:
+            InputError: Types differ or are not float, or scale or bias don't broadcast to the input.
+        """
+        x, scale, bias = (*inputs, None)[:3]
+        x = check_dtype(self.name, x, _FLOATS)
+        scale = check_dtype(self.name, scale, (x.dtype,), "scale")
+        bias = None if bias is None else check_dtype(self.name, bias, (x.dtype,), "bias")
+        axis = self._check(x, ("scale", scale), ("bias", bias))
+        stats = TensorSpec((*x.shape[:axis], *(1,) * (x.rank - axis)), _STASH[self.stash_type])
+        return x.with_shape(x.shape), stats, stats
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
+        x, scale, bias = (*inputs, None)[:3]
+        assert x is not None and scale is not None
+        wide = x.astype(accumulator(x.dtype), copy=False)
+        axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
+        with np.errstate(all="ignore"):
+            y, mean, inverse = _standardize(wide, axes, self.epsilon, _buffer(out, x.dtype, wide.dtype))
+            y *= scale
+            if bias is not None:
+                y += bias
+            stash = _STASH[self.stash_type]
+            return y.astype(x.dtype, copy=False), np.asarray(mean).astype(stash), inverse.astype(stash)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per row."""
+        x, scale, bias = (*inputs, None)[:3]
+        assert x is not None and scale is not None
+        self._lower(emit, x, scale, bias, (*outputs, None, None)[:3], True)
+
+
+@operator("RMSNormalization")
+@dataclass(frozen=True, slots=True)
+class RMSNormalization(_TrailingNormalization):
+    """``x / sqrt(mean(x * x) + epsilon) * scale`` over the axes from ``axis`` on; the result has the type of scale."""
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's shape with the scale's type.
+
+        Raises:
+            InputError: Types are not float, or scale doesn't broadcast to the input.
+        """
+        x = check_dtype(self.name, inputs[0], _FLOATS)
+        scale = check_dtype(self.name, inputs[1], _FLOATS, "scale")
+        self._check(x, ("scale", scale))
+        return (TensorSpec(x.shape, scale.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy, in float or double; rounded once."""
+        x, scale = inputs
+        assert x is not None and scale is not None
+        wide = x.astype(_DOUBLE if _DOUBLE in (x.dtype, scale.dtype) else _FLOAT, copy=False)
+        axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
+        with np.errstate(all="ignore"):
+            inverse = _inverse_deviation(wide, axes, self.epsilon)
+            y = np.asarray(np.multiply(wide, inverse, out=_buffer(out, scale.dtype, wide.dtype)))
+            y *= scale
+            return (y.astype(scale.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per row."""
+        x, scale = inputs
+        assert x is not None and scale is not None
+        self._lower(emit, x, scale, None, (outputs[0], None, None), False)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChannelNormalization(Operator):
+    """Normalisation of ``[n, channels, ...]`` over space, with scale and bias per channel."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+
+    def _check(self, inputs: Sequence[TensorSpec | None], entries: int | None = None) -> TensorSpec:
+        x = check_dtype(self.name, inputs[0], _FLOATS)
+        if x.rank < 2:
+            raise InputError(f"{self.name} expects an input of rank 2 or more, [n, channels, ...], got {x}.")
+        expected = x.shape[1:2] if entries is None else (entries,)
+        for role, spec in (("scale", inputs[1]), ("bias", inputs[2])):
+            parameter = check_dtype(self.name, spec, (x.dtype,), role)
+            if parameter.shape != expected:
+                raise InputError(f"{self.name} expects {role} of shape {list(expected)} for input {x}, got {parameter}.")
+        return x
+
+    def _compute(self, inputs: Sequence[Array | None], rows: Shape, epsilon: float, per_row: int) -> tuple[Array, ...]:
+        """Normalise ``x`` seen as ``[n, *rows]`` over the axes from 2 on; parameters spread over the first ``per_row`` of rows."""
+        x, scale, bias = inputs
+        assert x is not None and scale is not None and bias is not None
+        wide = x.astype(accumulator(x.dtype), copy=False).reshape(x.shape[0], *rows)
+        spread = (*rows[:per_row], *(1,) * (len(rows) - per_row))
+        with np.errstate(all="ignore"):
+            y, _, _ = _standardize(wide, tuple(range(2, wide.ndim)), epsilon)
+            y *= scale.reshape(spread)
+            y += bias.reshape(spread)
+            return (y.astype(x.dtype, copy=False).reshape(x.shape),)
+
+
+@operator("InstanceNormalization")
+@dataclass(frozen=True, slots=True)
+class InstanceNormalization(_ChannelNormalization):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the space of each channel of each image."""
+
+    epsilon: float = 1e-5
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Types differ or are not float, a rank below 2, or not one scale and bias per channel.
+        """
+        x = self._check(inputs)
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
+        assert inputs[0] is not None
+        shape = inputs[0].shape
+        return self._compute(inputs, (shape[1], prod(shape[2:])), self.epsilon, 1)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per channel."""
+        x, scale, bias = inputs
+        assert x is not None and scale is not None and bias is not None
+        columns = prod(x.shape[2:])
+        affine = _Affine(x.shape[1], 1, 1, columns)
+        parameters = emit.contiguous(scale), emit.contiguous(bias)
+        _Rows(columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+
+
+@operator("GroupNormalization")
+@dataclass(frozen=True, slots=True)
+class GroupNormalization(_ChannelNormalization):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over groups of channels and their space.
+
+    ``per_group`` is the form before opset 21: one scale and bias per group. It comes from the upgrade.
+    """
+
+    num_groups: int
+    epsilon: float = 1e-5
+    stash_type: int = 1
+    per_group: int = 0
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Types differ or are not float, a rank below 2, groups that don't divide the channels, or a wrong number
+                of scales.
+        """
+        x = self._check(inputs, self.num_groups if self.per_group else None)
+        if self.num_groups < 1 or x.shape[1] % self.num_groups:
+            raise InputError(f"{self.name} expects num_groups to divide the channels of {x}, got {self.num_groups}.")
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
+        assert inputs[0] is not None
+        shape = inputs[0].shape
+        rows = (self.num_groups, shape[1] // self.num_groups, prod(shape[2:]))
+        return self._compute(inputs, rows, self.epsilon, 1 if self.per_group else 2)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per group."""
+        x, scale, bias = inputs
+        assert x is not None and scale is not None and bias is not None
+        space = prod(x.shape[2:])
+        channels = x.shape[1] // self.num_groups
+        columns = channels * space
+        stride = 1 if self.per_group else channels
+        affine = _Affine(self.num_groups, stride, stride, columns if self.per_group else space)
+        parameters = emit.contiguous(scale), emit.contiguous(bias)
+        _Rows(columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+
+
+@upgrade("GroupNormalization", below=21)
+def _parameters_per_group(node: RawNode) -> RawNode:
+    """Keep the meaning of the old form: scale and bias have an entry per group."""
+    return node.with_attributes(per_group=1)

@@ -1,0 +1,246 @@
+"""Pooling over one to three spatial axes: MaxPool, AveragePool, LpPool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.strided import pack_fast_div64
+from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
+from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+
+FLOATS = dtypes_of("float")
+MAX_DTYPES = (*FLOATS, np.dtype(np.int8), np.dtype(np.uint8))
+_INT64 = np.dtype(np.int64)
+_THREADS = 256
+_LIMIT = 2**31
+
+instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}, {flag}>" for t in MAX_DTYPES for flag in ("false", "true")])
+instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_pool", "lp_pool") for t in FLOATS])
+
+
+@operator("MaxPool")
+@dataclass(frozen=True, slots=True)
+class MaxPool(Operator):
+    """Largest element of each window, and where it lies; padding takes no part, a NaN wins.
+
+    An index counts elements of the whole input. With ``storage_order`` 1 the spatial part of it is column-major. A window
+    of nothing but padding gives the lowest value and index -1.
+    """
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    storage_order: int = 0
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, channels, windows...]`` for values and int64 indices.
+
+        Raises:
+            InputError: Rank, type or attributes do not fit.
+        """
+        x = _check_input(self, inputs, MAX_DTYPES)
+        shape = (*x.shape[:2], *_windows(self, x.shape).counts)
+        return TensorSpec(shape, x.dtype), TensorSpec(shape, _INT64)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Take maxima tap by tap; indices only if they are wanted."""
+        (x,) = inputs
+        assert x is not None
+        windows = _windows(self, x.shape)
+        if out is not None and (len(out) < 2 or out[1] is None):
+            return _maxima(x, windows), None
+        return _maxima_with_indices(x, windows, bool(self.storage_order))
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per window."""
+        x, (y, indices) = inputs[0], (*outputs, None)[:2]
+        assert x is not None
+        if y is None:
+            assert indices is not None
+            y = emit.temp(indices.shape, x.dtype)
+        name = f"max_pool<{dtype_row(x.dtype).cuda}, {'false' if indices is None else 'true'}>"
+        written = [y] if indices is None else [y, indices]
+        _launch(emit, name, x, [y, indices], len(written), _windows(self, x.shape), self.storage_order)
+
+
+@operator("AveragePool")
+@dataclass(frozen=True, slots=True)
+class AveragePool(Operator):
+    """Mean of each window, over the taps inside the input, or inside input and padding (``count_include_pad``).
+
+    Taps beyond the padding, which ``ceil_mode`` lets a window have, never count.
+    """
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    count_include_pad: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, channels, windows...]``.
+
+        Raises:
+            InputError: Rank, type or attributes do not fit.
+        """
+        x = _check_input(self, inputs, FLOATS)
+        return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Add the taps one after the other, divide once; half and bfloat16 in float."""
+        (x,) = inputs
+        assert x is not None
+        windows = _windows(self, x.shape)
+        divisors = np.ones((), np.int64)
+        for axis in range(len(windows.kernel)):
+            counts = windows.count_inside(axis, with_padding=bool(self.count_include_pad))
+            divisors = np.multiply.outer(divisors, np.array(counts, np.int64))
+        with np.errstate(all="ignore"):
+            sums = _sums(x, windows)
+            return ((sums / divisors.astype(sums.dtype)).astype(x.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per window."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        name = f"average_pool<{dtype_row(x.dtype).cuda}>"
+        _launch(emit, name, x, [y], 1, _windows(self, x.shape), self.count_include_pad)
+
+
+@operator("LpPool")
+@dataclass(frozen=True, slots=True)
+class LpPool(Operator):
+    """``(sum |x| ** p) ** (1 / p)`` over each window; padding adds nothing."""
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    p: int = 2
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, channels, windows...]``.
+
+        Raises:
+            InputError: Rank, type or attributes do not fit, or p is below 1.
+        """
+        x = _check_input(self, inputs, FLOATS)
+        if self.p < 1:
+            raise InputError(f"LpPool expects p of at least 1, got {self.p}.")
+        return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Add powers tap by tap, take the root once; half and bfloat16 in float."""
+        (x,) = inputs
+        assert x is not None
+        with np.errstate(all="ignore"):
+            powers = np.abs(x.astype(accumulator(x.dtype), copy=False))
+            powers = powers if self.p == 1 else powers * powers if self.p == 2 else powers**self.p
+            sums = _sums(powers, _windows(self, x.shape))
+            roots = sums if self.p == 1 else np.sqrt(sums) if self.p == 2 else sums ** sums.dtype.type(1 / self.p)
+            return (roots.astype(x.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per window."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        _launch(emit, f"lp_pool<{dtype_row(x.dtype).cuda}>", x, [y], 1, _windows(self, x.shape), self.p)
+
+
+Pool = MaxPool | AveragePool | LpPool
+
+
+def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[np.generic]]) -> TensorSpec:
+    (x,) = inputs
+    if x is None or x.dtype not in dtypes:
+        raise InputError(f"{op.name} expects an input of type {', '.join(t.name for t in dtypes)}, got {x}.")
+    if not 3 <= x.rank <= MAX_AXES + 2 or len(op.kernel_shape) != x.rank - 2:
+        raise InputError(
+            f"{op.name} expects 1 to {MAX_AXES} spatial axes and a kernel_shape entry for each, got {x} and {list(op.kernel_shape)}."
+        )
+    return x
+
+
+def _windows(op: Pool, shape: Sequence[int]) -> Windows:
+    return resolve_windows(shape[2:], op.kernel_shape, op.strides, op.dilations, op.pads, op.auto_pad, bool(op.ceil_mode))
+
+
+def _launch(emit: Emitter, name: str, x: Slot, outputs: list[Slot | None], written: int, windows: Windows, option: int) -> None:
+    """Launch a kernel of pool.cu; ``option`` is the one scalar by which the operators differ."""
+    positions = prod(windows.counts)
+    if max(positions, prod(windows.extents)) >= _LIMIT:
+        raise InputError(f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}.")
+    arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides)]
+    arguments += [pack_fast_div64(max(1, positions)), pack_fast_div64(max(1, x.shape[1])), np.int64(x.shape[0]), np.int32(option)]
+    blocks = ceil_div(positions * prod(x.shape[:2]), _THREADS)
+    emit.launch(Kernel("pool.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=list(range(1, 1 + written)))
+
+
+def _lowest(dtype: np.dtype[np.generic]) -> float:
+    """Return the identity of max: -inf for floats."""
+    return float("-inf") if dtype not in (np.int8, np.uint8) else float(np.iinfo(dtype).min)
+
+
+def _maxima(x: Array, windows: Windows) -> Array:
+    y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
+    with np.errstate(all="ignore"):
+        for _, positions, seen in windows.seen():
+            part = y[(..., *positions)]
+            np.maximum(part, x[(..., *seen)], out=part)
+    return _settle_empty(y, windows)
+
+
+def _maxima_with_indices(x: Array, windows: Windows, column_major: bool) -> tuple[Array, Array]:
+    y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
+    indices = np.full(y.shape, -1, np.int64)
+    planes = np.arange(prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2], *(1,) * len(windows.counts))
+    within = np.arange(prod(windows.extents), dtype=np.int64).reshape(windows.extents, order="F" if column_major else "C")
+    flat = planes * prod(windows.extents) + within
+    with np.errstate(all="ignore"):
+        for _, positions, seen in windows.seen():
+            best, where, candidate = y[(..., *positions)], indices[(..., *positions)], x[(..., *seen)]
+            wins = (candidate > best) | (where < 0) | ((candidate != candidate) & (best == best))
+            np.copyto(best, candidate, where=wins)
+            np.copyto(where, flat[(..., *seen)], where=wins)
+    return _settle_empty(y, windows), indices
+
+
+def _settle_empty(y: Array, windows: Windows) -> Array:
+    """Give windows of nothing but padding the lowest finite value."""
+    if y.dtype.kind in "iu":
+        return y
+    for axis in range(len(windows.kernel)):
+        empty = np.array(windows.count_inside(axis, with_padding=False), np.int64) == 0
+        if empty.any():
+            row_bits = {2: 0xFBFF if y.dtype == np.float16 else 0xFF7F, 4: 0xFF7FFFFF, 8: 0xFFEFFFFFFFFFFFFF}[y.dtype.itemsize]
+            lowest = np.array(row_bits, f"u{y.dtype.itemsize}").view(y.dtype)
+            y[(..., empty, *(slice(None),) * (len(windows.kernel) - 1 - axis))] = lowest
+    return y
+
+
+def _sums(x: Array, windows: Windows) -> Array:
+    acc = accumulator(x.dtype)
+    sums = np.zeros((*x.shape[:2], *windows.counts), acc)
+    x = x.astype(acc, copy=False)
+    for _, positions, seen in windows.seen():
+        sums[(..., *positions)] += x[(..., *seen)]
+    return sums

@@ -1,0 +1,119 @@
+"""By-value structs of ``kernels/index.cuh``: invariant division, and the walk of several operands over one shape.
+
+A kernel that takes ``Strided<8, 3> walk`` is launched with ``walk.pack()`` at that place, where ``walk`` comes from
+
+    walk = join(output.shape, (x_strides, y_strides, output.strides))
+
+Joining drops axes of extent 1, puts axes in the order of the last operand's strides (the output: so that neighbouring
+threads write neighbouring elements) and merges neighbours that every operand walks as one; most nodes end with rank 1 to 3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.command import Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import Shape, Strides, broadcast_strides, ceil_div, coalesce, element_count, max_offset
+
+MAX_RANK = 8  # kMaxRank of index.cuh
+_NARROW = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A common shape and, per operand, the strides in elements to walk it with. Rank is at most `MAX_RANK`."""
+
+    shape: Shape
+    strides: tuple[Strides, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements of the common shape."""
+        return element_count(self.shape)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether an index or an offset needs more than 31 bits."""
+        return self.count >= _NARROW or any(max_offset(self.shape, strides) >= _NARROW for strides in self.strides)
+
+    @property
+    def inner_strides(self) -> tuple[int, ...]:
+        """Stride of each operand along the innermost axis; 0 where the walk has rank 0."""
+        return tuple(strides[-1] if strides else 0 for strides in self.strides)
+
+    def in_units(self, width: int) -> Walk:
+        """Return the walk over groups of ``width`` neighbours of the innermost axis; the last group may be short."""
+        if width == 1 or not self.shape:
+            return self
+        shape = (*self.shape[:-1], ceil_div(self.shape[-1], width))
+        return Walk(shape, tuple((*strides[:-1], strides[-1] * width) for strides in self.strides))
+
+    def pack(self) -> bytes:
+        """Return the bytes of ``Strided<8, number of operands>``."""
+        wide = self.is_wide
+        divide = _magic64 if wide else _magic32
+        filler = MAX_RANK - len(self.shape)
+        fields: list[int] = [self.count, len(self.shape), wide]
+        for extent in (*reversed(self.shape), *(1,) * filler):
+            fields += (max(extent, 1), *divide(max(extent, 1)), 0)  # of an empty shape nothing is divided
+        for strides in self.strides:
+            fields += (*reversed(strides), *(0,) * filler)
+        return struct.pack(_layout(len(self.strides)), *fields)
+
+
+def join(shape: Sequence[int], strides_per_operand: Sequence[Sequence[int]]) -> Walk:
+    """Return the shortest walk over ``shape``; the last operand (the output) orders the axes.
+
+    Raises:
+        InputError: More than `MAX_RANK` axes are left.
+    """
+    leader = strides_per_operand[-1]
+    order = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -abs(leader[axis]))
+    merged, strides = coalesce(
+        [shape[axis] for axis in order], [[strides[axis] for axis in order] for strides in strides_per_operand]
+    )
+    if len(merged) > MAX_RANK:
+        raise InputError(
+            f"kernels walk at most {MAX_RANK} axes that can't be merged, got {len(merged)} of shape {list(shape)}; "
+            f"make the inputs contiguous or of equal shape."
+        )
+    return Walk(merged, strides)
+
+
+def join_slots(output: Slot, *inputs: Slot) -> Walk:
+    """Return the walk of inputs that broadcast to the output's shape: operands are the inputs, then the output."""
+    shape = output.shape
+    return join(shape, [*(broadcast_strides(x.shape, x.strides, shape) for x in inputs), output.strides])
+
+
+def pack_fast_div32(divisor: int) -> bytes:
+    """Return the bytes of ``FastDiv32``, which divides 0 <= n < 2**31."""
+    return struct.pack("<3I", divisor, *_magic32(divisor))
+
+
+def pack_fast_div64(divisor: int) -> bytes:
+    """Return the bytes of ``FastDiv64``, which divides 0 <= n < 2**63."""
+    return struct.pack("<2Q2I", divisor, *_magic64(divisor), 0)
+
+
+def _magic32(divisor: int) -> tuple[int, int]:
+    return _magic(divisor, 32)
+
+
+def _magic64(divisor: int) -> tuple[int, int]:
+    return _magic(divisor, 64)
+
+
+def _magic(divisor: int, bits: int) -> tuple[int, int]:
+    """Return multiplier and shift such that n // divisor == (high word of n * multiplier, plus n) >> shift."""
+    if not 1 <= divisor < 1 << (bits - 1):
+        raise InputError(f"a divisor of {bits}-bit indices must lie in [1, 2**{bits - 1}), got {divisor}.")
+    shift = (divisor - 1).bit_length()
+    return ((1 << shift) - divisor << bits) // divisor + 1, shift
+
+
+def _layout(operands: int) -> str:
+    return f"<q2i{'2Q2I' * MAX_RANK}{operands * MAX_RANK}q"

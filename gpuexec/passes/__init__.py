@@ -1,0 +1,88 @@
+"""Graph -> Graph, one file per pass, in two lists.
+
+AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. A pass keeps the graph's inputs and
+outputs, their names and order, and what is computed for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuexec.errors import InputError, ModelError
+from gpuexec.graph import Graph, check
+from gpuexec.passes.fold_constants import fold_constants
+from gpuexec.passes.fold_shapes import fold_shapes
+from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
+from gpuexec.passes.merge_common import merge_common
+from gpuexec.passes.remove_dead import remove_dead
+from gpuexec.passes.remove_noops import remove_noops
+from gpuexec.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass, the name it is switched by, and whether it wants the specs of the inputs by name as second argument."""
+
+    name: str
+    function: Callable[..., Graph]
+    needs_specs: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What the pass does, in one line."""
+        return (self.function.__doc__ or "").partition("\n")[0]
+
+
+AT_LOAD = (
+    Pass("fold_constants", fold_constants),
+    Pass("remove_noops", remove_noops),
+    Pass("fuse_conv_batchnorm", fuse_conv_batchnorm),
+    Pass("merge_common", merge_common),
+    Pass("remove_dead", remove_dead),
+)
+AT_PLAN = (
+    Pass("fold_shapes", fold_shapes, needs_specs=True),
+    Pass("remove_dead", remove_dead),
+)
+
+
+def run_passes(
+    graph: Graph,
+    passes: Sequence[Pass],
+    disabled: Collection[str] = frozenset(),
+    specs: Mapping[str, TensorSpec] | None = None,
+) -> Graph:
+    """Run passes in order, but for the disabled ones.
+
+    Args:
+        graph: What to start from; it is not changed.
+        passes: AT_LOAD, AT_PLAN, or a list of one's own.
+        disabled: Names of passes to leave out; a name of either list will do.
+        specs: Specs of the inputs by name, for the passes that need them.
+
+    Raises:
+        InputError: A disabled name is the name of no pass.
+    """
+    known = {each.name for each in (*AT_LOAD, *AT_PLAN, *passes)}
+    unknown = sorted(set(disabled) - known)
+    if unknown:
+        raise InputError(f"There is no pass {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+    for each in passes:
+        if each.name in disabled:
+            continue
+        if each.needs_specs:
+            assert specs is not None, f"pass {each.name} needs the specs of the inputs"
+            graph = each.function(graph, specs)
+        else:
+            graph = each.function(graph)
+        if __debug__:
+            _check_after(each, graph)
+    return graph
+
+
+def _check_after(each: Pass, graph: Graph) -> None:
+    try:
+        check(graph)
+    except ModelError as error:
+        raise AssertionError(f"pass {each.name} broke the graph: {error}") from error

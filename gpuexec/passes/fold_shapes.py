@@ -1,0 +1,67 @@
+"""With every extent known, what follows from shapes is a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuexec.errors import GpuexecError
+from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.passes.fold_constants import fold_node, freeze
+from gpuexec.spec import TensorSpec
+
+Specs = Mapping[Value, TensorSpec]
+
+
+def fold_shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
+    """Replace nodes that follow from shapes and constants by their content, if no extent of any input may change.
+
+    Where one may, the graph stays: the planner propagates these values anew for each size. Content of inputs is not looked
+    at, and a node that can't be inferred is left for the planner to report.
+
+    Args:
+        graph: The graph as loaded.
+        specs: Specs of the inputs, by name.
+    """
+    if not all(_is_fixed(value) for value in graph.inputs):
+        return graph
+    known = {value: TensorSpec(specs[value.name].shape, specs[value.name].dtype) for value in graph.inputs}
+    known.update({value: TensorSpec.of(array) for value, array in graph.constants.items()})
+    constants = dict(graph.constants)
+    nodes = []
+    for node in graph.nodes:
+        folded = _fold(node, known)
+        if folded is None:
+            nodes.append(node)
+            continue
+        for value, array in folded.items():
+            constants[value] = array
+            known[value] = TensorSpec.of(array)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _is_fixed(value: Value) -> bool:
+    dims = value.declared.dims if value.declared is not None else None
+    return dims is not None and all(isinstance(dim, int) for dim in dims)
+
+
+def _fold(node: Node, known: dict[Value, TensorSpec]) -> dict[Value, Array] | None:
+    """Return the content of a node's outputs, or None where the host does not know it; then note what specs it has."""
+    if any(value is not None and value not in known for value in node.inputs):
+        return None
+    inputs = [None if value is None else known[value] for value in node.inputs]
+    arrays = [None if spec is None or spec.value is None else spec.value.array for spec in inputs]
+    if inputs and all(spec is None or spec.value is not None for spec in inputs):
+        folded = fold_node(node, arrays)
+        if folded is not None:
+            return {value: array for value, array in zip(node.outputs, folded, strict=True) if value is not None}
+    try:
+        outputs = dict(zip(node.outputs, node.operator.infer(*inputs), strict=False))
+    except GpuexecError:
+        return None
+    wanted = {value: spec for value, spec in outputs.items() if value is not None}
+    content = {value: freeze(spec.value.array) for value, spec in wanted.items() if spec.value is not None}
+    if content and len(content) == len(wanted):
+        return content
+    known.update({value: TensorSpec(spec.shape, spec.dtype) for value, spec in wanted.items()})
+    return None

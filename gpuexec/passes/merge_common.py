@@ -1,0 +1,57 @@
+"""What is computed twice is computed once. Exporters write the same Shape and Gather before every Reshape."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.passes.fold_constants import RANDOM
+
+# Constants up to this size are compared by content.
+_COMPARED_NBYTES = 4096
+
+
+def merge_common(graph: Graph) -> Graph:
+    """Merge nodes of equal operators and inputs, and small constants of equal content. Graph outputs stay as they are."""
+    outputs = set(graph.outputs)
+    stands_for = _merge_constants(graph.constants, outputs)
+    first: dict[Hashable, int] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        inputs = tuple(value if value is None else stands_for.get(value, value) for value in node.inputs)
+        if inputs != node.inputs:
+            node = replace(node, inputs=inputs)
+        # Equal operators may differ in the sign of a zero; their text tells.
+        key = (node.operator, repr(node.operator), inputs, len(node.outputs))
+        is_final = any(value in outputs for value in node.outputs)
+        if node.operator.name in RANDOM or (is_final and key in first):
+            nodes.append(node)
+        elif key not in first:
+            first[key] = len(nodes)
+            nodes.append(node)
+        else:
+            place = first[key]
+            nodes[place] = _merge(nodes[place], node, stands_for)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _merge(kept: Node, other: Node, stands_for: dict[Value, Value]) -> Node:
+    """Let the outputs of ``kept`` stand for those of ``other``; an output that only the other wants is made by ``kept``."""
+    outputs = []
+    for mine, theirs in zip(kept.outputs, other.outputs, strict=True):
+        if mine is not None and theirs is not None:
+            stands_for[theirs] = mine
+        outputs.append(mine or theirs)
+    return replace(kept, outputs=tuple(outputs))
+
+
+def _merge_constants(constants: Mapping[Value, Array], outputs: set[Value]) -> dict[Value, Value]:
+    stands_for: dict[Value, Value] = {}
+    first: dict[Hashable, Value] = {}
+    for value, array in constants.items():
+        if array.nbytes <= _COMPARED_NBYTES and value not in outputs:
+            kept = first.setdefault((array.dtype, array.shape, array.tobytes()), value)
+            if kept is not value:
+                stands_for[value] = kept
+    return stands_for

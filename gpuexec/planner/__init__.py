@@ -1,0 +1,1 @@
+"""Graph + Target -> Plan: host values, lowering, liveness, edges, arena, size classes."""

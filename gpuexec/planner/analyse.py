@@ -1,0 +1,238 @@
+"""Shapes and host values of every tensor of a graph, for given inputs.
+
+Values are propagated, not only shapes: what follows from shapes and constants alone (Shape, arithmetic on it) is computed here
+and its nodes never run. The content of an input is looked at only on demand, when a shape can't be known without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.plan import KeptOnHost, Read
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+Specs = tuple[TensorSpec | None, ...]
+# The largest value, in bytes, that is propagated and may become part of a launch.
+HOST_VALUE_LIMIT = 1024
+
+
+@dataclass(slots=True)
+class Analysis:
+    """Specs by value (with content where known), and what was read on the host to get them.
+
+    ``known`` are the values whose content follows from shapes and constants. Content that was asked for stands in ``specs``
+    too, but belongs to one run: its nodes still run where a command wants it. ``reader`` is the node at work, to whom reads
+    are put down.
+    """
+
+    specs: dict[Value, TensorSpec]
+    known: AbstractSet[Value] = frozenset()
+    reads: dict[Read, None] = field(default_factory=dict)
+    reader: str = ""
+
+
+class Analyser:
+    """Analyses one graph again and again; nodes whose inputs did not change are not inferred anew.
+
+    The first call, for the upper end of a size class, decides which values are known on the host; later ones keep to it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._producers = graph.producers()
+        self._constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
+        self._last: list[tuple[Specs, tuple[TensorSpec, ...]] | None] = [None] * len(graph.nodes)
+        self._known: frozenset[Value] | None = None
+
+    def run(self, inputs: Mapping[str, TensorSpec]) -> Analysis:
+        """Return specs and host values for inputs of these specs (with content where it is on the host).
+
+        Raises:
+            InputError: The inputs don't fit the graph; the message names the node.
+            NeedsHostValue: A shape depends on content that is not on the host.
+            PlanError: What is known at the upper end is not known at this size.
+        """
+        analysis = _Walk(self._graph, self._producers, self._constants, inputs, self._known).run(self._last)
+        if self._known is None:
+            self._known = frozenset(analysis.known)
+        elif not self._known <= analysis.known:
+            names = ", ".join(sorted(value.name for value in self._known - analysis.known))
+            raise PlanError(f"The content of {names} is known on the host at the upper end, and not at this size.")
+        analysis.known = self._known
+        return analysis
+
+
+class _Walk:
+    """One pass over the graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        producers: Mapping[Value, Node],
+        constants: Mapping[Value, TensorSpec],
+        inputs: Mapping[str, TensorSpec],
+        knowable: frozenset[Value] | None,
+    ) -> None:
+        self._graph, self._producers, self._knowable = graph, producers, knowable
+        # Content of inputs is set aside: it enters only when something demands it.
+        self._inputs = {value: inputs[value.name] for value in graph.inputs}
+        specs = dict(constants)
+        specs.update({value: TensorSpec(spec.shape, spec.dtype) for value, spec in self._inputs.items()})
+        self._analysis = Analysis(specs)
+
+    def run(self, last: list[tuple[Specs, tuple[TensorSpec, ...]] | None]) -> Analysis:
+        """Infer every node in order."""
+        specs = self._analysis.specs
+        known: set[Value] = set()
+        for position, node in enumerate(self._graph.nodes):
+            inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
+            before = last[position]
+            if before is not None and _are_same(before[0], inputs):
+                outputs = before[1]
+            else:
+                self._analysis.reader = node.name
+                inputs, outputs = self._infer(node, inputs)
+                outputs = self._propagate(node, inputs, outputs)
+                last[position] = (inputs, outputs)
+            for value, spec in zip(node.outputs, outputs, strict=False):
+                if value is not None:
+                    specs[value] = spec
+                    if spec.value is not None:
+                        known.add(value)
+        self._analysis.known = known
+        return self._analysis
+
+    def _infer(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
+        """Return the outputs' specs, and the inputs' with the content that was demanded for them."""
+        for _ in range(len(inputs) + 1):
+            try:
+                return inputs, node.operator.infer(*inputs)
+            except NeedsHostValue as need:
+                value = node.inputs[need.index] if 0 <= need.index < len(node.inputs) else None
+                if value is None:
+                    raise InputError(f"{node}: {need}", node=node.name) from need
+                self._analysis.specs[value] = self._demand(node, value, need.role)
+                inputs = tuple([None if item is None else self._analysis.specs[item] for item in node.inputs])
+            except InputError as error:
+                names = ", ".join("-" if v is None else f"{v}: {s}" for v, s in zip(node.inputs, inputs, strict=True))
+                raise InputError(f"{node} ({names}): {error}", node=node.name) from error
+        raise AssertionError(f"{node} asks for the same host value twice")
+
+    def _demand(self, reader: Node, value: Value, role: str) -> TensorSpec:
+        """Compute a value on the host, from inputs whose content is there."""
+        spec = self._analysis.specs[value]
+        if spec.value is not None:
+            return spec
+        given = self._inputs.get(value)
+        if given is not None:
+            if given.value is None:
+                raise NeedsHostValue(
+                    f"{reader} needs the content of {value} on the host ({role}), which is given on a device. "
+                    "Give it as a NumPy array.",
+                    index=-1,
+                    role=role,
+                    node=reader.name,
+                    value=value.name,
+                )
+            return spec.with_value(given.value.array, _Log(self._analysis, (value.name,)))
+        node = self._producers[value]
+        specs = [None if item is None else self._demand(reader, item, role) for item in node.inputs]
+        logs = [s.value.log for s in specs if s is not None and s.value is not None]
+        names = dict.fromkeys(name for log in logs if isinstance(log, _Log) for name in log.inputs)
+        array = _compute(node, specs)[node.outputs.index(value)]
+        assert array is not None
+        return spec.with_value(_frozen(array), _Log(self._analysis, tuple(names)) if names else None)
+
+    def _propagate(self, node: Node, inputs: Specs, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Add content to the outputs where all inputs' content follows from shapes and constants, and all of it is small."""
+        if not inputs or all(spec.value is not None for spec in outputs):
+            return outputs
+        for spec in inputs:
+            if spec is not None and (
+                spec.value is None or spec.value.log is not None or spec.nbytes > HOST_VALUE_LIMIT
+            ):
+                return outputs
+        if any(spec.nbytes > HOST_VALUE_LIMIT for spec in outputs):
+            return outputs
+        if self._knowable is not None and not self._knowable.issuperset(v for v in node.outputs if v is not None):
+            return outputs
+        return tuple(
+            spec if array is None or spec.value is not None else spec.with_value(_frozen(array))
+            for spec, array in zip(outputs, _compute(node, inputs), strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Puts down that a node read content which comes from these inputs of the graph."""
+
+    analysis: Analysis
+    inputs: tuple[str, ...]
+
+    def __call__(self, role: str) -> None:
+        for name in self.inputs:
+            self.analysis.reads[Read(name, self.analysis.reader, role)] = None
+
+
+def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:
+    """Return each value the host knows beside the nodes that run and take it."""
+    kept: dict[KeptOnHost, None] = {}
+    for node in graph.nodes:
+        if all(value is None or value in analysis.known for value in node.outputs):
+            continue
+        for value in node.inputs:
+            spec = None if value is None or value in graph.constants else analysis.specs[value]
+            if value is not None and spec is not None and spec.value is not None:
+                why = "given on the host" if spec.value.log is not None else "follows from shapes"
+                kept[KeptOnHost(value.name, node.name, why, spec.nbytes)] = None
+    return tuple(kept)
+
+
+def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
+    """Return whether specs are equal, content included. Content read from an input never counts as the same."""
+    if a is b and (a.value is None or a.value.log is None):
+        return True
+    if a != b:
+        return False
+    first, second = a.value, b.value
+    if first is None or second is None:
+        return first is second
+    if first.log is not None or second.log is not None:
+        return False
+    return first.array is second.array or first.array.tobytes() == second.array.tobytes()
+
+
+def _are_same(a: Specs, b: Specs) -> bool:
+    for first, second in zip(a, b, strict=True):
+        if first is None or second is None:
+            if first is not second:
+                return False
+        elif not is_same_spec(first, second):
+            return False
+    return True
+
+
+def _compute(node: Node, specs: Specs | list[TensorSpec | None]) -> tuple[Array | None, ...]:
+    """Compute a node from content that is known."""
+    arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
+    try:
+        return node.operator.compute(*arrays)
+    except GpuexecError as error:
+        raise locate(error, node, node.name) from None
+
+
+def _frozen(array: Array) -> Array:
+    """Return the array, closed to writing."""
+    array = np.asarray(array)
+    if array.flags.writeable:
+        array = array.copy() if array.base is not None else array
+        array.flags.writeable = False
+    return array

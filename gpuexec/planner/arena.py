@@ -1,0 +1,190 @@
+"""Pack buffers into one arena: where two are never alive together, they may share bytes.
+
+Finding the smallest arena is NP-hard (dynamic storage allocation), yet most models are easy: a portfolio of greedy
+orders meets the lower bound, and stops there. What is left goes to two searches with a fixed amount of work.
+``verify`` checks the outcome and shares no code with this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuexec.errors import PlanError
+from gpuexec.geometry import ceil_div
+from gpuexec.planner.arena_search import Offsets, Problem, improve, place, search
+
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The bytes of one buffer and the commands ``[first, last)`` during which they are its own.
+
+    ``conflicts`` names further buffers it may not share bytes with: those of branches meant to run side by side.
+    One side of a pair is enough. Buffers that are not packed along are ignored.
+    """
+
+    buffer: int
+    nbytes: int
+    first: int
+    last: int
+    conflicts: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Offsets in bytes by buffer, the size of the arena, and how good it is.
+
+    ``nbytes`` equal to ``lower_bound`` is proof of the smallest arena. ``order`` names what found it.
+    """
+
+    offsets: dict[int, int]
+    nbytes: int
+    lower_bound: int
+    order: str
+
+
+def pack(lifetimes: Sequence[Lifetime]) -> Packing:
+    """Pack lifetimes into one arena.
+
+    Tries several greedy orders, then searches, and keeps the lowest; stops at the lower bound. Offsets are multiples
+    of ALIGNMENT (256 bytes), so any dtype may follow any other. A buffer of no bytes lies at 0, in nobody's way.
+
+    Args:
+        lifetimes: Half-open command ranges; order does not matter.
+
+    Returns:
+        Offsets and the arena size, in bytes.
+
+    Raises:
+        PlanError: A lifetime is empty (first >= last), a size is negative, or a buffer comes twice.
+    """
+    kept = _sort(lifetimes)
+    problem = _pose(kept)
+    best, winner = _solve(problem)
+    offsets = dict.fromkeys((each.buffer for each in lifetimes), 0)
+    offsets.update((each.buffer, offset * ALIGNMENT) for each, offset in zip(kept, best))
+    return Packing(offsets, problem.measure(best) * ALIGNMENT, problem.bound * ALIGNMENT, winner)
+
+
+def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
+    """Return a size in bytes that no arena for these lifetimes can go below.
+
+    It is the most bytes alive at one time, or of a larger set found in which every two conflict.
+
+    Raises:
+        PlanError: As ``pack``.
+    """
+    return _pose(_sort(lifetimes)).bound * ALIGNMENT
+
+
+def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
+    """Check the lifetimes and sort those that hold bytes, so that the order they come in changes nothing."""
+    seen: set[int] = set()
+    for each in lifetimes:
+        if each.first >= each.last:
+            raise PlanError(
+                f"buffer {each.buffer}: expected a lifetime [first, last) with first < last, "
+                f"got [{each.first}, {each.last})."
+            )
+        if each.nbytes < 0:
+            raise PlanError(f"buffer {each.buffer}: expected a size of 0 bytes or more, got {each.nbytes}.")
+        if each.buffer in seen:
+            raise PlanError(f"buffer {each.buffer}: expected one lifetime, got two.")
+        seen.add(each.buffer)
+    return sorted((each for each in lifetimes if each.nbytes), key=lambda each: (each.first, each.last, each.buffer))
+
+
+def _pose(lifetimes: Sequence[Lifetime]) -> Problem:
+    """State who may not share bytes with whom, in units of ALIGNMENT; lifetimes are sorted by first command."""
+    sizes = tuple(ceil_div(each.nbytes, ALIGNMENT) for each in lifetimes)
+    moments = _find_moments(lifetimes)
+    adjacent: list[set[int]] = [set() for _ in lifetimes]
+    loads = [0] * len(lifetimes)
+    for alive in moments:
+        load = sum(sizes[index] for index in alive)
+        for index in alive:
+            loads[index] = max(loads[index], load)
+            adjacent[index].update(alive)
+    bound = max(loads, default=0)
+    if any(each.conflicts for each in lifetimes):
+        index_of = {each.buffer: index for index, each in enumerate(lifetimes)}
+        for index, each in enumerate(lifetimes):
+            for other in (index_of[buffer] for buffer in each.conflicts if buffer in index_of):
+                adjacent[index].add(other)
+                adjacent[other].add(index)
+        bound = max(bound, _find_heavy_clique(sizes, adjacent))
+    return Problem(
+        sizes=sizes,
+        lives=tuple((each.first, each.last) for each in lifetimes),
+        neighbours=tuple(tuple(sorted(others - {index})) for index, others in enumerate(adjacent)),
+        moments=tuple(moments),
+        loads=tuple(loads),
+        bound=bound,
+    )
+
+
+def _find_moments(lifetimes: Sequence[Lifetime]) -> list[tuple[int, ...]]:
+    """List who is alive at each moment that a later one does not include; the load peaks at one of them."""
+    moments: list[tuple[int, ...]] = []
+    alive: list[int] = []
+    for index, each in enumerate(lifetimes):
+        still = [other for other in alive if lifetimes[other].last > each.first]
+        if len(still) < len(alive):
+            moments.append(tuple(alive))
+        alive = [*still, index]
+    return [*moments, tuple(alive)] if alive else moments
+
+
+def _find_heavy_clique(sizes: Sequence[int], adjacent: Sequence[set[int]]) -> int:
+    """Grow one set of mutual conflicts from each buffer, the largest first; a heavier one may exist."""
+    heaviest = 0
+    for seed, neighbours in enumerate(adjacent):
+        weight = sizes[seed]
+        candidates = neighbours - {seed}
+        for other in sorted(candidates, key=lambda index: (-sizes[index], index)):
+            if other in candidates:
+                weight += sizes[other]
+                candidates = candidates & adjacent[other]
+        heaviest = max(heaviest, weight)
+    return heaviest
+
+
+def _solve(problem: Problem) -> tuple[Offsets, str]:
+    """Run the portfolio until the bound is met; each attempt looks only for what is lower than the best so far."""
+    if not problem.sizes:
+        return [], "none"
+    best: Offsets = []
+    height, winner = sum(problem.sizes) + 1, ""
+    for name, order in _orders(problem):
+        for fit in ("lowest", "tightest", "ends"):
+            if found := place(problem, order, fit, height):
+                best, height, winner = found, problem.measure(found), f"{name}, {fit}"
+            if height <= problem.bound:
+                return best, winner
+    found, is_least = search(problem, height)
+    if found:
+        best, height, winner = found, problem.measure(found), "exact search"
+    if not is_least and (found := improve(problem, best, height)):
+        best, winner = found, f"{winner}, improved"
+    return best, winner
+
+
+def _orders(problem: Problem) -> Iterator[tuple[str, list[int]]]:
+    """Sort by what tends to be hard to place late; the cheapest and most often best come first."""
+    sizes, lives, loads = problem.sizes, problem.lives, problem.loads
+    lengths = [last - first for first, last in lives]
+    crowds = [sum(sizes[other] for other in neighbours) for neighbours in problem.neighbours]
+    keys: dict[str, Callable[[int], tuple[int, int]]] = {
+        "by size": lambda i: (-sizes[i], -lengths[i]),
+        "by load": lambda i: (-loads[i], -sizes[i]),
+        "by area": lambda i: (-sizes[i] * lengths[i], -sizes[i]),
+        "by length": lambda i: (-lengths[i], -sizes[i]),
+        "by crowd": lambda i: (-crowds[i], -sizes[i]),
+        "by first command": lambda i: (lives[i][0], -sizes[i]),
+        "by last command": lambda i: (-lives[i][1], -sizes[i]),
+        "by size, then first command": lambda i: (-sizes[i], lives[i][0]),
+    }
+    for name, key in keys.items():
+        yield name, sorted(range(len(sizes)), key=key)

@@ -1,0 +1,88 @@
+"""Size classes: which sizes of the free dimensions share one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpuexec.errors import InputError
+from gpuexec.geometry import round_up
+from gpuexec.graph import Graph
+from gpuexec.spec import TensorSpec
+
+_POWERS_UP_TO = 256
+# A declared dimension: a fixed extent, or an inclusive range of extents.
+DeclaredDims = Mapping[str, int | tuple[int, int]]
+
+
+def bucket_end(extent: int) -> int:
+    """Return the upper end of the bucket an extent falls in: the next power of two up to 256, then the next multiple of 256."""
+    if extent <= 0:
+        return 0
+    return 1 << (extent - 1).bit_length() if extent <= _POWERS_UP_TO else round_up(extent, _POWERS_UP_TO)
+
+
+def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str]:
+    """Return the axes whose extent may change from run to run: (input, axis) -> name of the dimension (``""``: nameless)."""
+    axes = {}
+    for value in graph.inputs:
+        dims = value.declared.dims if value.declared is not None else None
+        for axis, dim in enumerate(dims or ()):
+            if not isinstance(dim, int) and not (dim is not None and isinstance(declared.get(dim), int)):
+                axes[value.name, axis] = dim or ""
+    return axes
+
+
+def upper_ends(
+    graph: Graph, inputs: Mapping[str, TensorSpec], declared: DeclaredDims
+) -> Iterator[dict[str, TensorSpec]]:
+    """Yield specs a plan may be laid out for, largest first: the ends of the buckets, the ends reached together, the inputs.
+
+    Dimensions are often tied (total = past + new), and only the graph knows how. So the first candidate takes every dimension
+    to its end by itself; the second raises all by the same amount, which keeps sums with a fixed part: the least amount by
+    which one of them reaches its end. The last is the inputs as they are. Content stays with inputs whose shape stays.
+
+    Raises:
+        InputError: An extent is outside what was declared of its dimension.
+    """
+    ends: dict[tuple[str, int], int] = {}
+    for (name, axis), dim in free_axes(graph, declared).items():
+        extent = inputs[name].shape[axis]
+        bound = declared.get(dim)
+        if isinstance(bound, tuple):
+            low, high = bound
+            if not low <= extent <= high:
+                raise InputError(
+                    f"Input {name!r}: axis {axis} has extent {extent}, outside {low} to {high} declared of {dim!r}.",
+                    value=name,
+                )
+            ends[name, axis] = high
+        elif extent > 1:
+            # Extents 0 and 1 stay what they are, unless declared: they vanish and broadcast.
+            ends[name, axis] = bucket_end(extent)
+    extents = {(name, axis): inputs[name].shape[axis] for name, axis in ends}
+    step = min((end - extents[key] for key, end in ends.items() if end > extents[key]), default=0)
+    raised = {key: extent + step for key, extent in extents.items()}
+    seen: list[dict[str, TensorSpec]] = []
+    for choice in (ends, raised, extents):
+        candidate = {}
+        for name, spec in inputs.items():
+            shape = tuple(choice.get((name, axis), extent) for axis, extent in enumerate(spec.shape))
+            candidate[name] = spec if shape == spec.shape else spec.with_shape(shape)
+        if candidate not in seen:
+            seen.append(candidate)
+            yield candidate
+
+
+def check_declared(graph: Graph, declared: DeclaredDims) -> None:
+    """Check that every declared dimension exists and has a sensible extent.
+
+    Raises:
+        InputError: It does not.
+    """
+    names = {dim for value in graph.inputs if value.declared and value.declared.dims for dim in value.declared.dims if isinstance(dim, str)}
+    for name, bound in declared.items():
+        if name not in names:
+            raise InputError(f"The model has no dimension {name!r}; it has {', '.join(sorted(names)) or 'none that are free'}.")
+        low, high = bound if isinstance(bound, tuple) else (bound, bound)
+        if not 0 <= low <= high:
+            raise InputError(f"Dimension {name!r}: {bound!r} is not an extent, nor a range (low, high) with 0 <= low <= high.")

@@ -1,0 +1,123 @@
+"""A plan being drawn: buffers without places, commands in groups without edges. Seen by the planner alone.
+
+    Draft = buffers: DraftBuffer*, groups: Group*, placed: {buffer: (host buffer, byte offset)}
+
+A group holds commands that come together: those of one node, the store of one host value, the copy to one output. Buffers and
+groups have the same numbers and keys at every size of a class; that is what makes one size comparable with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.geometry import contiguous_strides
+from gpuexec.plan import Role
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+# What a group is for ("node", "store", "output"), and the node's position, the buffer, or the output's position.
+GroupKey = tuple[str, int]
+# The buffer whose bytes hold another's, and the byte offset within it.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBuffer:
+    """A buffer without a place. ``content`` is a host value that store commands write; ``data`` a table made while planning."""
+
+    role: Role
+    nbytes: int
+    name: str = ""
+    data: bytes | None = None
+    content: Array | None = None
+
+
+@dataclass(slots=True)
+class Effects:
+    """What lowering one node did; kept so that the same node with the same slots need not be lowered again.
+
+    ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its buffers;
+    ``choices`` the decisions that hold for the whole size class, in the order they were asked for.
+    """
+
+    first_buffer: int
+    buffers: list[DraftBuffer] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    outputs: list[Slot | None] = field(default_factory=list)
+    placed: dict[int, Place] = field(default_factory=dict)
+    in_place: list[tuple[int, int]] = field(default_factory=list)
+    choices: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Commands that come together, named after a node or value. ``in_place`` are pairs (output, source) of buffers."""
+
+    key: GroupKey
+    origin: str
+    commands: Sequence[Command]
+    in_place: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True)
+class Draft:
+    """All effects so far, in plan order."""
+
+    buffers: list[DraftBuffer] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    placed: dict[int, Place] = field(default_factory=dict)
+
+    def new_buffer(self, buffer: DraftBuffer) -> int:
+        """Add a buffer and return its id."""
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def apply(self, effects: Effects, key: GroupKey, origin: str) -> None:
+        """Add what lowering one node did."""
+        self.buffers += effects.buffers
+        if effects.placed:
+            self.placed.update(effects.placed)
+        if effects.commands:
+            self.groups.append(Group(key, origin, effects.commands, effects.in_place))
+
+
+def find_root(buffer: int, places: Mapping[int, Place]) -> Place:
+    """Return the buffer whose bytes hold this one in the end, and the byte offset within it."""
+    offset = 0
+    while buffer in places:
+        buffer, inner = places[buffer]
+        offset += inner
+    return buffer, offset
+
+
+def dense(buffer: int, spec: TensorSpec) -> Slot:
+    """Return the contiguous slot at the start of a buffer."""
+    return Slot(buffer, 0, spec, contiguous_strides(spec.shape))
+
+
+def map_slots(command: Command, change: Callable[[Slot], Slot]) -> Command:
+    """Return the command with ``change`` applied to each slot."""
+    match command:
+        case Launch(kernel, grid, block, arguments, writes, shared_bytes):
+            changed = tuple([change(a) if isinstance(a, Slot) else a for a in arguments])
+            return Launch(kernel, grid, block, changed, writes, shared_bytes)
+        case Copy(destination, source):
+            return Copy(change(destination), change(source))
+        case Fill(destination, pattern):
+            return Fill(change(destination), pattern)
+        case HostCall(operator, attributes, inputs, outputs):
+            read = tuple([None if s is None else change(s) for s in inputs])
+            return HostCall(operator, attributes, read, tuple([None if s is None else change(s) for s in outputs]))
+
+
+def slots_of(command: Command) -> Iterator[tuple[Slot, bool]]:
+    """Yield each slot of a command with whether it is written; those read come first."""
+    for slot in command.reads_from():
+        yield slot, False
+    for slot in command.writes_to():
+        yield slot, True

@@ -1,0 +1,113 @@
+"""Which command must come before which: read-after-write, write-after-read and write-after-write on bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuexec.command import Command
+from gpuexec.planner.draft import slots_of
+
+Edge = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A command reads or writes bytes ``[low, high)`` of a buffer."""
+
+    command: int
+    low: int
+    high: int
+    written: bool
+
+
+def find_edges(commands: Sequence[Command], places: Mapping[int, tuple[int, int]] | None = None) -> tuple[Edge, ...]:
+    """Return pairs (before, after) so that any two commands that conflict are joined by a path, and no pair follows from others.
+
+    Within one buffer the bytes of the slots decide. Between buffers that share arena bytes the whole buffers do, so that the
+    edges hold for every size of the plan's class, whatever the slots' offsets.
+
+    Args:
+        commands: In plan order, over root buffers.
+        places: Arena range ``[low, high)`` of the buffers that lie there; None: no two buffers share bytes.
+    """
+    touches = find_touches(commands)
+    edges: set[Edge] = set()
+    for own in touches.values():
+        edges.update(_order_within(own))
+    if places:
+        edges.update(_order_between({b: t for b, t in touches.items() if b in places}, places))
+    return _reduce(len(commands), edges)
+
+
+def find_touches(commands: Sequence[Command]) -> dict[int, list[Touch]]:
+    """Return what each buffer's bytes suffer, in command order."""
+    found: dict[int, list[Touch]] = {}
+    for position, command in enumerate(commands):
+        for slot, written in slots_of(command):
+            low, high = slot.byte_range()
+            if low < high:
+                found.setdefault(slot.buffer, []).append(Touch(position, low, high, written))
+    return found
+
+
+def find_paths(count: int, edges: Iterable[Edge]) -> list[int]:
+    """Return for each command the set of commands before it by some path, as bits of an int."""
+    reach = [0] * count
+    for a, b in sorted(edges, key=lambda edge: edge[1]):
+        reach[b] |= reach[a] | 1 << a
+    return reach
+
+
+def _order_within(touches: Sequence[Touch]) -> set[Edge]:
+    edges: set[Edge] = set()
+    live: list[Touch] = []
+    for touch in touches:
+        kept = []
+        for earlier in live:
+            if earlier.command == touch.command:
+                kept.append(earlier)
+                continue
+            if earlier.low < touch.high and touch.low < earlier.high and (earlier.written or touch.written):
+                edges.add((earlier.command, touch.command))
+            # A write stands for all it covers: whoever conflicts with that conflicts with the write as well.
+            if not (touch.written and touch.low <= earlier.low and earlier.high <= touch.high):
+                kept.append(earlier)
+        live = [*kept, touch]
+    return edges
+
+
+def _order_between(touches: Mapping[int, list[Touch]], places: Mapping[int, tuple[int, int]]) -> set[Edge]:
+    """Order buffers that share bytes, each after those whose bytes it takes over."""
+    edges: set[Edge] = set()
+    owners: list[tuple[int, int, int]] = []  # who had bytes [low, high) last
+    for buffer in sorted(touches, key=lambda b: touches[b][0].command):
+        low, high = places[buffer]
+        left = []
+        for first, last, owner in owners:
+            if last <= low or high <= first:
+                left.append((first, last, owner))
+                continue
+            edges.update(
+                (a.command, b.command) for a in touches[owner] for b in touches[buffer] if a.written or b.written
+            )
+            if first < low:
+                left.append((first, low, owner))
+            if high < last:
+                left.append((high, last, owner))
+        owners = [*left, (low, high, buffer)]
+    return edges
+
+
+def _reduce(count: int, edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    before: list[list[int]] = [[] for _ in range(count)]
+    for a, b in edges:
+        before[b].append(a)
+    reach = [0] * count
+    kept = []
+    for b in range(count):
+        for a in sorted(before[b], reverse=True):
+            if not reach[b] >> a & 1:
+                kept.append((a, b))
+                reach[b] |= reach[a] | 1 << a
+    return tuple(sorted(kept))

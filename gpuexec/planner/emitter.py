@@ -1,0 +1,201 @@
+"""The emitters that operators' ``lower`` speaks to (see `gpuexec.operator.Emitter`): what they ask for becomes effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.errors import KernelError, PlanError
+from gpuexec.geometry import max_offset
+from gpuexec.graph import Node
+from gpuexec.operator import describe
+from gpuexec.ops.copy import copy_commands
+from gpuexec.ops.shape import store_commands, to_literal
+from gpuexec.plan import Role
+from gpuexec.planner.draft import Array, Draft, DraftBuffer, Effects, dense
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+_LARGEST_INT = 2**31 - 1
+# An input is placed in another buffer only where kernels may still take 16 bytes at once, as they may at a buffer's start.
+_PLACE_ALIGNMENT = 16
+
+
+class CommandEmitter:
+    """Collects commands over the buffers of a draft.
+
+    Args:
+        choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
+    """
+
+    def __init__(self, target: Target, draft: Draft, choices: Sequence[bool] | None = None) -> None:
+        self.target = target
+        self.effects = Effects(len(draft.buffers))
+        self._draft = draft
+        self._given = None if choices is None else iter(choices)
+        self._launched = False
+
+    # ---- gpuexec.operator.Emitter
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Argument],
+        writes: Sequence[int],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Add a launch, or note on a target without kernels that there was one."""
+        self._launched = True
+        if not self.target.has_kernels:
+            return
+        command = Launch(kernel, grid, block, tuple(arguments), tuple(writes), shared_bytes)
+        if any(slot.spec.size for slot in command.writes_to()):
+            _check_limits(command, self.target)
+            self.effects.commands.append(command)
+
+    def alias(self, output: Slot, view: Slot) -> None:
+        """Let an output be a window on other bytes."""
+        index = next(i for i, slot in enumerate(self.effects.outputs) if slot is output)
+        self.effects.outputs[index] = Slot(
+            view.buffer, view.offset_bytes, TensorSpec(view.shape, view.dtype), view.strides
+        )
+
+    def in_place(self, output: Slot, source: Slot) -> None:
+        """Note that an output may take an input's bytes; who comes to want them is seen later."""
+        if output.is_contiguous and source.is_contiguous and output.spec.nbytes == source.spec.nbytes:
+            self.effects.in_place.append((output.buffer, source.buffer))
+
+    def place(self, source: Slot, window: Slot) -> bool:
+        """Let the whole buffer of an input lie in a dense window of an output, where nothing speaks against it."""
+        able = self._can_place(source, window)
+        chosen = self._choose(able)
+        if chosen and not able:
+            raise PlanError(f"{source} can't be placed at {window}, as it is at the upper end.")
+        if chosen:
+            self.effects.placed[source.buffer] = (window.buffer, window.offset_bytes)
+        return chosen
+
+    def contiguous(self, slot: Slot) -> Slot:
+        """Return the slot, or a dense copy."""
+        if slot.is_contiguous:
+            return slot
+        copy = dense(self._new_buffer(DraftBuffer(Role.TEMP, slot.spec.nbytes)), slot.spec)
+        self.copy(copy, slot)
+        return copy
+
+    def copy(self, destination: Slot, source: Slot) -> None:
+        """Copy bytes where both sides are dense, else elements."""
+        if destination.spec.size == 0:
+            return
+        if destination.is_contiguous and source.is_contiguous:
+            self.effects.commands.append(Copy(destination, source))
+        elif self.target.has_kernels:
+            copy_commands(self, destination, source)
+        else:
+            self.effects.commands.append(HostCall("Identity", (), (source,), (destination,)))
+
+    def fill(self, destination: Slot, value: Any) -> None:
+        """Set every element of a dense slot."""
+        if destination.spec.size:
+            pattern = np.asarray(value).astype(destination.dtype).tobytes()
+            self.effects.commands.append(Fill(destination, pattern))
+
+    def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
+        """Return scratch memory."""
+        spec = TensorSpec(tuple(shape), np.dtype(dtype))
+        return dense(self._new_buffer(DraftBuffer(Role.TEMP, spec.nbytes)), spec)
+
+    def constant(self, array: Array) -> Slot:
+        """Return a table made while planning."""
+        spec = TensorSpec(array.shape, array.dtype)
+        data = np.ascontiguousarray(array).tobytes()
+        return dense(self._new_buffer(DraftBuffer(Role.CONSTANT, spec.nbytes, data=data)), spec)
+
+    def index_type(self, *slots: Slot) -> str:
+        """Return the type of offsets; the same for all sizes of a class."""
+        wide = any(max_offset(slot.shape, slot.strides) > _LARGEST_INT for slot in slots)
+        return "long long" if self._choose(wide) else "int"
+
+    # ---- parts
+
+    def _new_buffer(self, buffer: DraftBuffer) -> int:
+        self.effects.buffers.append(buffer)
+        return self.effects.first_buffer + len(self.effects.buffers) - 1
+
+    def _choose(self, now: bool) -> bool:
+        chosen = now if self._given is None else next(self._given, now)
+        self.effects.choices.append(chosen)
+        return chosen
+
+    def _can_place(self, source: Slot, window: Slot) -> bool:
+        buffer = source.buffer
+        if buffer >= self.effects.first_buffer or buffer in self._draft.placed or buffer in self.effects.placed:
+            return False
+        held = self._draft.buffers[buffer]
+        is_whole = source.offset_bytes == 0 and source.is_contiguous and held.nbytes == source.spec.nbytes
+        is_free = held.role is Role.TEMP and held.content is None
+        return is_whole and is_free and window.is_contiguous and window.offset_bytes % _PLACE_ALIGNMENT == 0
+
+
+class NodeEmitter(CommandEmitter):
+    """The emitter of one node."""
+
+    def lower(self, node: Node, inputs: tuple[Slot | None, ...], specs: Sequence[TensorSpec | None]) -> Effects:
+        """Ask the node's operator, and return what it did. ``specs`` holds None for outputs that nobody wants."""
+        fresh = tuple([None if spec is None else self.temp(spec.shape, spec.dtype) for spec in specs])
+        self.effects.outputs = list(fresh)
+        if node.operator.lower is not None:
+            node.operator.lower(self, inputs, fresh)
+        if not self.target.has_kernels and (self._launched or node.operator.lower is None):
+            self._call_host(node, inputs, fresh)
+        return self.effects
+
+    def _call_host(self, node: Node, inputs: tuple[Slot | None, ...], fresh: tuple[Slot | None, ...]) -> None:
+        """Replace everything but aliases of inputs by one call of ``compute``."""
+        effects = self.effects
+        for index, slot in enumerate(effects.outputs):
+            if slot is not None and slot.buffer >= effects.first_buffer:
+                effects.outputs[index] = fresh[index]
+        outputs = tuple([s if s is not None and s.buffer >= effects.first_buffer else None for s in effects.outputs])
+        effects.commands.clear()
+        effects.placed.clear()
+        if any(slot is not None and slot.spec.size for slot in outputs):
+            effects.commands.append(HostCall(*describe(node.operator), inputs, outputs))
+
+
+def emit_copy(target: Target, draft: Draft, destination: Slot, source: Slot) -> list[Command]:
+    """Return the commands that copy between slots of equal shape and dtype."""
+    emitter = CommandEmitter(target, draft)
+    emitter.copy(destination, source)
+    return emitter.effects.commands
+
+
+def emit_store(target: Target, draft: Draft, destination: Slot, content: Array, capacity: int) -> list[Command]:
+    """Return the commands that write a host value; as many for every content of up to ``capacity`` bytes."""
+    if destination.spec.size == 0:
+        return []
+    if not target.has_kernels:
+        return [HostCall("Constant", (("value", to_literal(content)),), (), (destination,))]
+    emitter = CommandEmitter(target, draft)
+    store_commands(emitter, destination, content, capacity)
+    return emitter.effects.commands
+
+
+def _check_limits(command: Launch, target: Target) -> None:
+    threads = command.block[0] * command.block[1] * command.block[2]
+    if not 1 <= threads <= target.max_threads_per_block:
+        raise KernelError(
+            f"{command.kernel}: block {threads} is outside 1 to {target.max_threads_per_block} ({target.name})."
+        )
+    if any(not 1 <= n <= limit for n, limit in zip(command.grid, target.max_grid, strict=True)):
+        raise KernelError(f"{command.kernel}: grid {command.grid} is outside 1 to {target.max_grid} ({target.name}).")
+    if command.shared_bytes > target.shared_bytes_per_block:
+        raise KernelError(
+            f"{command.kernel}: {command.shared_bytes} bytes of shared memory exceed {target.shared_bytes_per_block} "
+            f"({target.name})."
+        )

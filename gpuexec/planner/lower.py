@@ -1,0 +1,168 @@
+"""Graph with specs -> draft: every node's commands over buffers that have no place yet.
+
+A value that the host knows is not made by its node: it gets a buffer with content, which a store command writes if some
+command turns out to read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.command import Slot
+from gpuexec.errors import GpuexecError, UnsupportedError, locate
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.plan import Role
+from gpuexec.planner.analyse import Analysis, is_same_spec
+from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense
+from gpuexec.planner.emitter import NodeEmitter
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A node as it was lowered last: the slots it was given, the outputs wanted, and the effects."""
+
+    inputs: tuple[Slot | None, ...]
+    specs: list[TensorSpec | None]
+    effects: Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A draft with the slot of each graph input that some node takes, and of each graph output."""
+
+    draft: Draft
+    inputs: dict[str, Slot]
+    outputs: list[Slot]
+
+
+class Lowering:
+    """Lowers one graph for one target again and again; nodes whose slots did not change keep their commands.
+
+    The first call, for the upper end of a size class, decides what the class has in common: index widths, and which inputs
+    are placed in an output. Later calls repeat those decisions.
+
+    Raises:
+        UnsupportedError: Operators without a lowering for this target; lists all of them.
+    """
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self._graph, self._target = graph, target
+        self._remembered: list[Remembered | None] = [None] * len(graph.nodes)
+        self._needed: list[int] | None = None
+        self._choices: list[list[bool]] = []
+
+    def run(self, analysis: Analysis) -> Lowered:
+        """Lower every node that is needed and whose outputs the host does not know.
+
+        Raises:
+            PlanError: A decision of the upper end can't be repeated at this size.
+            GpuexecError: What the operator raised; names the node.
+        """
+        is_first = self._needed is None
+        if self._needed is None:
+            self._needed = _find_needed(self._graph, analysis)
+            _refuse_unsupported([self._graph.nodes[i] for i in self._needed], self._target)
+        walk = _Walk(self._graph, self._target, analysis)
+        for number, position in enumerate(self._needed):
+            node = self._graph.nodes[position]
+            analysis.reader = node.name
+            choices = None if is_first else self._choices[number]
+            effects = walk.lower(position, node, self._remembered, choices)
+            if is_first:
+                self._choices.append(effects.choices)
+        return walk.finish()
+
+
+class _Walk:
+    """One lowering of the graph."""
+
+    def __init__(self, graph: Graph, target: Target, analysis: Analysis) -> None:
+        self._graph, self._target, self._analysis = graph, target, analysis
+        self._draft = Draft()
+        self._slots: dict[Value, Slot] = {}
+
+    def lower(
+        self, position: int, node: Node, remembered: list[Remembered | None], choices: Sequence[bool] | None
+    ) -> Effects:
+        """Add what a node does to the draft."""
+        specs = self._analysis.specs
+        inputs = tuple([None if value is None else self._slot(value) for value in node.inputs])
+        wanted = [None if value is None else specs[value] for value in node.outputs]
+        last = remembered[position]
+        if last is None or last.effects.first_buffer != len(self._draft.buffers) or not _is_same(last, inputs, wanted):
+            emitter = NodeEmitter(self._target, self._draft, choices)
+            try:
+                effects = emitter.lower(node, inputs, wanted)
+            except GpuexecError as error:
+                raise locate(error, node, node.name) from None
+            last = remembered[position] = Remembered(inputs, wanted, effects)
+        self._draft.apply(last.effects, ("node", position), node.name)
+        for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
+            if value is not None and slot is not None and spec is not None:
+                # Content that a shape demanded goes along, for the lowering of whoever reads the slot.
+                content = spec.value is not None and slot.spec is not spec
+                self._slots[value] = Slot(slot.buffer, slot.offset_bytes, spec, slot.strides) if content else slot
+        return last.effects
+
+    def finish(self) -> Lowered:
+        """Return the draft."""
+        outputs = [self._slot(value) for value in self._graph.outputs]
+        inputs = {value.name: self._slots[value] for value in self._graph.inputs if value in self._slots}
+        return Lowered(self._draft, inputs, outputs)
+
+    def _slot(self, value: Value) -> Slot:
+        """Return where a value lies, with a buffer for an input, constant or host value met for the first time."""
+        slot = self._slots.get(value)
+        if slot is None:
+            spec = self._analysis.specs[value]
+            if value in self._graph.constants:
+                buffer = DraftBuffer(Role.CONSTANT, spec.nbytes, value.name)
+            elif value in self._analysis.known:
+                assert spec.value is not None
+                buffer = DraftBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
+            else:
+                buffer = DraftBuffer(Role.INPUT, spec.nbytes, value.name)
+            slot = self._slots[value] = dense(self._draft.new_buffer(buffer), spec)
+        return slot
+
+
+def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:
+    """Return the positions of nodes that must run: some output is wanted and not known."""
+    wanted = {value for value in graph.outputs if value not in analysis.known}
+    needed = []
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[position]
+        if any(value in wanted for value in node.outputs):
+            needed.append(position)
+            wanted.update(value for value in node.inputs if value is not None and value not in analysis.known)
+    return needed[::-1]
+
+
+def _refuse_unsupported(nodes: Sequence[Node], target: Target) -> None:
+    if not target.has_kernels:
+        return
+    lacking: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.operator.lower is None:
+            lacking.setdefault(node.operator.name, []).append(node.name)
+    if lacking:
+        rows = "; ".join(
+            f"{op} ({len(names)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            for op, names in lacking.items()
+        )
+        raise UnsupportedError(
+            f"No {target.kind.upper()} lowering for {rows}. Run these on the CPU backend, or add `lower` to the operators."
+        )
+
+
+def _is_same(last: Remembered, inputs: tuple[Slot | None, ...], specs: list[TensorSpec | None]) -> bool:
+    """Return whether a node would be lowered as it was: slots, the content known of them, and output specs are equal."""
+    if last.specs != specs:
+        return False
+    for a, b in zip(last.inputs, inputs, strict=True):
+        if a is not b and (a is None or b is None or a != b or not is_same_spec(a.spec, b.spec)):
+            return False
+    return True

@@ -1,0 +1,148 @@
+"""Draft -> the plan's commands: slots of draft buffers become slots of plan buffers, in the settlement's order.
+
+Runs once at the upper end and once for every size; what did not change since the last time is the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.errors import PlanError
+from gpuexec.planner.draft import Draft, GroupKey, Place, find_root, map_slots, slots_of
+from gpuexec.planner.settle import Pick, Settlement, make_stores
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A group as it was resolved last: its commands, where the buffers they touch lie, and the outcome."""
+
+    commands: Sequence[Command]
+    places: list[Place]
+    touched: list[int]
+    resolved: list[Command]
+
+
+class Resolver:
+    """Resolves the drafts of one size class.
+
+    The first draft, the upper end, is what later ones are compared with: commands must be alike but for grids, scalars,
+    offsets and extents.
+    """
+
+    def __init__(self, settlement: Settlement, target: Target) -> None:
+        self._settlement, self._target = settlement, target
+        self._done: dict[GroupKey, _Done] = {}
+        self._likeness: dict[GroupKey, list[tuple[object, ...]]] = {}
+        self._stores: dict[int, tuple[bytes, list[Command]]] = {}
+
+    def resolve(self, draft: Draft) -> tuple[Command, ...]:
+        """Return the commands of a draft.
+
+        Raises:
+            PlanError: The draft differs from the upper end in more than sizes, or needs more room.
+        """
+        self._check_buffers(draft)
+        groups = {group.key: group for group in draft.groups}
+        if len(groups) != len(draft.groups):
+            raise AssertionError("Two groups of a draft have the same key.")
+        places = {**self._settlement.merged, **draft.placed}
+        wheres: dict[int, Place] = {}
+        commands: list[Command] = []
+        for pick in self._settlement.picks:
+            if pick.key[0] == "store":
+                drafted: Sequence[Command] = self._find_stores(draft, pick.key[1])
+            else:
+                group = groups.get(pick.key)
+                if group is None:
+                    raise PlanError(f"{pick.origin} has no commands at this size.")
+                if pick.in_place is not None and pick.in_place not in group.in_place:
+                    raise PlanError(f"{pick.origin} can't work in place at this size, as it does at the upper end.")
+                drafted = group.commands
+            commands += self._resolve_pick(pick, drafted, places, wheres)
+        return tuple(commands)
+
+    def _resolve_pick(
+        self, pick: Pick, drafted: Sequence[Command], places: dict[int, Place], wheres: dict[int, Place]
+    ) -> list[Command]:
+        done = self._done.get(pick.key)
+        if done is not None and done.commands is drafted and all(
+            self._where(buffer, places, wheres) == place for buffer, place in zip(done.touched, done.places, strict=True)
+        ):
+            return done.resolved
+        if pick.positions[-1] >= len(drafted):
+            raise PlanError(f"{pick.origin} has {len(drafted)} commands at this size, fewer than at the upper end.")
+
+        def number(slot: Slot) -> Slot:
+            buffer, offset = self._where(slot.buffer, places, wheres)
+            spec = slot.spec
+            if spec.value is not None:
+                spec = TensorSpec(spec.shape, spec.dtype)
+            return Slot(buffer, slot.offset_bytes + offset, spec, slot.strides)
+
+        resolved = [map_slots(drafted[position], number) for position in pick.positions]
+        self._check_alike(pick, resolved, len(drafted))
+        touched = list({slot.buffer for position in pick.positions for slot, _ in slots_of(drafted[position])})
+        self._done[pick.key] = _Done(drafted, [wheres[buffer] for buffer in touched], touched, resolved)
+        return resolved
+
+    def _where(self, buffer: int, places: dict[int, Place], wheres: dict[int, Place]) -> Place:
+        """Return plan buffer and byte offset of a draft buffer."""
+        where = wheres.get(buffer)
+        if where is None:
+            root, offset = find_root(buffer, places)
+            where = wheres[buffer] = (self._settlement.numbers[root], offset)
+        return where
+
+    def _find_stores(self, draft: Draft, buffer: int) -> list[Command]:
+        content = draft.buffers[buffer].content
+        assert content is not None
+        key = content.tobytes()
+        last = self._stores.get(buffer)
+        if last is None or last[0] != key:
+            capacity = self._settlement.buffers[buffer].nbytes
+            last = self._stores[buffer] = (key, make_stores(draft, self._target, buffer, capacity))
+        return last[1]
+
+    def _check_buffers(self, draft: Draft) -> None:
+        ends = self._settlement.buffers
+        if len(draft.buffers) != len(ends):
+            raise PlanError(f"This size needs {len(draft.buffers)} buffers, the upper end {len(ends)}.")
+        if draft.placed.keys() & self._settlement.merged.keys():
+            raise PlanError("Buffers are placed at this size that are not at the upper end.")
+        for buffer, end in zip(draft.buffers, ends, strict=True):
+            if buffer is end:
+                continue
+            if buffer.role is not end.role or (buffer.content is None) != (end.content is None):
+                raise PlanError(f"A buffer is {buffer.role.value} at this size, {end.role.value} at the upper end.")
+            if buffer.nbytes > end.nbytes:
+                raise PlanError(f"A buffer needs {buffer.nbytes} bytes at this size, {end.nbytes} at the upper end.")
+            if buffer.data != end.data:
+                raise PlanError("A table has another content at this size.")
+
+    def _check_alike(self, pick: Pick, resolved: list[Command], count: int) -> None:
+        found = [(count, *_describe(command)) for command in resolved]
+        expected = self._likeness.setdefault(pick.key, found)
+        if expected is not found and expected != found:
+            raise PlanError(f"{pick.origin} is other commands at this size.")
+
+
+def _describe(command: Command) -> tuple[object, ...]:
+    """Return what a command has in common at all sizes of a class."""
+    match command:
+        case Launch():
+            rows = [
+                a.buffer if isinstance(a, Slot) else len(a) if isinstance(a, bytes) else None if a is None else a.dtype
+                for a in command.arguments
+            ]
+            return (command.kernel, command.writes, *rows)
+        case Copy():
+            return (Copy, command.destination.buffer, command.source.buffer)
+        case Fill():
+            return (Fill, command.destination.buffer, len(command.pattern))
+        case HostCall():
+            slots = [None if s is None else s.buffer for s in (*command.inputs, *command.outputs)]
+            return (command.operator, len(command.inputs), *slots)

@@ -1,0 +1,168 @@
+"""What all sizes of a class have in common: which commands stay, who shares bytes, and how buffers are numbered.
+
+`settle` decides it once, at the upper end. Output copies and stores of host values join the draft here, since only now is it
+known who needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuexec.command import Command, Slot
+from gpuexec.errors import PlanError
+from gpuexec.graph import Graph
+from gpuexec.plan import Role
+from gpuexec.planner.draft import Draft, DraftBuffer, Group, GroupKey, Place, dense, find_root, slots_of
+from gpuexec.planner.emitter import emit_copy, emit_store
+from gpuexec.planner.in_place import Pair, merge_in_place
+from gpuexec.planner.lower import Lowered
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The commands taken from a group, by position in it; ``in_place`` is the request that was granted to it."""
+
+    key: GroupKey
+    origin: str
+    positions: tuple[int, ...]
+    in_place: Pair | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Decisions for a size class, in terms of the draft's buffers and groups.
+
+    Attributes:
+        picks: In plan order.
+        promoted: For each output of the graph the buffer that is the output itself, or None: it is copied.
+        outputs: For each output of the graph its buffer.
+        merged: Buffers that lie in others for good; those placed by offset excluded.
+        buffers: All buffers at the upper end.
+        numbers: Plan buffer of each draft buffer that commands or outputs use.
+    """
+
+    picks: tuple[Pick, ...]
+    promoted: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    merged: Mapping[int, Place]
+    buffers: tuple[DraftBuffer, ...]
+    numbers: Mapping[int, int]
+
+    def role(self, buffer: int) -> Role:
+        """Return the role a draft buffer has in the plan."""
+        return Role.OUTPUT if buffer in self.outputs else self.buffers[buffer].role
+
+
+def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies) -> Settlement:
+    """Decide what all sizes of the class will share, from the draft of its upper end."""
+    draft = lowered.draft
+    promoted = _promote(lowered)
+    outputs = copies.add(lowered, promoted)
+    names = {buffer: value.name for buffer, value in zip(outputs, graph.outputs, strict=True)}
+    groups, positions = _keep_live(draft, set(names))
+    places, granted = merge_in_place(draft.buffers, groups, draft.placed, names)
+    picks = []
+    stored: set[int] = set()
+    for group, kept in zip(groups, positions, strict=True):
+        picks += _pick_stores(draft, target, (s.buffer for c in group.commands for s in c.reads_from()), stored)
+        picks.append(Pick(group.key, group.origin, kept, granted.get(group.key)))
+    picks += _pick_stores(draft, target, outputs, stored)
+    roots = {find_root(slot.buffer, places)[0] for group in groups for c in group.commands for slot, _ in slots_of(c)}
+    roots.update(stored, outputs)
+    return Settlement(
+        picks=tuple(picks),
+        promoted=promoted,
+        outputs=outputs,
+        merged={buffer: place for buffer, place in places.items() if buffer not in draft.placed},
+        buffers=tuple(draft.buffers),
+        numbers={buffer: number for number, buffer in enumerate(sorted(roots))},
+    )
+
+
+class OutputCopies:
+    """Gives the outputs of a graph their buffers, at one size after the other; copies that stay the same are the same."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self._graph, self._target = graph, target
+        self._last: dict[int, tuple[Slot, Slot, list[Command]]] = {}
+
+    def add(self, lowered: Lowered, promoted: Sequence[int | None]) -> tuple[int, ...]:
+        """Add a buffer and a copy for every output that is not promoted; return the buffers of all outputs.
+
+        Raises:
+            PlanError: A promoted output does not lie where it lay at the upper end.
+        """
+        draft = lowered.draft
+        outputs = []
+        for position, (value, slot) in enumerate(zip(self._graph.outputs, lowered.outputs, strict=True)):
+            own = promoted[position]
+            if own is None:
+                spec = TensorSpec(slot.shape, slot.dtype)
+                own = draft.new_buffer(DraftBuffer(Role.OUTPUT, spec.nbytes, value.name))
+                commands = self._copy(draft, position, dense(own, spec), slot)
+                if commands:
+                    draft.groups.append(Group(("output", position), value.name, commands))
+            elif slot.buffer != own or slot.offset_bytes or not slot.is_contiguous:
+                raise PlanError(f"Output {value} lies elsewhere at this size.")
+            outputs.append(own)
+        return tuple(outputs)
+
+    def _copy(self, draft: Draft, position: int, destination: Slot, source: Slot) -> list[Command]:
+        last = self._last.get(position)
+        if last is None or last[0] != destination or last[1] != source:
+            last = (destination, source, emit_copy(self._target, draft, destination, source))
+            self._last[position] = last
+        return last[2]
+
+
+def make_stores(draft: Draft, target: Target, buffer: int, capacity: int) -> list[Command]:
+    """Return the commands that write the content of a host value."""
+    content = draft.buffers[buffer].content
+    assert content is not None
+    return emit_store(target, draft, dense(buffer, TensorSpec(content.shape, content.dtype)), content, capacity)
+
+
+def _promote(lowered: Lowered) -> tuple[int | None, ...]:
+    """Return the buffers that outputs of the graph can be themselves: temporaries wholly their own, each for one output."""
+    promoted: list[int | None] = []
+    for slot in lowered.outputs:
+        held = lowered.draft.buffers[slot.buffer]
+        is_free = held.role is Role.TEMP and slot.buffer not in promoted and slot.buffer not in lowered.draft.placed
+        is_whole = slot.offset_bytes == 0 and slot.is_contiguous and slot.spec.nbytes == held.nbytes
+        promoted.append(slot.buffer if is_free and is_whole else None)
+    return tuple(promoted)
+
+
+def _keep_live(draft: Draft, outputs: set[int]) -> tuple[list[Group], list[tuple[int, ...]]]:
+    """Return the groups that lead to an output, in order and cut down to what does, and which commands those are."""
+    wanted = {find_root(buffer, draft.placed)[0] for buffer in outputs}
+    groups, positions = [], []
+    for group in reversed(draft.groups):
+        kept: list[int] = []
+        for position in range(len(group.commands) - 1, -1, -1):
+            command = group.commands[position]
+            if any(find_root(slot.buffer, draft.placed)[0] in wanted for slot in command.writes_to()):
+                wanted.update(find_root(slot.buffer, draft.placed)[0] for slot in command.reads_from())
+                kept.append(position)
+        if kept:
+            kept.reverse()
+            groups.append(Group(group.key, group.origin, [group.commands[i] for i in kept], group.in_place))
+            positions.append(tuple(kept))
+    return groups[::-1], positions[::-1]
+
+
+def _pick_stores(draft: Draft, target: Target, buffers: Iterable[int], stored: set[int]) -> list[Pick]:
+    """Return picks for the host values among these buffers that no pick stores yet."""
+    picks = []
+    for buffer in buffers:
+        held = draft.buffers[buffer]
+        if held.content is None or buffer in stored:
+            continue
+        stored.add(buffer)
+        count = len(make_stores(draft, target, buffer, held.nbytes))
+        if count:
+            picks.append(Pick(("store", buffer), held.name, tuple(range(count)), None))
+    return picks

@@ -1,0 +1,149 @@
+"""A plan for a size class, and its variants: what planning hands to whoever keeps plans.
+
+    plan_graph(graph, inputs, target) -> Template      (a Plan laid out at the upper end of the class)
+    Template.specialise(inputs)       -> Variant       (the commands of one size; nothing is compiled, no buffer moves)
+
+Both go one way: analyse, lower, settle, resolve. The upper end decides, and is laid out; a variant must come out alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from gpuexec.command import Command
+from gpuexec.errors import GpuexecError, PlanError
+from gpuexec.graph import Graph
+from gpuexec.plan import Buffer, Plan, Port, Segment, Variant
+from gpuexec.planner.analyse import Analyser, Analysis, list_kept
+from gpuexec.planner.classes import DeclaredDims, upper_ends
+from gpuexec.planner.edges import find_edges
+from gpuexec.planner.layout import lay_out
+from gpuexec.planner.lower import Lowered, Lowering
+from gpuexec.planner.resolve import Resolver
+from gpuexec.planner.settle import OutputCopies, Settlement, settle
+from gpuexec.planner.verify import Verifier
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+
+def plan_graph(
+    graph: Graph, inputs: Mapping[str, TensorSpec], target: Target, declared: DeclaredDims | None = None
+) -> Template:
+    """Plan a graph for the size class these inputs fall in.
+
+    Args:
+        graph: Checked, and through the load passes.
+        inputs: Spec of each input, with content where it is on the host.
+        target: What to plan for.
+        declared: Dimensions the caller fixed or bounded.
+
+    Raises:
+        InputError: The inputs don't fit the graph; names the node.
+        UnsupportedError: Operators without a lowering; lists all.
+    """
+    *larger, exact = upper_ends(graph, inputs, declared or {})
+    for ends in larger:
+        try:
+            template = Template(graph, ends, target)
+            template.specialise(inputs)
+        except (GpuexecError, ValueError):
+            # Sizes are tied in a way that this guess of an upper end breaks; a fault of the graph's own comes up again below.
+            continue
+        return template
+    return Template(graph, exact, target)
+
+
+class Template:
+    """A plan, and what is needed to specialise it. Shared between threads.
+
+    Attributes:
+        plan: The plan, laid out at the upper end of the class.
+        ends: The shapes at the upper end, by input.
+    """
+
+    def __init__(self, graph: Graph, inputs: Mapping[str, TensorSpec], target: Target) -> None:
+        self._graph, self._target = graph, target
+        self._specs = {value.name: inputs[value.name] for value in graph.inputs}
+        self.ends = {name: spec.shape for name, spec in self._specs.items()}
+        self._lock = threading.Lock()
+        self._analyser, self._lowering = Analyser(graph), Lowering(graph, target)
+        analysis = self._analyser.run(self._specs)
+        lowered = self._lowering.run(analysis)
+        self._copies = OutputCopies(graph, target)
+        settlement = self._settlement = settle(lowered, graph, target, self._copies)
+        self._resolver = Resolver(settlement, target)
+        self.plan = self._make_plan(analysis, lowered, settlement)
+        self._reads = {read.input for read in self.plan.reads}
+        self._verifier = Verifier(self.plan)
+
+    def covers(self, inputs: Mapping[str, TensorSpec]) -> bool:
+        """Return whether these inputs have the plan's dtypes and ranks, and no extent is beyond what it was laid out for."""
+        for name, end in self._specs.items():
+            spec = inputs[name]
+            if spec.dtype != end.dtype or len(spec.shape) != len(end.shape):
+                return False
+            if any(have > most for have, most in zip(spec.shape, end.shape, strict=True)):
+                return False
+        return True
+
+    def specialise(self, inputs: Mapping[str, TensorSpec]) -> Variant:
+        """Return the commands for inputs of another size of the class.
+
+        A command that is the same as in the last variant is the same object.
+
+        Raises:
+            PlanError: This size needs other commands or more room than the plan has; plan it by itself.
+            InputError: The inputs don't fit the graph.
+        """
+        with self._lock:
+            analysis = self._analyser.run(inputs)
+            lowered = self._lowering.run(analysis)
+            self._copies.add(lowered, self._settlement.promoted)
+            commands = self._resolver.resolve(lowered.draft)
+            if any(read.input not in self._reads for read in analysis.reads):
+                raise PlanError("Planning reads the content of inputs that it did not read at the upper end.")
+            self._verifier.check_variant(0, commands)
+            return Variant(
+                segments=(commands,),
+                inputs=tuple([_bare(inputs[port.name]) for port in self.plan.inputs]),
+                outputs=tuple([_bare(slot.spec) for slot in lowered.outputs]),
+            )
+
+    def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement) -> Plan:
+        commands = self._resolver.resolve(lowered.draft)
+        numbers = settlement.numbers
+        buffers = []
+        for old, new in numbers.items():
+            held = settlement.buffers[old]
+            name = held.name
+            if old in settlement.outputs:
+                name = self._graph.outputs[settlement.outputs.index(old)].name
+            buffers.append(Buffer(new, settlement.role(old), held.nbytes, name, held.data))
+        layout = lay_out(buffers, commands)
+        places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
+        origins = tuple(pick.origin for pick in settlement.picks for _ in pick.positions)
+        slots = lowered.inputs
+        return Plan(
+            target=self._target.name,
+            buffers=tuple(buffers),
+            layout=layout,
+            steps=(Segment(commands, find_edges(commands, places), origins),),
+            inputs=tuple(
+                Port(name, numbers.get(slots[name].buffer) if name in slots else None, _bare(spec))
+                for name, spec in self._specs.items()
+            ),
+            outputs=tuple(
+                Port(value.name, numbers[buffer], _bare(slot.spec))
+                for value, buffer, slot in zip(
+                    self._graph.outputs, settlement.outputs, lowered.outputs, strict=True
+                )
+            ),
+            reads=tuple(analysis.reads),
+            host_values=list_kept(self._graph, analysis),
+        )
+
+
+def _bare(spec: TensorSpec) -> TensorSpec:
+    """Return the spec without content: a plan is data of its class, not of one run."""
+    return spec if spec.value is None else TensorSpec(spec.shape, spec.dtype)

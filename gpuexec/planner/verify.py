@@ -1,0 +1,276 @@
+"""Check a plan by its own edges and bytes. Shares no code with the packer or with whoever drew the edges."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.command import Command, Copy, HostCall, Launch, Slot
+from gpuexec.errors import PlanError
+from gpuexec.plan import Branch, Plan, Repeat, Role, Segment, Variant, format_command
+
+_ALIGNMENT = 256
+
+
+def verify(plan: Plan, variant: Variant | None = None) -> None:
+    """Check that the plan may be run in any order its edges allow.
+
+    Holds: every slot lies within its buffer; arena places are aligned and within the arena; two commands that touch common bytes,
+    one of them writing, are joined by a path; commands on two buffers that share arena bytes are joined by paths whatever
+    the size; what is read of a temporary or output was written before, by a path; constants and inputs are not written; a
+    command reads bytes that it writes through the same dense window only; every output is written.
+
+    Args:
+        plan: The plan.
+        variant: Check the commands of this size of the class in place of the plan's own.
+
+    Raises:
+        PlanError: Something of this does not hold; names the commands.
+    """
+    verifier = Verifier(plan)
+    if variant is not None:
+        for position, commands in zip(verifier.segments, variant.segments, strict=True):
+            verifier.check_variant(position, commands)
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """A command touches bytes ``[low, high)`` of a buffer."""
+
+    command: int
+    low: int
+    high: int
+    written: bool
+
+
+class Verifier:
+    """Checks a plan when made, then variants of it: of those only what differs from the commands checked last.
+
+    Raises:
+        PlanError: The plan does not hold.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.segments: dict[int, _SegmentCheck] = {}
+        _check_layout(plan)
+        for position, step in enumerate(plan.steps):
+            match step:
+                case Segment():
+                    self.segments[position] = _SegmentCheck(plan, step)
+                case Branch():
+                    verify(step.then)
+                    verify(step.otherwise)
+                case Repeat():
+                    verify(step.body)
+        written = {touched for check in self.segments.values() for touched in check.written_buffers()}
+        if len(self.segments) == len(plan.steps):
+            for port in plan.outputs:
+                if port.buffer is not None and port.spec.size and port.buffer not in written:
+                    raise PlanError(f"Output {port.name!r} is written by no command.")
+
+    def check_variant(self, position: int, commands: Sequence[Command]) -> None:
+        """Check the commands of another size for the segment at a position of the plan.
+
+        Raises:
+            PlanError: They don't hold; the next call compares with what was checked before.
+        """
+        self.segments[position].update(commands)
+
+
+class _SegmentCheck:
+    """The commands checked last, and what each touches."""
+
+    def __init__(self, plan: Plan, segment: Segment) -> None:
+        count = len(segment.commands)
+        if len(segment.origins) != count:
+            raise PlanError(f"A segment of {count} commands has {len(segment.origins)} origins.")
+        self._plan, self._origins = plan, segment.origins
+        self._before = _find_paths(count, segment.edges)
+        self._commands: list[Command | None] = [None] * count
+        self._touches: list[dict[int, list[_Touch]]] = [{}] * count
+        self._users: dict[int, set[int]] = {}
+        self.update(segment.commands)
+        self._check_arena()
+
+    def written_buffers(self) -> set[int]:
+        """Return the buffers that some command writes."""
+        return {buffer for rows in self._touches for buffer, touches in rows.items() if any(t.written for t in touches)}
+
+    def update(self, commands: Sequence[Command]) -> None:
+        """Check the commands, taking as good what depends only on those that are the same objects as before."""
+        if len(commands) != len(self._commands):
+            raise PlanError(f"A segment of {len(self._commands)} commands got {len(commands)}.")
+        changed = [i for i, (new, old) in enumerate(zip(commands, self._commands, strict=True)) if new is not old]
+        fresh = {i: _list_touches(self._plan, i, commands[i]) for i in changed}
+        kept = {i: (self._commands[i], self._touches[i]) for i in changed}
+        stale = {buffer for i in changed for buffer in (*fresh[i], *self._touches[i])}
+        try:
+            for i in changed:
+                self._replace(i, commands[i], fresh[i])
+            for buffer in stale:
+                self._check_buffer(buffer)
+        except PlanError:
+            for i, (command, touches) in kept.items():
+                self._replace(i, command, touches)
+            raise
+
+    def _replace(self, index: int, command: Command | None, touches: dict[int, list[_Touch]]) -> None:
+        for buffer in self._touches[index]:
+            self._users[buffer].discard(index)
+        for buffer in touches:
+            self._users.setdefault(buffer, set()).add(index)
+        self._commands[index], self._touches[index] = command, touches
+
+    def _check_buffer(self, buffer: int) -> None:
+        """Walk the commands on a buffer in plan order, keeping for each piece of its bytes who wrote and who read it last."""
+        role = self._plan.buffers[buffer].role
+        if role is Role.CONSTANT or role is Role.INPUT:
+            return
+        touches = [touch for index in sorted(self._users.get(buffer, ())) for touch in self._touches[index][buffer]]
+        cuts = sorted({cut for touch in touches for cut in (touch.low, touch.high)})
+        writer = [-1] * len(cuts)
+        readers = [0] * len(cuts)
+        for touch in touches:
+            before = self._before[touch.command]
+            for piece in range(bisect_left(cuts, touch.low), bisect_left(cuts, touch.high)):
+                if writer[piece] >= 0 and writer[piece] != touch.command and not before >> writer[piece] & 1:
+                    raise self._not_ordered(writer[piece], touch.command, buffer)
+                if touch.written:
+                    unordered = readers[piece] & ~before & ~(1 << touch.command)
+                    if unordered:
+                        raise self._not_ordered(unordered.bit_length() - 1, touch.command, buffer)
+                    writer[piece], readers[piece] = touch.command, 0
+                elif writer[piece] < 0 and (role is Role.TEMP or role is Role.OUTPUT):
+                    raise PlanError(
+                        f"{self._show(touch.command)} reads bytes {cuts[piece]} to {cuts[piece + 1]} of %{buffer} that no "
+                        "command before it writes."
+                    )
+                else:
+                    readers[piece] |= 1 << touch.command
+
+    def _check_arena(self) -> None:
+        """Check that buffers which share arena bytes are used one after the other, whichever of their bytes are touched."""
+        rows = []
+        for buffer, offset in self._plan.layout.offsets:
+            users = sorted(self._users.get(buffer, ()))
+            nbytes = self._plan.buffers[buffer].nbytes
+            if users and nbytes:
+                wrote = [any(t.written for t in self._touches[i][buffer]) for i in users]
+                mask = sum(1 << i for i in users)
+                written = sum(1 << i for i, w in zip(users, wrote, strict=True) if w)
+                rows.append((offset, offset + nbytes, buffer, users, wrote, mask, written))
+        rows.sort()
+        for n, (_, high, buffer, users, wrote, mask, written) in enumerate(rows):
+            for low2, _, buffer2, users2, wrote2, mask2, written2 in rows[n + 1 :]:
+                if low2 >= high:
+                    break
+                if users[0] <= users2[0]:
+                    self._check_after(users2, wrote2, mask, written, buffer, buffer2)
+                else:
+                    self._check_after(users, wrote, mask2, written2, buffer2, buffer)
+
+    def _check_after(
+        self, users: Sequence[int], wrote: Sequence[bool], earlier: int, written: int, buffer: int, buffer2: int
+    ) -> None:
+        """Check that the users of a buffer come after those of an earlier one, whose bytes they take over."""
+        for user, writes in zip(users, wrote, strict=True):
+            unordered = (earlier if writes else written) & ~self._before[user] & ~(1 << user)
+            if unordered or earlier >> user & 1:
+                other = unordered.bit_length() - 1 if unordered else user
+                raise PlanError(
+                    f"{self._show(other)} and {self._show(user)} use %{buffer} and %{buffer2}, which share bytes of the arena, "
+                    "and no path of edges orders them."
+                )
+
+    def _not_ordered(self, first: int, second: int, buffer: int) -> PlanError:
+        return PlanError(
+            f"{self._show(first)} and {self._show(second)} touch the same bytes of %{buffer}, one of them writing, and no path "
+            "of edges orders them."
+        )
+
+    def _show(self, index: int) -> str:
+        return f"Command {index} ({self._origins[index]})"
+
+
+def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_Touch]]:
+    """Return the bytes a command touches by buffer, reads first; check what can be seen of the command alone."""
+    reads, writes = _slots(command)
+    touches: dict[int, list[_Touch]] = {}
+    for slots, written in ((reads, False), (writes, True)):
+        for slot in slots:
+            if not 0 <= slot.buffer < len(plan.buffers):
+                raise PlanError(f"Command {index}, {format_command(command)}: there is no buffer %{slot.buffer}.")
+            buffer = plan.buffers[slot.buffer]
+            low, high = slot.byte_range()
+            if low < 0 or high > buffer.nbytes:
+                raise PlanError(
+                    f"Command {index}, {format_command(command)}: bytes {low} to {high} are outside %{buffer.id} of "
+                    f"{buffer.nbytes} bytes."
+                )
+            if written and (buffer.role is Role.CONSTANT or buffer.role is Role.INPUT):
+                raise PlanError(
+                    f"Command {index}, {format_command(command)}: writes %{buffer.id}, which is {buffer.role.value}."
+                )
+            if low < high:
+                touches.setdefault(slot.buffer, []).append(_Touch(index, low, high, written))
+    for write in writes:
+        for read in reads:
+            if read.buffer == write.buffer and _meet(read, write) and not _is_same_window(read, write):
+                raise PlanError(
+                    f"Command {index}, {format_command(command)}: reads bytes that it writes through another window."
+                )
+    return touches
+
+
+def _meet(a: Slot, b: Slot) -> bool:
+    (low, high), (low2, high2) = a.byte_range(), b.byte_range()
+    return max(low, low2) < min(high, high2)
+
+
+def _is_same_window(a: Slot, b: Slot) -> bool:
+    return a.is_contiguous and b.is_contiguous and a.byte_range() == b.byte_range()
+
+
+def _check_layout(plan: Plan) -> None:
+    places = plan.layout.as_dict()
+    for index, buffer in enumerate(plan.buffers):
+        if buffer.id != index:
+            raise PlanError(f"Buffer %{buffer.id} stands at position {index}.")
+        if (buffer.role is Role.TEMP) != (buffer.id in places):
+            raise PlanError(f"Buffer %{buffer.id} ({buffer.role.value}): only temporaries, and all of them, lie in the arena.")
+        offset = places.get(buffer.id)
+        if offset is not None and (offset % _ALIGNMENT or offset < 0 or offset + buffer.nbytes > plan.layout.nbytes):
+            raise PlanError(
+                f"Buffer %{buffer.id} at arena+{offset} ({buffer.nbytes} bytes) is misaligned, or outside "
+                f"{plan.layout.nbytes} bytes."
+            )
+
+
+def _slots(command: Command) -> tuple[list[Slot], list[Slot]]:
+    """Return the slots read and written."""
+    match command:
+        case Launch():
+            slots = [(i, a) for i, a in enumerate(command.arguments) if isinstance(a, Slot)]
+            return [a for i, a in slots if i not in command.writes], [a for i, a in slots if i in command.writes]
+        case Copy():
+            return [command.source], [command.destination]
+        case HostCall():
+            return [s for s in command.inputs if s is not None], [s for s in command.outputs if s is not None]
+        case _:
+            return [], [command.destination]
+
+
+def _find_paths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return for each command those before it by some path, as bits of an int."""
+    incoming: list[list[int]] = [[] for _ in range(count)]
+    for a, b in edges:
+        if not 0 <= a < b < count:
+            raise PlanError(f"Edge ({a}, {b}) does not lead forward among {count} commands.")
+        incoming[b].append(a)
+    before = [0] * count
+    for b in range(count):
+        for a in incoming[b]:
+            before[b] |= before[a] | 1 << a
+    return before

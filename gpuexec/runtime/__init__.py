@@ -1,0 +1,1 @@
+"""Plan -> results: devices, recordings, kernels, staging, completion."""

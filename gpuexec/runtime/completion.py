@@ -1,0 +1,49 @@
+"""Telling people that work is done: one thread per device waits on events in order and calls back.
+
+No thread per request, no polling by sleep, no host function on a stream.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from gpuexec.runtime.device import Event
+
+Callback = Callable[[BaseException | None], None]
+
+
+class Completion:
+    """Calls ``callback(error)`` once an event is done; callbacks run on the completion thread and must be short."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: queue.SimpleQueue[tuple[Event, Callback] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def call(self, event: Event, callback: Callback) -> None:
+        """Have ``callback`` called with None, or with what the work raised."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"gpuexec-completion-{self._name}", daemon=True)
+                self._thread.start()
+        self._waiting.put((event, callback))
+
+    def close(self) -> None:
+        """End the thread once all events given are done."""
+        with self._lock:
+            if self._thread is not None:
+                self._waiting.put(None)
+                self._thread = None
+
+    def _serve(self) -> None:
+        while (row := self._waiting.get()) is not None:
+            event, callback = row
+            error: BaseException | None = None
+            try:
+                event.synchronize()
+            except BaseException as raised:
+                error = raised
+            callback(error)

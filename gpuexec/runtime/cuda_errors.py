@@ -1,0 +1,78 @@
+"""CUDA's statuses in our words, and the context in which every call of CUDA is made."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from gpuexec.command import Kernel
+from gpuexec.errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
+
+SUCCESS = 0
+OUT_OF_MEMORY = 2
+NOT_READY = 600  # the one status of a query that is neither success nor error
+# Statuses after which a context accepts nothing more (cudaError of the CUDA 13 runtime): ECC, NVLink, illegal address,
+# timeout, destroyed context, assert, the family from hardware stack error to launch failure, and unknown.
+FAULTS = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
+
+
+class CallContext:
+    """Makes a GPU current for the calls of one thread at a time, and turns CUDA's errors into ours.
+
+    After a fault every use raises DeviceLostError with the text of the first one. Reentrant, and shared by all threads:
+    `calling` gives each call its own context.
+
+    Args:
+        device: A `cupy.cuda.Device`.
+        name: The GPU's name, for messages.
+        errors: The exception types CUDA's libraries raise; those without ``status`` mean that memory ran out.
+    """
+
+    def __init__(self, device: Any, name: str, errors: tuple[type[BaseException], ...]) -> None:
+        self.device, self.name, self.errors = device, name, errors
+        self.lost: str | None = None
+
+    def calling(self, what: str, kernel: Kernel | None = None) -> _Calling:
+        """Return a context manager for one call; ``what`` and ``kernel`` go into the message should it fail."""
+        return _Calling(self, what, kernel)
+
+    def translate(self, error: BaseException, what: str, kernel: Kernel | None) -> DeviceError | KernelError:
+        """Return our error for one of CUDA's, and remember a fault."""
+        status = getattr(error, "status", OUT_OF_MEMORY)
+        where = f"{self.name}: {what}{f' {kernel}' if kernel else ''} failed: {error}"
+        if status in FAULTS:
+            self.lost = self.lost or (
+                f"{where}. A fault has ended the context, so this process can't use the GPU any more."
+                " GPUEXEC_SYNC_EACH=1 finds the command that caused it."
+            )
+            return DeviceLostError(self.lost)
+        if status == OUT_OF_MEMORY:
+            return OutOfMemoryError(where)
+        return KernelError(where) if kernel else DeviceError(where)
+
+
+class _Calling:
+    __slots__ = ("_context", "_kernel", "_what")
+
+    def __init__(self, context: CallContext, what: str, kernel: Kernel | None) -> None:
+        self._context, self._what, self._kernel = context, what, kernel
+
+    def __enter__(self) -> None:
+        context = self._context
+        if context.lost is not None:
+            raise DeviceLostError(context.lost)
+        try:
+            context.device.__enter__()
+        except context.errors as error:
+            raise context.translate(error, self._what, self._kernel) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        context = self._context
+        try:
+            context.device.__exit__(kind, error, trace)
+        except context.errors as late:  # after a fault, going back to the caller's device fails too
+            error = error or late
+        if isinstance(error, context.errors):
+            raise context.translate(error, self._what, self._kernel) from error

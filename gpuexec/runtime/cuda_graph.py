@@ -1,0 +1,115 @@
+"""CUDA graphs made node by node from prepared commands and edges, through ``cuda.bindings``; CuPy can only capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuexec.runtime.recording import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+
+if TYPE_CHECKING:
+    from gpuexec.runtime.cuda import CudaDevice, CudaStream
+
+
+class CudaGraph:
+    """An executable graph. A command is one node, or two where it fills with 8-byte patterns.
+
+    Args:
+        device: Where it will run.
+        commands: Prepared, with every address set.
+        edges: Pairs (before, after) of positions in ``commands``, before < after.
+    """
+
+    def __init__(self, device: CudaDevice, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> None:
+        self._device, self._driver = device, device.driver
+        self._nodes: list[list[Any]] = []
+        before: list[list[int]] = [[] for _ in commands]
+        for first, second in edges:
+            before[second].append(first)
+        with device.calling("building a graph"):
+            self._context: int = device.cupy.cuda.driver.ctxGetCurrent()
+            self._graph = device.check(self._driver.cuGraphCreate(0))
+            for command, sources in zip(commands, before, strict=True):
+                dependencies = [node for source in sources for node in self._nodes[source]]
+                self._nodes.append(self._add(command, dependencies))
+            self._executable = device.check(self._driver.cuGraphInstantiate(self._graph, 0))
+
+    def update(self, position: int, command: Prepared) -> None:
+        """Give the command at ``position`` other addresses, scalars or extents; runs already launched keep theirs."""
+        driver, check = self._driver, self._device.check
+        with self._device.calling("updating a graph"):
+            for node, parameters in zip(self._nodes[position], self._describe(command), strict=True):
+                match command:
+                    case PreparedLaunch():
+                        check(driver.cuGraphExecKernelNodeSetParams(self._executable, node, parameters))
+                    case PreparedCopy():
+                        check(driver.cuGraphExecMemcpyNodeSetParams(self._executable, node, parameters, self._context))
+                    case _:
+                        check(driver.cuGraphExecMemsetNodeSetParams(self._executable, node, parameters, self._context))
+
+    def launch(self, stream: CudaStream) -> None:
+        """Put the whole graph on a stream."""
+        with self._device.calling("launching a graph"):
+            self._device.check(self._driver.cuGraphLaunch(self._executable, stream.stream.ptr))
+
+    def close(self) -> None:
+        """Destroy the graph; runs under way finish."""
+        if self._executable is not None:
+            with self._device.calling("destroying a graph"):
+                self._device.check(self._driver.cuGraphExecDestroy(self._executable))
+                self._device.check(self._driver.cuGraphDestroy(self._graph))
+            self._executable = None
+
+    def _add(self, command: Prepared, before: list[Any]) -> list[Any]:
+        driver, check, graph, count = self._driver, self._device.check, self._graph, len(before)
+        parameters = self._describe(command)
+        match command:
+            case PreparedLaunch():
+                return [check(driver.cuGraphAddKernelNode(graph, before, count, row)) for row in parameters]
+            case PreparedCopy():
+                return [
+                    check(driver.cuGraphAddMemcpyNode(graph, before, count, row, self._context)) for row in parameters
+                ]
+            case _:
+                return [
+                    check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context)) for row in parameters
+                ]
+
+    def _describe(self, command: Prepared) -> list[Any]:
+        """Return the parameters of a command's nodes."""
+        match command:
+            case PreparedLaunch():
+                return [self._describe_launch(command)]
+            case PreparedCopy():
+                return [self._describe_copy(command)]
+            case PreparedFill():
+                width = min(len(command.pattern), 4)
+                return [self._describe_fill(command, at, width) for at in range(0, len(command.pattern), width)]
+        raise TypeError(f"No graph node for {type(command).__name__}.")
+
+    def _describe_launch(self, command: PreparedLaunch) -> Any:
+        parameters = self._driver.CUDA_KERNEL_NODE_PARAMS()
+        parameters.func = command.function.handle  # type: ignore[attr-defined]
+        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = command.grid
+        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = command.block
+        parameters.sharedMemBytes = command.shared_bytes
+        parameters.kernelParams = command.arguments.address
+        return parameters
+
+    def _describe_copy(self, command: PreparedCopy) -> Any:
+        parameters = self._driver.CUDA_MEMCPY3D()
+        parameters.dstMemoryType = parameters.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        parameters.dstDevice, parameters.srcDevice = command.addresses
+        parameters.WidthInBytes, parameters.Height, parameters.Depth = command.nbytes, 1, 1
+        return parameters
+
+    def _describe_fill(self, command: PreparedFill, at: int, width: int) -> Any:
+        """One row of elements; a pattern of 8 bytes is two columns of 4, each as high as there are elements."""
+        parameters = self._driver.CUDA_MEMSET_NODE_PARAMS()
+        is_column = len(command.pattern) > width
+        parameters.dst = command.address + at
+        parameters.value = int.from_bytes(command.pattern[at : at + width], "little")
+        parameters.elementSize = width
+        parameters.width, parameters.height = (1, command.count) if is_column else (command.count, 1)
+        parameters.pitch = len(command.pattern)
+        return parameters

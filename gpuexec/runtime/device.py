@@ -1,0 +1,152 @@
+"""What the runtime asks of a device. Four devices answer: cuda, simulator, tracer and cpu.
+
+Everything is explicit: streams are passed, nothing waits unless it is called ``synchronize``. After a device fault every call
+raises DeviceLostError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuexec.command import Kernel
+from gpuexec.plan import Segment
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.target import Target
+
+ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Memory(Protocol):
+    """Bytes on a device or in pinned host memory. ``array`` is their view where the host may touch them, else None."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def array(self) -> ByteArray | None: ...
+
+    def free(self) -> None:
+        """Give the bytes back. The caller has seen to it that nothing uses them any more. Twice is harmless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A range of a memory: what a buffer of a plan is bound to."""
+
+    memory: Memory
+    offset: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        """Device address of the first byte."""
+        return self.memory.address + self.offset
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def is_done(self) -> bool:
+        """Return whether the work recorded is done; never waits. An event not recorded yet is done."""
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Wait until done; False when the time ran out."""
+
+
+class Function(Protocol):
+    """A loaded kernel. ``signature`` lists kinds and sizes (``"P8"``, ``"i4"``, ``"s48"``) where the device knows them."""
+
+    @property
+    def signature(self) -> tuple[str, ...] | None: ...
+
+
+class Stream(Protocol):
+    """Work in order. Every method returns before the work is done, but for ``synchronize``."""
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: PackedArguments,
+    ) -> None:
+        """Launch a kernel; arguments are taken at the call and may be changed afterwards."""
+
+    def copy_to_device(self, address: int, source: ByteArray) -> None:
+        """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""
+
+    def copy_to_host(self, destination: ByteArray, address: int) -> None:
+        """Copy device bytes to host memory that stays alive and untouched until an event recorded later is done."""
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy between device addresses."""
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` (1, 2, 4 or 8 bytes) ``count`` times."""
+
+    def record(self, event: Event) -> None:
+        """Let the event stand for all work issued so far."""
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream wait for the event's last record; the caller does not wait."""
+
+    def is_done(self) -> bool:
+        """Return whether all work issued is done; never waits."""
+
+    def synchronize(self) -> None:
+        """Wait for all work issued."""
+
+
+class Recording(Protocol):
+    """The commands of a segment, ready to be issued again and again."""
+
+    def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
+        """Issue commands ``[first, last)`` with bound buffers at the given places. No allocation, compilation or waiting."""
+
+    def patch(self, commands: Sequence[Any]) -> None:
+        """Take the commands of another size of the same class: grids, scalars and offsets change, kernels don't."""
+
+
+class Device(Protocol):
+    """A place where plans run."""
+
+    target: Target
+    name: str
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Return device memory, aligned to 256 bytes, content undefined.
+
+        Raises:
+            OutOfMemoryError: The device has no room.
+        """
+
+    def allocate_pinned(self, nbytes: int) -> Memory:
+        """Return page-locked host memory; its ``array`` is there."""
+
+    def create_stream(self) -> Stream:
+        """Return a stream that waits for no other."""
+
+    def create_event(self) -> Event:
+        """Return an event, not recorded."""
+
+    def load(self, kernels: Sequence[Kernel]) -> None:
+        """Compile (or find) and load kernels; later `function` calls are look-ups.
+
+        Raises:
+            KernelError: One does not compile or fit.
+        """
+
+    def function(self, kernel: Kernel) -> Function:
+        """Return a kernel loaded before."""
+
+    def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+        """Return the recording of a segment; ``memory`` places the buffers that are not bound at submit."""
+
+    def close(self) -> None:
+        """Give everything back."""

@@ -1,0 +1,95 @@
+"""The kernels of one device: compiled in parallel into the cache, loaded through CuPy, found by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gpuexec import knobs
+from gpuexec.command import Kernel
+from gpuexec.runtime import nvrtc
+from gpuexec.runtime.kernel_cache import CachedCubin, KernelCache, make_key
+from gpuexec.runtime.kernel_source import flatten, kernels_dir
+
+
+def default_cache() -> KernelCache:
+    """Return a cache over the folder that `knobs.kernel_cache_dir` names."""
+    return KernelCache(knobs.kernel_cache_dir() / "cubins")
+
+
+class KernelLibrary:
+    """Kernels for one architecture. Compiling needs no device; loading acts on CuPy's current device.
+
+    ``compile_count`` and ``compile_seconds`` say how many kernels neither memory nor disk had, and how long callers of
+    ``compile`` waited. Thread-safe.
+
+    Args:
+        architecture: ``"sm_90"``.
+        cache: None: the user's cache.
+    """
+
+    def __init__(self, architecture: str, cache: KernelCache | None = None) -> None:
+        self.architecture = architecture
+        self.compile_count = 0
+        self.compile_seconds = 0.0
+        self._cache = default_cache() if cache is None else cache
+        self._cubins: dict[Kernel, CachedCubin] = {}
+        self._functions: dict[Kernel, Any] = {}
+        self._guard = threading.Lock()
+
+    def compile(self, kernels: Sequence[Kernel]) -> dict[Kernel, CachedCubin]:
+        """Return the cubin of each kernel; what is missing is compiled by as many threads as ``GPUEXEC_BUILD_JOBS``.
+
+        Raises:
+            DeviceNotFoundError: NVRTC is not installed.
+            KernelError: A kernel does not compile, or its source is missing.
+        """
+        missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._cubins]
+        if missing:
+            started = time.perf_counter()
+            with ThreadPoolExecutor(min(len(missing), knobs.build_jobs()), "gpuexec-nvrtc") as pool:
+                entries = list(pool.map(self._compile_one, missing))
+            with self._guard:
+                self._cubins.update(zip(missing, entries, strict=True))
+                self.compile_count += sum(entry.was_compiled for entry in entries)
+                self.compile_seconds += time.perf_counter() - started
+        return {kernel: self._cubins[kernel] for kernel in kernels}
+
+    def load(self, kernels: Sequence[Kernel]) -> None:
+        """Make the functions of kernels ready on the current device, so that no launch compiles or loads.
+
+        Raises:
+            KernelError: A kernel does not compile.
+        """
+        import cupy
+
+        for kernel, entry in self.compile(kernels).items():
+            if kernel not in self._functions:
+                module = cupy.RawModule(path=str(self._cache.file_of(entry)))
+                function = module.get_function(entry.cubin.kernels[0].lowered_name)
+                function.compile()
+                self._functions[kernel] = function
+
+    def function(self, kernel: Kernel) -> Any:
+        """Return the `cupy.RawKernel` of a kernel; loads it if ``load`` has not."""
+        if kernel not in self._functions:
+            self.load([kernel])
+        return self._functions[kernel]
+
+    def close(self) -> None:
+        """Forget all kernels; modules are unloaded once nothing holds their functions."""
+        with self._guard:
+            self._functions.clear()
+            self._cubins.clear()
+        self._cache.close()
+
+    def _compile_one(self, kernel: Kernel) -> CachedCubin:
+        text = flatten(kernels_dir() / kernel.source)
+        expressions = (kernel.expression,)
+        key = make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
+        return self._cache.get(
+            key, lambda: nvrtc.compile_cubin(text, expressions, self.architecture, nvrtc.OPTIONS, source=kernel.source)
+        )

@@ -1,0 +1,171 @@
+"""CUDA C++ to cubins by NVRTC, through ``cuda.bindings``: no driver, no GPU and no CuPy are needed.
+
+Contraction, denormals and rounding are fixed here, because a result must not depend on who compiled it:
+``--fmad=false`` (an fma is written where it is wanted), no ``-ftz``, and NVRTC's exact division and square root, which
+are its defaults.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from gpuexec.errors import DeviceNotFoundError, KernelError
+
+OPTIONS: tuple[str, ...] = ("--std=c++17", "--fmad=false", "-default-device")
+INSTALL = "pip install 'gpuexec[kernels]'"
+
+# ptxas writes one group of lines per entry function; spills come before registers.
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """One kernel of a cubin: its C++ name expression, its symbol, and what a thread or block of it takes."""
+
+    expression: str
+    lowered_name: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code for one architecture, and the kernels of ``source`` asked for, in the order they were asked for."""
+
+    source: str
+    image: bytes
+    kernels: tuple[CompiledKernel, ...]
+    log: str
+
+
+def compile_cubin(
+    text: str,
+    expressions: Sequence[str],
+    architecture: str,
+    options: Sequence[str] = OPTIONS,
+    *,
+    source: str = "kernel.cu",
+) -> Cubin:
+    """Compile kernels of one flattened source.
+
+    Args:
+        text: CUDA C++ without local includes.
+        expressions: Name expressions to instantiate, like ``"unary<Exp, float>"``, or plain kernel names.
+        architecture: ``"sm_90"`` or ``"sm_90a"``.
+        options: NVRTC options beside architecture and include folder.
+        source: File name, for messages and for who looks into a cubin.
+
+    Raises:
+        DeviceNotFoundError: NVRTC is not installed; the message has the command.
+        KernelError: The source does not compile; the message holds the compiler's log.
+    """
+    nvrtc = load_nvrtc()
+    program = _call(nvrtc, nvrtc.nvrtcCreateProgram, text.encode(), source.encode(), 0, [], [])
+    try:
+        for expression in expressions:
+            _call(nvrtc, nvrtc.nvrtcAddNameExpression, program, expression.encode())
+        arguments = [*options, f"-arch={architecture}", "--ptxas-options=-v", *_include_options()]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
+        log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            names = ", ".join(expressions[:3]) + (", ..." if len(expressions) > 3 else "")
+            raise KernelError(
+                f"{source}:{names} does not compile for {architecture} ({result.name}):\n{log}{_header_hint()}"
+            )
+        image = _read(nvrtc, program, "CUBIN")
+        lowered = [_call(nvrtc, nvrtc.nvrtcGetLoweredName, program, e.encode()).decode() for e in expressions]
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    usage = parse_usage(log)
+    kernels = tuple(CompiledKernel(e, name, *usage[name]) for e, name in zip(expressions, lowered, strict=True))
+    return Cubin(source, image, kernels, log)
+
+
+def parse_usage(log: str) -> dict[str, tuple[int, int, int]]:
+    """Return (registers, spill bytes, static shared bytes) by symbol, from the lines of ``--ptxas-options=-v``.
+
+    Spill bytes are stores plus loads: either says that registers did not suffice.
+    """
+    usage: dict[str, tuple[int, int, int]] = {}
+    name, spills = "", 0
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            name, spills = entry[1], 0
+        elif spill := _SPILLS.search(line):
+            spills = int(spill[1]) + int(spill[2])
+        elif name and (registers := _REGISTERS.search(line)):
+            shared = _SHARED.search(line)
+            usage[name] = (int(registers[1]), spills, int(shared[1]) if shared else 0)
+            name = ""
+    return usage
+
+
+@functools.cache
+def load_nvrtc() -> ModuleType:
+    """Return ``cuda.bindings.nvrtc`` with its library loaded.
+
+    Raises:
+        DeviceNotFoundError: The bindings or the library are missing.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise DeviceNotFoundError(
+            f"Compiling kernels needs the package cuda-bindings, which is not here. Run: {INSTALL}"
+        ) from error
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # DynamicLibNotFoundError of cuda.pathfinder, whose text speaks of its search alone
+        raise DeviceNotFoundError(
+            f"Compiling kernels needs the NVRTC library, which was not found. Run: {INSTALL}"
+        ) from error
+    module: ModuleType = nvrtc
+    return module
+
+
+@functools.cache
+def compiler_version() -> str:
+    """Return NVRTC's version, like ``"nvrtc-13.5"``."""
+    nvrtc = load_nvrtc()
+    result, major, minor = nvrtc.nvrtcVersion()
+    _check(nvrtc, result)
+    return f"nvrtc-{major}.{minor}"
+
+
+@functools.cache
+def _include_options() -> tuple[str, ...]:
+    """Return the option for the folder of cuda_fp16.h; none where the runtime headers are missing."""
+    from cuda import pathfinder
+
+    folder = pathfinder.find_nvidia_header_directory("cudart")
+    return (f"-I{folder}",) if folder else ()
+
+
+def _header_hint() -> str:
+    return "" if _include_options() else f"\nThe CUDA runtime headers (cuda_fp16.h) were not found. Run: {INSTALL}"
+
+
+def _read(nvrtc: ModuleType, program: Any, what: str) -> bytes:
+    buffer = bytes(_call(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size"), program))
+    _call(nvrtc, getattr(nvrtc, f"nvrtcGet{what}"), program, buffer)  # writes into the bytes object it is given
+    return buffer
+
+
+def _call(nvrtc: ModuleType, function: Any, *arguments: Any) -> Any:
+    result, *values = function(*arguments)
+    _check(nvrtc, result)
+    return values[0] if values else None
+
+
+def _check(nvrtc: ModuleType, result: Any) -> None:
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise KernelError(f"NVRTC refused a call with {result.name}.")

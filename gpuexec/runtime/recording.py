@@ -1,0 +1,190 @@
+"""Recordings for devices with kernels: a segment prepared once, issued again and again.
+
+What is known when recording is packed into argument blocks; for each bound buffer the recording keeps the places where its
+address goes, and ``submit`` patches those that changed. Two forms of one interface: a stream of launches in plan order, and a
+graph of the commands and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.errors import KernelError, PlanError
+from gpuexec.plan import Segment
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.device import Device, Function, Region, Stream
+from gpuexec.spec import TensorSpec
+
+
+class Prepared(Protocol):
+    """A command with addresses in place of slots."""
+
+    def set_address(self, position: int, address: int) -> None:
+        """Set the address of the slot at ``position``."""
+
+    def issue(self, stream: Stream) -> None:
+        """Put the command on a stream."""
+
+
+class PreparedLaunch:
+    """A kernel launch: positions are those of its arguments."""
+
+    __slots__ = ("arguments", "block", "function", "grid", "shared_bytes")
+
+    def __init__(self, function: Function, command: Launch) -> None:
+        values = [None if isinstance(a, Slot) else a for a in command.arguments]
+        self.arguments = PackedArguments(values)
+        self.function, self.grid, self.block, self.shared_bytes = function, command.grid, command.block, command.shared_bytes
+        signature = function.signature
+        if signature is not None and signature != self.arguments.kinds():
+            raise KernelError(f"{command.kernel} takes ({', '.join(signature)}), got ({', '.join(self.arguments.kinds())}).")
+
+    def set_address(self, position: int, address: int) -> None:
+        """Set a pointer argument."""
+        self.arguments.set_pointer(position, address)
+
+    def issue(self, stream: Stream) -> None:
+        """Launch the kernel."""
+        stream.launch(self.function, self.grid, self.block, self.shared_bytes, self.arguments)
+
+
+class PreparedCopy:
+    """A copy: position 0 is the destination, 1 the source."""
+
+    __slots__ = ("addresses", "nbytes")
+
+    def __init__(self, command: Copy) -> None:
+        self.addresses = [0, 0]
+        self.nbytes = command.source.spec.nbytes
+
+    def set_address(self, position: int, address: int) -> None:
+        """Set destination or source."""
+        self.addresses[position] = address
+
+    def issue(self, stream: Stream) -> None:
+        """Copy on the device."""
+        stream.copy(self.addresses[0], self.addresses[1], self.nbytes)
+
+
+class PreparedFill:
+    """A fill: position 0 is the destination."""
+
+    __slots__ = ("address", "count", "pattern")
+
+    def __init__(self, command: Fill) -> None:
+        self.address = 0
+        self.pattern, self.count = command.pattern, command.destination.spec.size
+
+    def set_address(self, position: int, address: int) -> None:
+        """Set the destination."""
+        self.address = address
+
+    def issue(self, stream: Stream) -> None:
+        """Fill on the device."""
+        stream.fill(self.address, self.pattern, self.count)
+
+
+class PreparedSegment:
+    """All commands of a segment, and the places of bound buffers: (command, position, byte offset) by buffer."""
+
+    def __init__(self, device: Device, commands: Sequence[Command], memory: Mapping[int, Region]) -> None:
+        self._device, self._memory = device, memory
+        self._commands: list[Command | None] = [None] * len(commands)
+        self.commands: list[Prepared] = [_NOTHING] * len(commands)
+        self._places: dict[int, list[tuple[int, int, int]]] = {}
+        self._bound: dict[int, int] = {}
+        self.patch(commands)
+
+    def patch(self, commands: Sequence[Command]) -> list[int]:
+        """Prepare the commands that differ from the present ones; return their positions."""
+        if len(commands) != len(self._commands):
+            raise PlanError(f"A recording of {len(self._commands)} commands can't take {len(commands)}.")
+        changed = [i for i, (new, old) in enumerate(zip(commands, self._commands, strict=True)) if new is not old and new != old]
+        for index in changed:
+            self._prepare(index, commands[index])
+        if changed:
+            gone = set(changed)
+            self._places = {
+                buffer: kept for buffer, rows in self._places.items() if (kept := [row for row in rows if row[0] not in gone])
+            }
+            for index in changed:
+                self._place(index, commands[index])
+                self._commands[index] = commands[index]
+        return changed
+
+    def bind(self, bindings: Mapping[int, Region]) -> set[int]:
+        """Patch the addresses of bound buffers that changed; return the positions of the commands patched."""
+        touched: set[int] = set()
+        for buffer, places in self._places.items():
+            address = bindings[buffer].address
+            if self._bound.get(buffer) == address:
+                continue
+            self._bound[buffer] = address
+            for index, position, offset in places:
+                self.commands[index].set_address(position, address + offset)
+                touched.add(index)
+        return touched
+
+    def _prepare(self, index: int, command: Command) -> None:
+        match command:
+            case Launch():
+                self.commands[index] = PreparedLaunch(self._device.function(command.kernel), command)
+            case Copy():
+                self.commands[index] = PreparedCopy(command)
+            case Fill():
+                self.commands[index] = PreparedFill(command)
+            case HostCall():
+                raise PlanError(f"{command.operator}: a host call can't be part of a recording of {self._device.name}.")
+
+    def _place(self, index: int, command: Command) -> None:
+        prepared = self.commands[index]
+        for position, slot in _positions(command):
+            region = self._memory.get(slot.buffer)
+            if region is not None:
+                prepared.set_address(position, region.address + slot.offset_bytes)
+                continue
+            self._places.setdefault(slot.buffer, []).append((index, position, slot.offset_bytes))
+            if slot.buffer in self._bound:
+                prepared.set_address(position, self._bound[slot.buffer] + slot.offset_bytes)
+
+
+_NOTHING = PreparedFill(Fill(Slot(0, 0, TensorSpec((0,), np.dtype(np.uint8)), (1,)), b"\0"))
+
+
+class StreamRecording:
+    """The stream form: every command issued on one stream, in plan order."""
+
+    def __init__(self, device: Device, segment: Segment, memory: Mapping[int, Region]) -> None:
+        self._segment = PreparedSegment(device, segment.commands, memory)
+
+    def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
+        """Issue commands ``[first, last)``. See `gpuexec.runtime.device.Recording`."""
+        self._segment.bind(bindings)
+        for command in self._segment.commands[first:last]:
+            command.issue(stream)
+
+    def patch(self, commands: Sequence[Command]) -> None:
+        """Take the commands of another size of the same class."""
+        self._segment.patch(commands)
+
+
+def record_launches(device: Device, segment: Segment, memory: Mapping[int, Region]) -> StreamRecording:
+    """Return the stream form of a segment on a device with kernels."""
+    return StreamRecording(device, segment, memory)
+
+
+def _positions(command: Command) -> list[tuple[int, Slot]]:
+    match command:
+        case Launch():
+            return [(i, a) for i, a in enumerate(command.arguments) if isinstance(a, Slot)]
+        case Copy():
+            return [(0, command.destination), (1, command.source)]
+        case Fill():
+            return [(0, command.destination)]
+        case HostCall():
+            return []
+

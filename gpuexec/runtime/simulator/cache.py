@@ -1,0 +1,90 @@
+"""Shared objects on disk, by content: whoever finds one missing builds it, once among all processes.
+
+An object ends with the SHA-256 of what stands before it, which loaders ignore; one that was cut short or altered
+counts as absent. It is renamed into place. Lock files stay: removing one would let two processes lock different files
+of one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+_DIGEST_BYTES = 32
+
+
+def make_key(*parts: str | Sequence[str]) -> str:
+    """Return the name of an object: hex digits of a SHA-256 over everything that decides its bytes."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+class ObjectCache:
+    """Shared objects by key in one folder.
+
+    A folder that can't be written is replaced by a temporary one for the life of the process, with one warning.
+
+    Args:
+        folder: Made when first needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def get(self, key: str, build: Callable[[Path], None]) -> Path:
+        """Return the object of ``key``; ``build`` writes it to the path it is given where there is none yet."""
+        path = self.folder / f"{key}.so"
+        if is_whole(path):
+            return path
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with _hold(path.with_suffix(".lock")):
+                if not is_whole(path):  # else another process was here first
+                    self._build(path, build)
+            return path
+        except OSError as error:
+            if self._temporary is not None:
+                raise
+            self._temporary = tempfile.TemporaryDirectory(prefix="gpuexec-")
+            warnings.warn(
+                f"The kernel cache {self.folder} can't be written ({error.strerror}), so this process compiles its"
+                " kernels for itself. Point GPUEXEC_CACHE_DIR to a writable folder.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.folder = Path(self._temporary.name)
+            return self.get(key, build)
+
+    def _build(self, path: Path, build: Callable[[Path], None]) -> None:
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="build-") as scratch:
+            made = Path(scratch) / path.name
+            build(made)
+            with open(made, "r+b") as file:
+                digest = hashlib.sha256(file.read()).digest()
+                file.write(digest)
+            os.replace(made, path)
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether the file is there and ends with the checksum of the rest. Loading one cut short would crash."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    body = memoryview(content)[:-_DIGEST_BYTES]
+    return len(content) > _DIGEST_BYTES and hashlib.sha256(body).digest() == content[-_DIGEST_BYTES:]
+
+
+@contextlib.contextmanager
+def _hold(path: Path) -> Iterator[None]:
+    """Hold a lock against other threads and processes; a process that dies lets go of it."""
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,184 @@
+"""The simulated GPU: CUDA kernels on the CPU, with a GPU's asynchrony and its intolerance of mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gpuexec.command import Kernel
+from gpuexec.errors import ClosedError, DeviceError, DeviceLostError, GpuexecError, KernelError
+from gpuexec.plan import Segment
+from gpuexec.runtime.device import Recording, Region
+from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.runtime.recording import Prepared, record_launches
+from gpuexec.runtime.simulator.graph import SimulatorGraph
+from gpuexec.runtime.simulator.library import GridError, Schedule
+from gpuexec.runtime.simulator.memory import AddressMap, DeviceMemory, PinnedMemory
+from gpuexec.runtime.simulator.module import Function, load_files
+from gpuexec.runtime.simulator.operations import Operation
+from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
+from gpuexec.target import Target
+
+
+class SimulatorDevice:
+    """A device whose faults are as final as a GPU's: after the first, every call raises DeviceLostError naming it.
+
+    Args:
+        instantiations: The table: all name expressions of a kernel file, by its name. A file is compiled once with all.
+        target: Whose limits hold.
+        schedule: In which order threads, blocks and unordered nodes of graphs take turns. With ``"random"`` every
+            launch has another order, all of them decided by the seed.
+        delay_s: The longest of the random delays before a stream's commands.
+        memory_bytes: How much can be allocated; None: what the host has.
+    """
+
+    def __init__(
+        self,
+        instantiations: Callable[[str], Sequence[str]],
+        target: str = "sm_90",
+        *,
+        schedule: Schedule | None = None,
+        delay_s: float = 0.0,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self.target = Target.named(target)
+        self.name = f"simulator ({target})"
+        self._instantiations = instantiations
+        self._schedule = schedule or Schedule()
+        self._delay_s, self._memory_bytes = delay_s, memory_bytes
+        self._blocks, self._pinned = AddressMap(), AddressMap()
+        self._functions: dict[Kernel, Function] = {}
+        self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._lost: str | None = None
+        self._is_closed = False
+
+    def allocate(self, nbytes: int) -> DeviceMemory:
+        """Return device memory, full of 0xCD.
+
+        Raises:
+            OutOfMemoryError: The device, or the host, has no room.
+        """
+        self.check_alive()
+        return DeviceMemory(self._blocks, nbytes, self._memory_bytes)
+
+    def allocate_pinned(self, nbytes: int) -> PinnedMemory:
+        """Return host memory that copies read late."""
+        self.check_alive()
+        memory = PinnedMemory(nbytes, lambda freed: self._pinned.remove(freed.address))
+        self._pinned.add(memory.address, nbytes)
+        return memory
+
+    def create_stream(self) -> SimulatorStream:
+        """Return a stream that waits for no other."""
+        self.check_alive()
+        stream = SimulatorStream(self, self._schedule.seed + next(self._numbers), self._delay_s)
+        self._streams.add(stream)
+        return stream
+
+    def create_event(self) -> SimulatorEvent:
+        """Return an event, not recorded."""
+        self.check_alive()
+        return SimulatorEvent(self)
+
+    def create_graph(self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> SimulatorGraph:
+        """Return a graph of prepared commands with pairs (before, after) of positions as edges."""
+        self.check_alive()
+        return SimulatorGraph(self, commands, edges)
+
+    def load(self, kernels: Sequence[Kernel]) -> None:
+        """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
+
+        Raises:
+            KernelError: A file does not compile, or the table lacks a kernel.
+        """
+        self.check_alive()
+        with self._lock:
+            sources = {kernel.source for kernel in kernels if kernel not in self._functions}
+            tables = {source: tuple(self._instantiations(source)) for source in sorted(sources)}
+            for kernel in kernels:
+                if kernel not in self._functions and kernel.expression not in tables[kernel.source]:
+                    raise KernelError(
+                        f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
+                        f" {len(tables[kernel.source])} for {kernel.source}; add it there."
+                    )
+            modules = load_files({kernels_dir() / source: table for source, table in tables.items()})
+            for source in tables:
+                for expression, function in modules[kernels_dir() / source].functions.items():
+                    self._functions[Kernel(source, expression)] = function
+
+    def function(self, kernel: Kernel) -> Function:
+        """Return a kernel loaded before.
+
+        Raises:
+            KernelError: It was not.
+        """
+        if kernel not in self._functions:
+            raise KernelError(f"{kernel} was not loaded; call load first.")
+        return self._functions[kernel]
+
+    def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+        """Return the recording of a segment as a stream of launches."""
+        return record_launches(self, segment, memory)
+
+    def close(self) -> None:
+        """Finish all work, held work too, and end the threads of all streams. Twice is harmless."""
+        self._is_closed = True
+        streams = list(self._streams)
+        for stream in streams:  # all before the first wait: they may wait for each other
+            stream.thread.stop()
+        for stream in streams:
+            stream.thread.join()
+
+    def is_alive(self) -> bool:
+        """Return whether no command has failed."""
+        return self._lost is None
+
+    def check_alive(self) -> None:
+        """Raise unless the device can be used.
+
+        Raises:
+            DeviceLostError: A command failed.
+            ClosedError: The device was closed.
+        """
+        if self._lost is not None:
+            raise DeviceLostError(self._lost)
+        if self._is_closed:
+            raise ClosedError(f"{self.name} was closed.")
+
+    def check_range(self, address: int, nbytes: int, name: str) -> None:
+        """Check that a range lies in one allocation of the device.
+
+        Raises:
+            DeviceError: It does not; the message says where it lies.
+        """
+        if nbytes and not self._blocks.holds(address, nbytes):
+            raise DeviceError(f"{name}: {self._blocks.describe(address)}.")
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is pinned."""
+        return self._pinned.holds(address, nbytes)
+
+    def next_schedule(self) -> Schedule:
+        """Return the schedule of the next launch."""
+        if self._schedule.order != "random":
+            return self._schedule
+        return replace(self._schedule, seed=self._schedule.seed + next(self._numbers))
+
+    def lose(self, operation: Operation, error: Exception) -> None:
+        """End the device for a failed operation; the first one counts."""
+        what = str(error) if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
+        if isinstance(error, GridError) and error.fault_address:
+            what = f"{what}: {self._blocks.describe(error.fault_address)}"
+        with self._lock:
+            if self._lost is None:
+                self._lost = f"{self.name}: {what.rstrip('.')}. The device is lost; make a new one."
+
+
+def _name_of(function: Callable[[str], Sequence[str]]) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    return f"{module}.{name}" if name else repr(function)

@@ -1,0 +1,96 @@
+"""Explicit graphs: prepared commands and edges, launched as one. What no path orders may run in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpuexec.errors import ClosedError, InputError
+from gpuexec.runtime.recording import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.simulator.module import Function
+from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
+from gpuexec.runtime.simulator.stream import SimulatorStream
+
+if TYPE_CHECKING:
+    from gpuexec.runtime.simulator.device import SimulatorDevice
+
+
+class SimulatorGraph:
+    """An executable graph.
+
+    Args:
+        device: Where it will run.
+        commands: Prepared, with every address set; what they hold is copied.
+        edges: Pairs (before, after) of positions in ``commands``.
+
+    Raises:
+        InputError: The edges form a cycle, or name no command.
+    """
+
+    def __init__(self, device: SimulatorDevice, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> None:
+        self._device = device
+        self._after: list[list[int]] = [[] for _ in commands]
+        self._count_before = [0] * len(commands)
+        for before, after in dict.fromkeys(edges):
+            if not (0 <= before < len(commands) and 0 <= after < len(commands)):
+                raise InputError(f"Edge {before} -> {after} names no command of a graph of {len(commands)}.")
+            self._after[before].append(after)
+            self._count_before[after] += 1
+        if len(self._arrange(min)) != len(commands):
+            raise InputError("The edges of a graph form a cycle.")
+        self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
+
+    def update(self, position: int, command: Prepared) -> None:
+        """Give the command at ``position`` other addresses, scalars or extents; runs already launched keep theirs."""
+        self._open_nodes()[position] = _make_node(self._device, command)
+
+    def launch(self, stream: SimulatorStream) -> None:
+        """Put the whole graph on a stream: in the device's order, or in a random one that respects the edges."""
+        nodes = self._open_nodes()
+        schedule = self._device.next_schedule()
+        choose: Callable[[list[int]], int] = max if schedule.order == "reverse" else min
+        if schedule.order == "random":
+            choose = random.Random(schedule.seed).choice
+        for position in self._arrange(choose):
+            stream.issue(nodes[position])
+
+    def close(self) -> None:
+        """Drop the commands; runs under way finish. Twice is harmless."""
+        self._nodes = None
+
+    def _arrange(self, choose: Callable[[list[int]], int]) -> list[int]:
+        """Return the positions in an order that respects the edges, choosing among those that may come next."""
+        count_before = list(self._count_before)
+        ready = [position for position, count in enumerate(count_before) if count == 0]
+        order = []
+        while ready:
+            position = choose(ready)
+            ready.remove(position)
+            order.append(position)
+            for after in self._after[position]:
+                count_before[after] -= 1
+                if count_before[after] == 0:
+                    ready.append(after)
+        return order
+
+    def _open_nodes(self) -> list[Operation]:
+        self._device.check_alive()
+        if self._nodes is None:
+            raise ClosedError("The graph was closed.")
+        return self._nodes
+
+
+def _make_node(device: SimulatorDevice, command: Prepared) -> Operation:
+    match command:
+        case PreparedLaunch():
+            assert isinstance(command.function, Function)
+            return make_launch(
+                device, command.function, command.grid, command.block, command.shared_bytes, command.arguments
+            )
+        case PreparedCopy():
+            destination, source = command.addresses
+            return make_copy(device, destination, source, command.nbytes, (destination, source))
+        case PreparedFill():
+            return make_fill(device, command.address, command.pattern, command.count)
+    raise InputError(f"A graph has no node for {type(command).__name__}.")

@@ -1,0 +1,141 @@
+"""The runtime library in C++, as Python calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuexec.errors import KernelError, OutOfMemoryError
+from gpuexec.runtime.simulator.compile import build_runtime
+
+Order = Literal["forward", "reverse", "random"]
+Extent = tuple[int, int, int]
+
+_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+_MESSAGE_BYTES = 2048
+_lock = threading.Lock()
+_loaded: ctypes.CDLL | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """In which order blocks, and threads within a block, take turns; and on how many OS threads blocks run.
+
+    Every order is legal on a GPU, so a result that depends on it shows a missing barrier or a race.
+    """
+
+    order: Order = "forward"
+    seed: int = 0
+    workers: int = 2
+
+
+class Launch(ctypes.Structure):
+    """``gpuexec::Launch`` of runtime.h."""
+
+    _fields_ = (
+        ("entry", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_shared_bytes", ctypes.c_uint),
+        ("shared_limit_bytes", ctypes.c_uint),
+        ("order", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("seed", ctypes.c_uint64),
+        ("message", ctypes.c_char_p),
+        ("message_capacity", ctypes.c_size_t),
+        ("fault_address", ctypes.c_size_t),
+        ("switches", ctypes.c_uint64),
+        ("shared_bytes", ctypes.c_uint),
+    )
+
+
+_FUNCTIONS = (
+    ("gpuexec_launch", ctypes.c_int, (ctypes.POINTER(Launch),)),
+    ("gpuexec_copy_arguments", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
+    ("gpuexec_free_arguments", None, (ctypes.c_void_p,)),
+    ("gpuexec_allocate", ctypes.c_void_p, (ctypes.c_size_t,)),
+    ("gpuexec_release", None, (ctypes.c_void_p, ctypes.c_size_t)),
+    ("gpuexec_fill", None, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t)),
+)
+
+
+class GridError(KernelError):
+    """A kernel broke a rule while it ran. ``fault_address`` is the address it could not touch, or 0."""
+
+    def __init__(self, message: str, fault_address: int = 0) -> None:
+        super().__init__(message)
+        self.fault_address = fault_address
+
+
+def load_runtime(defines: Sequence[str] = ()) -> ctypes.CDLL:
+    """Return the runtime library; the first call of the process decides which build it is.
+
+    Its symbols are global: kernel files link to them when they are loaded.
+
+    Raises:
+        KernelError: There is no compiler to build it with.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            library = ctypes.CDLL(str(build_runtime(defines=defines)), mode=ctypes.RTLD_GLOBAL)
+            for name, result, arguments in _FUNCTIONS:
+                function = library[name]
+                function.restype, function.argtypes = result, arguments
+                setattr(library, name, function)
+            _loaded = library
+        return _loaded
+
+
+class ArgumentCopy:
+    """Launch arguments of one's own: the originals may change. ``address`` is as `PackedArguments.address`.
+
+    Args:
+        arguments: Address of the argument addresses.
+        parameters: Address of the kernel's ``gpuexec::Parameter`` table.
+        count: Number of parameters.
+    """
+
+    __slots__ = ("_free", "address")
+
+    def __init__(self, arguments: int, parameters: int, count: int) -> None:
+        runtime = load_runtime()
+        self._free = runtime.gpuexec_free_arguments
+        self.address: int = runtime.gpuexec_copy_arguments(arguments, parameters, count)
+        if not self.address:
+            raise OutOfMemoryError("The host has no memory left for launch arguments.")
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None):
+            self._free(self.address)
+
+
+def run_grid(
+    entry: int, arguments: int, grid: Extent, block: Extent, shared_bytes: int, shared_limit: int, schedule: Schedule
+) -> Launch:
+    """Run a grid to its end on this thread (and helpers, when it is large), without the interpreter's lock.
+
+    Args:
+        entry: Address of the kernel's entry point.
+        arguments: Address of an array with the address of each argument.
+        grid: Blocks, all at least 1.
+        block: Threads of a block, all at least 1.
+        shared_bytes: Dynamic shared memory.
+        shared_limit: The most shared memory a block may have.
+        schedule: The order of turns.
+
+    Raises:
+        GridError: The kernel broke a rule; the message names the line where one is known.
+    """
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    launch = Launch(
+        entry, arguments, grid, block, shared_bytes, shared_limit, _ORDERS[schedule.order], schedule.workers,
+        schedule.seed, ctypes.addressof(message), _MESSAGE_BYTES,
+    )  # fmt: skip
+    if load_runtime().gpuexec_launch(ctypes.byref(launch)):
+        raise GridError(message.value.decode(errors="replace"), launch.fault_address)
+    return launch

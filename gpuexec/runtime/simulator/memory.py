@@ -1,0 +1,125 @@
+"""Memory of the simulated device: real addresses that the host must not touch but by copies.
+
+It is full of 0xCD when allocated, ends near an inaccessible page, and is inaccessible once freed: a kernel that reads
+too far or too late faults, as it may on a GPU. Pinned memory is the host's own, and full of 0xCD once freed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.runtime.device import ByteArray
+from gpuexec.runtime.simulator.library import load_runtime
+
+_POISON = 0xCD
+_NEAR_BYTES = 1 << 16
+_REMEMBERED = 4096
+
+
+class AddressMap:
+    """The blocks of memory that are alive, by address. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._freed: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks alive."""
+        with self._lock:
+            return sum(self._sizes.values())
+
+    def add(self, address: int, nbytes: int) -> None:
+        """Add a block."""
+        with self._lock:
+            bisect.insort(self._starts, address)
+            self._sizes[address] = nbytes
+            self._freed.pop(address, None)
+
+    def remove(self, address: int) -> None:
+        """Take a block out."""
+        with self._lock:
+            self._starts.pop(bisect.bisect_left(self._starts, address))
+            self._freed[address] = self._sizes.pop(address)
+            while len(self._freed) > _REMEMBERED:
+                del self._freed[next(iter(self._freed))]
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Return whether a range lies within one block."""
+        with self._lock:
+            index = bisect.bisect_right(self._starts, address) - 1
+            if index < 0:
+                return False
+            start = self._starts[index]
+            return address + nbytes <= start + self._sizes[start]
+
+    def describe(self, address: int) -> str:
+        """Say where an address lies that can't be used."""
+        with self._lock:
+            for start, size in self._freed.items():
+                if start <= address < start + size:
+                    return f"address {address:#x} lies in {size} bytes that were freed"
+            index = bisect.bisect_right(self._starts, address) - 1
+            if index >= 0:
+                start = self._starts[index]
+                past = address - start - self._sizes[start]
+                if past < 0:
+                    return f"address {address:#x} is byte {address - start} of an allocation of {self._sizes[start]}"
+                if past < _NEAR_BYTES:
+                    return (
+                        f"address {address:#x} lies {past} bytes past the end of an allocation of {self._sizes[start]}"
+                    )
+            return f"address {address:#x} lies in no allocation"
+
+
+class DeviceMemory:
+    """Bytes on the device. ``array`` is None: the host can't look at them."""
+
+    def __init__(self, blocks: AddressMap, nbytes: int, limit: int | None) -> None:
+        if limit is not None and blocks.nbytes + nbytes > limit:
+            raise OutOfMemoryError(
+                f"The simulator can't allocate {nbytes} bytes: {blocks.nbytes} of {limit} are in use."
+            )
+        address = load_runtime().gpuexec_allocate(nbytes)
+        if not address:
+            raise OutOfMemoryError(f"The simulator can't allocate {nbytes} bytes: the host has no memory left.")
+        self.address: int = address
+        self.nbytes = nbytes
+        self.array: ByteArray | None = None
+        self._blocks: AddressMap | None = blocks
+        blocks.add(address, nbytes)
+
+    def free(self) -> None:
+        """Give the bytes back; whoever still uses them faults. Twice is harmless."""
+        blocks, self._blocks = self._blocks, None
+        if blocks is not None:
+            blocks.remove(self.address)
+            load_runtime().gpuexec_release(self.address, self.nbytes)
+
+    def __del__(self) -> None:
+        if getattr(self, "_blocks", None) is not None:
+            self.free()
+
+
+class PinnedMemory:
+    """Host memory that copies read when they run, not when they are issued."""
+
+    def __init__(self, nbytes: int, on_free: Callable[[PinnedMemory], None]) -> None:
+        self.array: ByteArray | None = np.full(nbytes, _POISON, np.uint8)
+        self.address: int = self.array.ctypes.data
+        self.nbytes = nbytes
+        self._on_free = on_free
+
+    def free(self) -> None:
+        """Poison the bytes and let go of them. Twice is harmless."""
+        if self.array is not None:
+            self._on_free(self)
+            self.array[...] = _POISON
+            self.array = None

@@ -1,0 +1,210 @@
+"""Compiled kernel files, loaded: functions with the signature C++ deduced, and what a launch of them must satisfy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import KernelError
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.runtime.simulator.compile import BuiltObject, build_files
+from gpuexec.runtime.simulator.library import ArgumentCopy, Extent, GridError, Launch, Schedule, load_runtime, run_grid
+from gpuexec.target import Target
+
+_WORDS = {"P": "a pointer", "f": "a float", "i": "an integer", "u": "an integer", "b": "a bool", "s": "a struct"}
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_char), ("nbytes", ctypes.c_uint))
+
+
+class _Row(ctypes.Structure):
+    _fields_ = (("run", ctypes.c_void_p), ("parameters", ctypes.POINTER(_Parameter)), ("count", ctypes.c_int))
+
+
+class Function:
+    """A kernel instance that can be launched.
+
+    ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
+    b bool, s struct. ``max_threads`` is its ``__launch_bounds__`` where these are a constant, else None.
+    """
+
+    __slots__ = ("_module", "_parameters", "entry", "expression", "max_threads", "signature", "source")
+
+    def __init__(self, module: Module, row: _Row, source: str, expression: str, max_threads: int | None) -> None:
+        self._module = module  # unloaded with its last function
+        self._parameters = ctypes.addressof(row.parameters.contents)
+        self.entry = int(row.run)
+        self.source = source
+        self.expression = expression
+        self.max_threads = max_threads
+        self.signature = tuple(f"{row.parameters[i].kind.decode()}{row.parameters[i].nbytes}" for i in range(row.count))
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.expression}"
+
+    def check_arguments(self, kinds: Sequence[str]) -> None:
+        """Check kind and size of each argument against the C++ signature; signedness is free.
+
+        Raises:
+            KernelError: Count, kind or size differ; the message names the first argument that does.
+        """
+        if len(kinds) != len(self.signature):
+            raise KernelError(f"{self}: expected {len(self.signature)} arguments, got {len(kinds)}.")
+        for index, (expected, got) in enumerate(zip(self.signature, kinds, strict=True)):
+            if expected != got and expected.replace("u", "i") != got.replace("u", "i"):
+                raise KernelError(f"{self}: argument {index} must be {_spell(expected)}, got {_spell(got)}.")
+
+    def check_launch(self, grid: Extent, block: Extent, shared_bytes: int, target: Target) -> None:
+        """Check a launch against the limits of the target and the kernel's launch bounds.
+
+        Raises:
+            KernelError: A limit is exceeded, or an extent is not positive.
+        """
+        threads = block[0] * block[1] * block[2]
+        if min(*grid, *block) < 1:
+            raise KernelError(f"{self}: grid {grid} and block {block} must be positive.")
+        if threads > target.max_threads_per_block or max(block[0], block[1]) > 1024 or block[2] > 64:
+            raise KernelError(
+                f"{self}: block {block} exceeds the device limit {target.max_threads_per_block} ({target.name})."
+            )
+        if self.max_threads is not None and threads > self.max_threads:
+            raise KernelError(
+                f"{self}: block {block} has {threads} threads, its __launch_bounds__ are {self.max_threads}."
+            )
+        if any(extent > limit for extent, limit in zip(grid, target.max_grid, strict=True)):
+            raise KernelError(f"{self}: grid {grid} exceeds the device limit {target.max_grid} ({target.name}).")
+        if shared_bytes > target.shared_bytes_per_block:
+            raise KernelError(
+                f"{self}: {shared_bytes} bytes of shared memory exceed the device limit"
+                f" {target.shared_bytes_per_block} ({target.name})."
+            )
+
+    def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
+        """Return a copy of the arguments that later changes of ``arguments`` do not reach.
+
+        Raises:
+            KernelError: They do not fit the signature.
+        """
+        self.check_arguments(arguments.kinds())
+        return ArgumentCopy(arguments.address, self._parameters, len(self.signature))
+
+    def run(
+        self, grid: Extent, block: Extent, shared_bytes: int, arguments: int, schedule: Schedule, target: Target
+    ) -> Launch:
+        """Run a checked launch to its end; ``arguments`` is the address of the argument addresses.
+
+        Raises:
+            GridError: The kernel broke a rule.
+        """
+        try:
+            return run_grid(self.entry, arguments, grid, block, shared_bytes, target.shared_bytes_per_block, schedule)
+        except GridError as error:
+            raise GridError(f"{self}: {error}", error.fault_address) from None
+
+    def launch_arrays(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *arguments: Any,
+        shared_bytes: int = 0,
+        schedule: Schedule | None = None,
+        target: Target | None = None,
+    ) -> Launch:
+        """Run the kernel on NumPy arrays in place and wait: for tests of kernels on their own.
+
+        Args:
+            grid: Blocks; missing extents are 1.
+            block: Threads of a block; missing extents are 1.
+            arguments: Arrays (or None for a null pointer) for pointers, NumPy scalars, bytes for structs.
+            shared_bytes: Dynamic shared memory.
+            schedule: None: forward.
+            target: Whose limits hold; None: sm_90.
+
+        Raises:
+            KernelError: The launch does not fit the kernel, or the kernel broke a rule.
+        """
+        packed = _pack(str(self), arguments)
+        target = target or Target.named("sm_90")
+        full_grid, full_block = _extent(grid), _extent(block)
+        self.check_arguments(packed.kinds())
+        self.check_launch(full_grid, full_block, shared_bytes, target)
+        return self.run(full_grid, full_block, shared_bytes, packed.address, schedule or Schedule(), target)
+
+
+class Module:
+    """A loaded kernel file: its functions by name expression."""
+
+    def __init__(self, built: BuiltObject) -> None:
+        load_runtime()
+        try:
+            self._library = ctypes.CDLL(str(built.path))
+            rows = (_Row * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
+        except (OSError, ValueError) as error:
+            raise KernelError(f"{built.source} can't be loaded for the simulator: {error}.") from error
+        self.functions: Mapping[str, Function] = {
+            expression: Function(self, row, built.source, expression, built.launch_bounds.get(_base_name(expression)))
+            for expression, row in zip(built.expressions, rows, strict=True)
+        }
+
+
+def load_files(files: Mapping[Path, Sequence[str]]) -> dict[Path, Module]:
+    """Compile (or find) and load several kernel files, in parallel.
+
+    Raises:
+        KernelError: One does not compile, or there is no compiler.
+    """
+    return {path: Module(built) for path, built in build_files(files).items()}
+
+
+def load_file(path: Path | str, expressions: Sequence[str]) -> Mapping[str, Function]:
+    """Compile (or find) and load one kernel file.
+
+    Args:
+        path: A path, or the name of a file among the package's kernels (``"softmax.cu"``).
+        expressions: C++ name expressions, or names of ``extern "C"`` kernels.
+
+    Raises:
+        KernelError: It does not compile, or there is no compiler.
+    """
+    full = Path(path) if Path(path).is_absolute() else kernels_dir() / path
+    return load_files({full: expressions})[full].functions
+
+
+def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:
+    pointers = {}
+    values: list[np.generic | bytes | None] = []
+    for index, argument in enumerate(arguments):
+        if argument is None or isinstance(argument, np.ndarray):
+            pointers[index] = 0 if argument is None else argument.ctypes.data
+            values.append(None)
+        elif isinstance(argument, bytes | np.generic):
+            values.append(argument.tobytes() if isinstance(argument, np.void) else argument)
+        else:
+            raise KernelError(
+                f"{name}: argument {index} must be an array, a NumPy scalar, bytes or None,"
+                f" got {type(argument).__name__}; its width would be a guess."
+            )
+    packed = PackedArguments(values)
+    for index, address in pointers.items():
+        packed.set_pointer(index, address)
+    return packed
+
+
+def _extent(value: int | Sequence[int]) -> Extent:
+    extents = (value,) if isinstance(value, int) else tuple(value)
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+def _base_name(expression: str) -> str:
+    return expression.partition("<")[0].strip()
+
+
+def _spell(kind: str) -> str:
+    return f"{_WORDS[kind[0]]} of {kind[1:]} bytes" if kind[0] != "P" else "a pointer"

@@ -1,0 +1,142 @@
+"""Streams as worker threads, and events between them: what is not ordered by a stream or a wait is not ordered."""
+
+from __future__ import annotations
+
+import random
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.device import ByteArray, Event, Function
+from gpuexec.runtime.simulator.library import Extent
+from gpuexec.runtime.simulator.module import Function as SimulatorFunction
+from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
+from gpuexec.runtime.simulator.stream_thread import StreamThread
+
+if TYPE_CHECKING:
+    from gpuexec.runtime.simulator.device import SimulatorDevice
+
+_UNREAD = 0xEE
+
+
+class SimulatorEvent:
+    """A point in a stream's work. Each record makes a new point; who waits, waits for the last one made before."""
+
+    def __init__(self, device: SimulatorDevice) -> None:
+        self._device = device
+        self.point: threading.Event | None = None
+
+    def is_done(self) -> bool:
+        """Return whether the work recorded is done; never waits.
+
+        Raises:
+            DeviceLostError: A command failed.
+        """
+        done = self.point is None or self.point.is_set()
+        self._device.check_alive()
+        return done
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Wait until done; False when the time ran out.
+
+        Raises:
+            DeviceLostError: A command failed.
+        """
+        done = self.point is None or self.point.wait(timeout_s)
+        self._device.check_alive()
+        return done
+
+
+class SimulatorStream:
+    """Work in order, done by a thread of its own.
+
+    Args:
+        device: Whose faults end it.
+        seed: Of the random delays before commands.
+        delay_s: The longest delay; 0: none.
+    """
+
+    def __init__(self, device: SimulatorDevice, seed: int, delay_s: float) -> None:
+        self._device = device
+        self.thread = StreamThread(device.lose, device.is_alive, random.Random(seed), delay_s)
+        # A stream forgotten by all ends its thread, without waiting. Not at exit: the thread is a daemon.
+        weakref.finalize(self, self.thread.stop).atexit = False
+
+    def launch(
+        self, function: Function, grid: Extent, block: Extent, shared_bytes: int, arguments: PackedArguments
+    ) -> None:
+        """Launch a kernel; arguments are copied at the call.
+
+        Raises:
+            KernelError: The launch does not fit the kernel's signature or the device.
+        """
+        assert isinstance(function, SimulatorFunction)
+        self.issue(make_launch(self._device, function, grid, block, shared_bytes, arguments))
+
+    def copy_to_device(self, address: int, source: ByteArray) -> None:
+        """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""
+        host = source if self._device.is_pinned(source.ctypes.data, source.nbytes) else source.copy()
+        self.issue(make_copy(self._device, address, host.ctypes.data, host.nbytes, (address,), host))
+
+    def copy_to_host(self, destination: ByteArray, address: int) -> None:
+        """Copy device bytes to host memory, which is full of 0xEE until the copy has run."""
+        copy = make_copy(self._device, destination.ctypes.data, address, destination.nbytes, (address,), destination)
+        destination[...] = _UNREAD
+        self.issue(copy)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy between device addresses."""
+        self.issue(make_copy(self._device, destination, source, nbytes, (destination, source)))
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` (1, 2, 4 or 8 bytes) ``count`` times."""
+        self.issue(make_fill(self._device, address, pattern, count))
+
+    def issue(self, operation: Operation) -> None:
+        """Put an operation on the stream; an error in it ends the device.
+
+        Raises:
+            DeviceLostError: A command failed before.
+        """
+        self._device.check_alive()
+        self.thread.put(operation)
+
+    def record(self, event: Event) -> None:
+        """Let the event stand for all work issued so far."""
+        assert isinstance(event, SimulatorEvent)
+        self._device.check_alive()
+        event.point = self.thread.mark()
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream wait for the event's last record; the caller does not wait."""
+        assert isinstance(event, SimulatorEvent)
+        self._device.check_alive()
+        if event.point is not None and not event.point.is_set():
+            self.thread.put(event.point.wait)
+
+    def hold(self) -> threading.Event:
+        """Hold back work issued later until the event returned is set: what tests do instead of sleeping."""
+        self._device.check_alive()
+        return self.thread.hold()
+
+    def is_done(self) -> bool:
+        """Return whether all work issued is done; never waits."""
+        done = self.thread.is_done()
+        self._device.check_alive()
+        return done
+
+    def synchronize(self) -> None:
+        """Wait for all work issued.
+
+        Raises:
+            DeviceLostError: A command failed.
+        """
+        self._device.check_alive()
+        self.thread.mark().wait()
+        self._device.check_alive()
+
+    def close(self) -> None:
+        """Finish the work issued and end the thread. Twice is harmless."""
+        self.thread.stop()
+        self.thread.join()

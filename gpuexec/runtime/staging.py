@@ -1,0 +1,50 @@
+"""Pinned host memory for copies, used again once the copies that touch it are done."""
+
+from __future__ import annotations
+
+import threading
+
+from gpuexec.runtime.device import Device, Event, Memory
+
+_SMALLEST = 4096
+
+
+class Staging:
+    """A pool of pinned blocks of power-of-two sizes. A block given back with an event is not handed out before it is done."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._free: dict[int, list[tuple[Memory, Event | None]]] = {}
+        self._lock = threading.Lock()
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Memory:
+        """Return a block of at least ``nbytes``."""
+        size = max(_SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
+        with self._lock:
+            rows = self._free.get(size, [])
+            for position, (memory, event) in enumerate(rows):
+                if event is None or event.is_done():
+                    del rows[position]
+                    return memory
+            self.nbytes += size
+        return self._device.allocate_pinned(size)
+
+    def give_back(self, memory: Memory, event: Event | None = None) -> None:
+        """Return a block; it is used again once ``event`` is done."""
+        with self._lock:
+            self._free.setdefault(memory.nbytes, []).append((memory, event))
+
+    def trim(self) -> int:
+        """Free the blocks nobody uses; return how many bytes that gave."""
+        with self._lock:
+            given = 0
+            for size, rows in self._free.items():
+                kept = [(memory, event) for memory, event in rows if event is not None and not event.is_done()]
+                for memory, event in rows:
+                    if event is None or event.is_done():
+                        memory.free()
+                        given += size
+                self._free[size] = kept
+            self.nbytes -= given
+            return given

@@ -1,0 +1,177 @@
+"""The tracer: a device that writes down what it is told and does nothing. For tests, `explain`, and measuring the host's share.
+
+It plans like a GPU. Addresses are numbers that stand for no memory; what is read back is zeros.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpuexec.command import Kernel
+from gpuexec.plan import Segment
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream
+from gpuexec.runtime.recording import record_launches
+from gpuexec.target import Target
+
+_ALIGNMENT = 256
+# The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
+_LAUNCH = struct.Struct("Q3I3IIQQQ")
+
+
+class TracerMemory:
+    """An address range that holds nothing; pinned memory is real."""
+
+    __slots__ = ("address", "array", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, array: ByteArray | None = None) -> None:
+        self.address, self.nbytes, self.array = address, nbytes, array
+
+    def free(self) -> None:
+        """Forget the range."""
+
+
+class TracerFunction:
+    """A kernel's name."""
+
+    __slots__ = ("handle", "kernel", "signature")
+
+    def __init__(self, kernel: Kernel, handle: int) -> None:
+        self.kernel, self.handle = kernel, handle
+        self.signature: tuple[str, ...] | None = None
+
+
+class TracerEvent:
+    """Always done."""
+
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Return True."""
+        return True
+
+
+class TracerStream:
+    """Appends a row for everything it is told; ``launches`` counts launches."""
+
+    def __init__(self, device: TracerDevice, number: int) -> None:
+        self._device, self.number = device, number
+        self._packed = bytearray(_LAUNCH.size)
+        self.launches = 0
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: PackedArguments,
+    ) -> None:
+        """Pack the eleven arguments of the driver's launch, and note the launch."""
+        assert isinstance(function, TracerFunction)
+        _LAUNCH.pack_into(self._packed, 0, function.handle, *grid, *block, shared_bytes, self.number, arguments.address, 0)
+        self.launches += 1
+        if self._device.is_writing:
+            self._device.log.append(("launch", str(function.kernel), grid, block, tuple(arguments.read())))
+
+    def copy_to_device(self, address: int, source: ByteArray) -> None:
+        """Note the copy."""
+        self._device.note("copy_to_device", address, source.nbytes)
+
+    def copy_to_host(self, destination: ByteArray, address: int) -> None:
+        """Note the copy; the host gets zeros."""
+        destination[...] = 0
+        self._device.note("copy_to_host", address, destination.nbytes)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Note the copy."""
+        self._device.note("copy", destination, source, nbytes)
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Note the fill."""
+        self._device.note("fill", address, pattern, count)
+
+    def record(self, event: Event) -> None:
+        """Note the record."""
+        self._device.note("record", self.number, id(event))
+
+    def wait(self, event: Event) -> None:
+        """Note the wait."""
+        self._device.note("wait", self.number, id(event))
+
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Note the wait of the host."""
+        self._device.note("synchronize", self.number)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class TracerDevice:
+    """Writes rows to ``log`` while ``is_writing``.
+
+    Args:
+        target: What plans are made for, by name.
+    """
+
+    def __init__(self, target: str = "sm_90", is_writing: bool = True) -> None:
+        self.target = Target.named(target)
+        self.name = f"tracer ({target})"
+        self.is_writing = is_writing
+        self.log: list[tuple[object, ...]] = []
+        self.loaded: dict[Kernel, TracerFunction] = {}
+        self._top = 1 << 40
+        self._streams = 0
+
+    def note(self, *row: object) -> None:
+        """Append a row."""
+        if self.is_writing:
+            self.log.append(row)
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Return an address range."""
+        address = self._top
+        self._top += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self.note("allocate", address, nbytes)
+        return TracerMemory(address, nbytes)
+
+    def allocate_pinned(self, nbytes: int) -> Memory:
+        """Return host memory."""
+        array = np.zeros(nbytes, np.uint8)
+        return TracerMemory(array.ctypes.data, nbytes, array)
+
+    def create_stream(self) -> Stream:
+        """Return a stream."""
+        self._streams += 1
+        return TracerStream(self, self._streams)
+
+    def create_event(self) -> Event:
+        """Return an event."""
+        return TracerEvent()
+
+    def load(self, kernels: Sequence[Kernel]) -> None:
+        """Note the kernels that were not loaded yet."""
+        for kernel in kernels:
+            if kernel not in self.loaded:
+                self.loaded[kernel] = TracerFunction(kernel, len(self.loaded) + 1)
+                self.note("load", str(kernel))
+
+    def function(self, kernel: Kernel) -> Function:
+        """Return a kernel loaded before."""
+        return self.loaded[kernel]
+
+    def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+        """Return the stream form."""
+        return record_launches(self, segment, memory)
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,58 @@
+"""What code is planned for: a kind of device and its limits. Works without the device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpuexec.errors import InputError
+
+_KIB = 1024
+# Dynamic shared memory a block may ask for, in KiB (CUDA C++ programming guide, technical specifications per compute capability).
+_SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+OLDEST_ARCHITECTURE = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The device kind, architecture and limits that planning may depend on.
+
+    ``kind`` is ``"cuda"`` or ``"cpu"``. The simulator and the tracer run plans of kind ``cuda``. Nothing here depends on how
+    many multiprocessors a device has, so a plan computes the same bits on every device of its kind.
+    """
+
+    kind: str
+    architecture: int = 0
+    suffix: str = ""
+    max_threads_per_block: int = 1024
+    max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    shared_bytes_per_block: int = 0
+    warp_size: int = 32
+
+    @property
+    def name(self) -> str:
+        """``"sm_90a"`` or ``"cpu"``."""
+        return f"sm_{self.architecture}{self.suffix}" if self.kind == "cuda" else self.kind
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether plans hold launches; a ``cpu`` plan holds host calls only."""
+        return self.kind == "cuda"
+
+    @staticmethod
+    def named(name: str) -> Target:
+        """Return the target called ``"cpu"`` or ``"sm_90"``.
+
+        Raises:
+            InputError: The name is unknown, or the architecture is older than sm_75.
+        """
+        if name == "cpu":
+            return Target("cpu")
+        match = re.fullmatch(r"sm_(\d+)([a-z]?)", name)
+        if match is None:
+            raise InputError(f"Target {name!r} is unknown; expected 'cpu' or a name like 'sm_90'.")
+        architecture = int(match[1])
+        if architecture < OLDEST_ARCHITECTURE:
+            raise InputError(f"Target {name!r} is older than sm_{OLDEST_ARCHITECTURE}, the oldest architecture supported.")
+        known = max((a for a in _SHARED_KIB if a <= architecture), default=OLDEST_ARCHITECTURE)
+        return Target("cuda", architecture, match[2], shared_bytes_per_block=_SHARED_KIB[known] * _KIB)

@@ -1,0 +1,71 @@
+// Batch normalisation: statistics of channels, and the map by given statistics.
+#include "index.cuh"
+#include "reduce.cuh"
+
+// Computes y = scale * (x - mean) / sqrt(variance + epsilon) + bias, parameters per channel.
+// Shapes   x, y [n, channels, inner] dense; scale, bias, mean, variance [channels].
+// Grid     1024 elements per block.
+// Needs    nothing of alignment.
+// Numerics in Acc<T>, in the order written; one rounding.
+template <class T, class P, class S>
+__global__ void __launch_bounds__(kBlockThreads) normalize_channels(
+    const T* __restrict__ x, const P* __restrict__ scale, const P* __restrict__ bias, const S* __restrict__ mean,
+    const S* __restrict__ variance, T* __restrict__ y, i64 count, FastDiv64 inner, FastDiv64 channels, double epsilon) {
+  typedef Acc<T> A;
+  constexpr int kPerThread = 4;
+  const i64 first = i64(blockIdx.x) * kPerThread * kBlockThreads + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const i64 element = first + i * kBlockThreads;
+    if (element >= count) break;
+    u64 channel;
+    channels.divide(inner.divide(element), channel);
+    const A centered = widen(x[element]) - cast<A>(mean[channel]);
+    const A deviation = root_of(cast<A>(variance[channel]) + A(epsilon));
+    y[element] = cast<T>(cast<A>(scale[channel]) * centered / deviation + cast<A>(bias[channel]));
+  }
+}
+
+// Computes mean and variance of each channel, and running = running * momentum + statistic * rest.
+// Shapes   x [n, channels, inner] dense; batch_mean, batch_variance [channels] in Acc<T>; the others [channels].
+// Grid     one block per channel.
+// Needs    nothing of alignment.
+// Numerics in Acc<T>, mean before variance, divided by n * inner; 256 lanes.
+template <class T, class S>
+__global__ void __launch_bounds__(kBlockThreads) measure_channels(
+    const T* __restrict__ x, const S* __restrict__ mean, const S* __restrict__ variance, Acc<T>* __restrict__ batch_mean,
+    Acc<T>* __restrict__ batch_variance, S* __restrict__ running_mean, S* __restrict__ running_variance, i64 n, i64 channels,
+    FastDiv64 inner_divisor, double momentum, double rest) {
+  typedef Acc<T> A;
+  __shared__ A shared[kBlockThreads];
+  const Team team(kBlockThreads, 1);
+  const i64 channel = blockIdx.x;
+  const i64 inner = inner_divisor.divisor, terms = n * inner;
+  const auto sum_over = [&](auto value) {
+    A total = A(0);
+    for (i64 term = team.lane; term < terms; term += kBlockThreads) {
+      u64 pixel;
+      const i64 image = inner_divisor.divide(term, pixel);
+      total += value(widen(x[(image * channels + channel) * inner + i64(pixel)]));
+    }
+    return team.fold(total, shared, add<A>);
+  };
+  const A center = sum_over([](A x) { return x; }) / A(terms);
+  const A spread = sum_over([=](A x) { return (x - center) * (x - center); }) / A(terms);
+  if (team.lane) return;
+  batch_mean[channel] = center;
+  batch_variance[channel] = spread;
+  running_mean[channel] = cast<S>(cast<A>(mean[channel]) * A(momentum) + center * A(rest));
+  running_variance[channel] = cast<S>(cast<A>(variance[channel]) * A(momentum) + spread * A(rest));
+}
+
+// Computes y = x in another float type.
+// Shapes   x, y [count] dense.
+// Grid     256 elements per block.
+// Needs    nothing of alignment.
+// Numerics rounds to nearest even.
+template <class To, class From>
+__global__ void __launch_bounds__(kBlockThreads) convert(const From* __restrict__ x, To* __restrict__ y, i64 count) {
+  const i64 element = i64(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (element < count) y[element] = cast<To>(x[element]);
+}

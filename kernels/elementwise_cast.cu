@@ -1,0 +1,19 @@
+// Cast between any two element types.
+#include "elementwise.cuh"
+
+// Computes: y = x converted as `cast` of types.cuh says.
+// Shapes: x any strides, y of the same shape.
+// Grid: one thread per unit, 256 per block, along x.
+// Needs: with is_vector, vectors of x and y aligned to kWidth elements. y may be x itself where both are equally wide.
+// Numerics: to floats nearest even, one rounding (bf16: through float); to integers the low bits of the truncated value.
+template <class To, class From>
+__global__ void __launch_bounds__(256) convert(const From* x, To* y, Strided<kMaxRank, 2> walk, i64 size, i32 is_vector) {
+  constexpr int V = kWidth<From, To>;
+  const Unit<V, 2> unit(walk, size, is_vector);
+  if (unit.count == 0) return;
+  const Vec<From, V> in = unit.load(x, 0, walk);
+  Vec<To, V> out;
+#pragma unroll
+  for (int i = 0; i < V; ++i) out.lanes[i] = cast<To>(in.lanes[i]);
+  unit.store(y, out);
+}

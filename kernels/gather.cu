@@ -1,0 +1,101 @@
+// Elements and slices picked by index. Data is moved as bits: kernels know the size of what they move, not its type.
+#include "index.cuh"
+
+constexpr int kThreads = 256;
+
+struct alignas(16) Unit16 {
+  u64 low;
+  u64 high;
+};
+
+// Data [batch, extents[0], ..., extents[length - 1], slice], indices [batch, slices, length], output [batch, slices, slice].
+// Packed by gather.py; strides and slices count units.
+struct SliceWalk {
+  i64 count;              // units of the output
+  FastDiv64 slice;        // units per slice
+  FastDiv64 slices;       // slices per batch
+  i64 data_batch_stride;
+  i64 index_batch_stride;  // entries; 0 where all batches share the indices
+  i32 length;             // entries per index tuple
+  i32 unit;               // bytes
+  i64 extents[kMaxRank];
+  i64 strides[kMaxRank];
+};
+
+// Counts a negative index from the back; tells whether it is within the extent.
+__device__ inline bool resolve_index(i64& index, i64 extent) {
+  if (index < 0) index += extent;
+  return index >= 0 && index < extent;
+}
+
+template <class T>
+__device__ T zero_unit() {
+  return T(0);
+}
+template <>
+__device__ inline Unit16 zero_unit<Unit16>() {
+  return Unit16{0, 0};
+}
+
+template <class T, class Index>
+__device__ void gather_unit(const u8* data, const Index* indices, u8* output, const SliceWalk& walk) {
+  i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= walk.count) return;
+  u64 within;
+  u64 slice_index;
+  u64 batch = walk.slices.divide(walk.slice.divide(i, within), slice_index);
+  const Index* tuple = indices + batch * walk.index_batch_stride + slice_index * walk.length;
+  i64 offset = batch * walk.data_batch_stride + within;
+  bool is_within = true;
+  for (int k = 0; k < walk.length; ++k) {
+    i64 index = tuple[k];
+    is_within = resolve_index(index, walk.extents[k]) && is_within;
+    offset += index * walk.strides[k];
+  }
+  reinterpret_cast<T*>(output)[i] = is_within ? reinterpret_cast<const T*>(data)[offset] : zero_unit<T>();
+}
+
+// Computes: output[b, s, :] = data[b, indices[b, s, 0], ..., indices[b, s, length - 1], :].
+// Shapes: see SliceWalk; Gather has tuples of one entry and indices that all batches share.
+// Grid: one thread per unit of the output.
+// Needs: all three dense; data, output and slices aligned to a unit (1, 2, 4, 8 or 16 bytes).
+// Numerics: none, bits are kept; a negative index counts from the back, one out of range reads as zero.
+template <class Index>
+__global__ void __launch_bounds__(kThreads) gather_slices(
+    const u8* __restrict__ data, const Index* __restrict__ indices, u8* __restrict__ output,
+    const __grid_constant__ SliceWalk walk) {
+  if (walk.unit == 1) gather_unit<u8>(data, indices, output, walk);
+  else if (walk.unit == 2) gather_unit<u16>(data, indices, output, walk);
+  else if (walk.unit == 4) gather_unit<u32>(data, indices, output, walk);
+  else if (walk.unit == 8) gather_unit<u64>(data, indices, output, walk);
+  else gather_unit<Unit16>(data, indices, output, walk);
+}
+
+template <class T, class Index>
+__device__ void gather_element(
+    const u8* data, const Index* indices, u8* output, const Strided<kMaxRank, 3>& walk, i64 extent, i64 stride) {
+  i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= walk.count) return;
+  i64 offsets[3];
+  walk.locate(i, offsets);
+  i64 index = indices[offsets[1]];
+  bool is_within = resolve_index(index, extent);
+  T value = is_within ? reinterpret_cast<const T*>(data)[offsets[0] + index * stride] : T(0);
+  reinterpret_cast<T*>(output)[offsets[2]] = value;
+}
+
+// Computes: output[..., i, ...] = data[..., indices[..., i, ...], ...], picking along one axis.
+// Shapes: indices and output equal; data at least as large beside the axis. Walk operands: data (stride 0 along the axis),
+//   indices, output; any strides. `extent` and `stride` are those of data along the axis.
+// Grid: one thread per element of the output.
+// Needs: elements of 1, 2, 4 or 8 bytes.
+// Numerics: none, bits are kept; a negative index counts from the back, one out of range reads as zero.
+template <class Index>
+__global__ void __launch_bounds__(kThreads) gather_elements(
+    const u8* __restrict__ data, const Index* __restrict__ indices, u8* __restrict__ output,
+    const __grid_constant__ Strided<kMaxRank, 3> walk, i64 extent, i64 stride, i32 element_bytes) {
+  if (element_bytes == 1) gather_element<u8>(data, indices, output, walk, extent, stride);
+  else if (element_bytes == 2) gather_element<u16>(data, indices, output, walk, extent, stride);
+  else if (element_bytes == 4) gather_element<u32>(data, indices, output, walk, extent, stride);
+  else gather_element<u64>(data, indices, output, walk, extent, stride);
+}

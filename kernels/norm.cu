@@ -1,0 +1,131 @@
+// Normalisation of rows: LayerNormalization, RMSNormalization, InstanceNormalization, GroupNormalization.
+#include "index.cuh"
+#include "reduce.cuh"
+
+constexpr int kHeld = 8;  // elements a lane keeps in registers
+
+// A dense row in registers: visit(f) calls f(column, value) for the columns of this lane, in order.
+template <class T, class A>
+struct HeldRow {
+  A values[kHeld];
+  i64 lane;
+  int lanes, own;
+
+  __device__ HeldRow(const T* __restrict__ x, const Team& team, i64 end)
+      : lane(team.lane), lanes(team.lanes), own(end > team.lane ? int(end - team.lane + team.lanes - 1) / team.lanes : 0) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) values[i] = i < own ? cast<A>(x[lane + i * lanes]) : A(0);
+  }
+
+  template <class F>
+  __device__ void visit(F f) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (i >= own) break;
+      f(lane + i * lanes, values[i]);
+    }
+  }
+};
+
+// The same for a row too long for registers: read anew at each visit.
+template <class T, class A>
+struct StreamedRow {
+  const T* x;
+  i64 lane, end;
+  int lanes;
+
+  __device__ StreamedRow(const T* x, const Team& team, i64 end) : x(x), lane(team.lane), end(end), lanes(team.lanes) {}
+
+  template <class F>
+  __device__ void visit(F f) const {
+    for (i64 column = lane; column < end; column += lanes) f(column, cast<A>(x[column]));
+  }
+};
+
+// Which element of scale and bias belongs to an element: (row % row_period) * stride + column / column_group.
+// Packed by gpuexec/ops/norm.py.
+struct Affine {
+  FastDiv64 row_period, column_group;
+  i64 scale_stride, bias_stride;
+  i64 has_bias;  // without it `bias` is not read
+};
+
+// Normalises a row into y; `finish` is called with its mean and inverse deviation.
+template <class Row, class V, class A, class F>
+__device__ inline void normalize_row(
+    const Row& row, const Team& team, A* shared, const V* scale, const V* bias, V* y, i64 columns, const Affine& affine, A epsilon,
+    bool is_centered, F finish) {
+  A center = A(0);
+  if (is_centered) {
+    row.visit([&](i64, A x) { center += x; });
+    center = team.fold(center, shared, add<A>) / A(columns);
+  }
+  A squares = A(0);
+  row.visit([&](i64, A x) { squares += (x - center) * (x - center); });
+  squares = team.fold(squares, shared, add<A>);
+  const A inverse = A(1) / root_of(squares / A(columns) + epsilon);
+  finish(center, inverse);
+  u64 parameters_row;
+  affine.row_period.divide(team.row, parameters_row);
+  scale += i64(parameters_row) * affine.scale_stride;
+  bias += i64(parameters_row) * affine.bias_stride;
+  y += team.row * columns;
+  row.visit([&](i64 column, A x) {
+    const u64 place = affine.column_group.divide(column);
+    A result = (x - center) * inverse * cast<A>(scale[place]);
+    if (affine.has_bias) result += cast<A>(bias[place]);
+    y[column] = cast<V>(result);
+  });
+}
+
+// Chooses where the row is kept while it is worked on.
+template <class A, class T, class V, class F>
+__device__ inline void normalize(
+    const T* x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, int lane_stride, const Affine& affine,
+    double epsilon, bool is_centered, F finish) {
+  __shared__ A shared[kBlockThreads];
+  const Team team(lanes, lane_stride);
+  const bool is_live = team.row < rows;
+  const i64 end = is_live ? columns : 0;
+  x += is_live ? team.row * columns : 0;
+  const auto finish_live = [&](A mean, A inverse) {
+    if (is_live && team.lane == 0) finish(team.row, mean, inverse);
+  };
+  if (columns <= i64(kHeld) * lanes) {
+    const HeldRow<T, A> row(x, team, end);
+    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, finish_live);
+  } else {
+    const StreamedRow<T, A> row(x, team, end);
+    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, finish_live);
+  }
+}
+
+// Computes y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each row; without centering the mean counts as 0.
+// Shapes   x, y [rows, columns] dense; scale, bias as `affine` says.
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment.
+// Numerics in A (float; double where T or V is), mean before variance, one rounding; rows of up to 8 * lanes columns are read
+//          once, longer ones three times.
+template <class T, class V>
+__global__ void __launch_bounds__(kBlockThreads) normalize_rows(
+    const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias, V* __restrict__ y, i64 rows, i64 columns,
+    int lanes, int lane_stride, Affine affine, double epsilon, int is_centered) {
+  typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
+  normalize<A>(x, scale, bias, y, rows, columns, lanes, lane_stride, affine, epsilon, is_centered, [](i64, A, A) {});
+}
+
+// Computes what normalize_rows does, and mean and 1 / sqrt(variance + epsilon) of each row.
+// Shapes   as normalize_rows; mean, inverse_deviation [rows].
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment.
+// Numerics as normalize_rows; the statistics are rounded to U.
+template <class T, class U>
+__global__ void __launch_bounds__(kBlockThreads) normalize_and_measure_rows(
+    const T* __restrict__ x, const T* __restrict__ scale, const T* __restrict__ bias, T* __restrict__ y, U* __restrict__ mean,
+    U* __restrict__ inverse_deviation, i64 rows, i64 columns, int lanes, int lane_stride, Affine affine, double epsilon) {
+  typedef Acc<T> A;
+  normalize<A>(x, scale, bias, y, rows, columns, lanes, lane_stride, affine, epsilon, true, [=](i64 row, A center, A inverse) {
+    mean[row] = cast<U>(center);
+    inverse_deviation[row] = cast<U>(inverse);
+  });
+}

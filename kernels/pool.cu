@@ -1,0 +1,141 @@
+// Pooling over one to three spatial axes: the largest, the mean, the p-norm of each window.
+#include "safe.cuh"
+#include "windows.cuh"
+
+// The window a thread works on: its image and channel, and where its tap 0 lies. False where there is none.
+struct Place {
+  i64 plane;  // batch * channels + channel
+  i64 source;
+  int start[3];
+
+  __device__ bool find(const Windows& windows, const WindowStrides& strides, const FastDiv64& by_windows, const FastDiv64& by_channels,
+                       i64 batch, i64 index) {
+    u64 position;
+    u64 channel;
+    plane = i64(by_windows.divide(u64(index), position));
+    i64 n = i64(by_channels.divide(u64(plane), channel));
+    if (n >= batch) return false;
+    split_index(u32(position), windows.by_counts, start);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) start[axis] = windows.start(start[axis], axis);
+    source = n * strides.batch + i64(channel) * strides.channel;
+    return true;
+  }
+};
+
+// Computes  y = the largest x of each window, indices = where it lies in the whole input (row-major, or with a column-major
+//           spatial part); lowest and -1 for a window of padding alone
+// Shapes    x [batch, channels, spatial] by strides, y and indices [batch, channels, windows] dense
+// Grid      one thread per window: x = window / 256
+// Needs     nothing; indices is not touched unless WithIndices
+// Numerics  exact; the first of equal values stays, a NaN wins and the first NaN stays
+template <class T, bool WithIndices>
+__global__ void __launch_bounds__(256, 1) max_pool(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, Windows windows,
+                                                WindowStrides strides, FastDiv64 by_windows, FastDiv64 by_channels, i64 batch,
+                                                int is_column_major) {
+  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  Place place;
+  if (!place.find(windows, strides, by_windows, by_channels, batch, index)) return;
+  T best = limits<T>::lowest();
+  Acc<T> best_wide = widen(best);
+  int where = -1;
+  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
+    int p0 = place.start[0] + t0 * windows.dilations[0];
+    if (!windows.is_inside(p0, 0)) continue;
+    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
+      int p1 = place.start[1] + t1 * windows.dilations[1];
+      if (!windows.is_inside(p1, 1)) continue;
+      for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
+        int p2 = place.start[2] + t2 * windows.dilations[2];
+        if (!windows.is_inside(p2, 2)) continue;
+        T value = x[place.source + strides.offset(p0, p1, p2)];
+        Acc<T> wide = widen(value);
+        if (where >= 0 && !(wide > best_wide) && !(wide != wide && best_wide == best_wide)) continue;
+        best = value;
+        best_wide = wide;
+        int e1 = windows.extents[1];
+        where = is_column_major ? p0 + windows.extents[0] * (p1 + e1 * p2) : (p0 * e1 + p1) * windows.extents[2] + p2;
+      }
+    }
+  }
+  y[index] = best;
+  if constexpr (WithIndices) {
+    i64 positions = i64(windows.extents[0]) * windows.extents[1] * windows.extents[2];
+    indices[index] = where < 0 ? -1 : place.plane * positions + where;
+  }
+}
+
+// Computes  y = the mean of each window over its taps inside x, or inside x and its padding if counts_padding
+// Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense
+// Grid      one thread per window: x = window / 256
+// Needs     nothing
+// Numerics  taps in row-major order, half and bf16 in float, one division, rounded once; NaN for a window without a tap
+template <class T>
+__global__ void __launch_bounds__(256, 1) average_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides,
+                                                    FastDiv64 by_windows, FastDiv64 by_channels, i64 batch, int counts_padding) {
+  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  Place place;
+  if (!place.find(windows, strides, by_windows, by_channels, batch, index)) return;
+  int divisor = 1;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    int low = counts_padding ? -windows.begins[axis] : 0;
+    int high = windows.extents[axis] + (counts_padding ? windows.ends[axis] : 0);
+    int taps = 0;
+    for (int t = 0; t < windows.kernel[axis]; ++t) {
+      int p = place.start[axis] + t * windows.dilations[axis];
+      taps += p >= low && p < high;
+    }
+    divisor *= taps;
+  }
+  Acc<T> sum = Acc<T>(0);
+  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
+    int p0 = place.start[0] + t0 * windows.dilations[0];
+    if (!windows.is_inside(p0, 0)) continue;
+    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
+      int p1 = place.start[1] + t1 * windows.dilations[1];
+      if (!windows.is_inside(p1, 1)) continue;
+      for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
+        int p2 = place.start[2] + t2 * windows.dilations[2];
+        if (windows.is_inside(p2, 2)) sum += widen(x[place.source + strides.offset(p0, p1, p2)]);
+      }
+    }
+  }
+  y[index] = cast<T>(sum / Acc<T>(divisor));
+}
+
+__device__ inline float power(float x, float exponent) { return powf(x, exponent); }
+__device__ inline double power(double x, double exponent) { return pow(x, exponent); }
+__device__ inline float square_root(float x) { return sqrtf(x); }
+__device__ inline double square_root(double x) { return sqrt(x); }
+
+// Computes  y = (sum of |x| ** p over the taps inside x) ** (1 / p) of each window
+// Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense
+// Grid      one thread per window: x = window / 256
+// Needs     p of at least 1
+// Numerics  taps in row-major order, half and bf16 in float, rounded once; exact powers and roots for p = 1 and 2
+template <class T>
+__global__ void __launch_bounds__(256, 1) lp_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides,
+                                               FastDiv64 by_windows, FastDiv64 by_channels, i64 batch, int p) {
+  typedef Acc<T> A;
+  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  Place place;
+  if (!place.find(windows, strides, by_windows, by_channels, batch, index)) return;
+  A sum = A(0);
+  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
+    int p0 = place.start[0] + t0 * windows.dilations[0];
+    if (!windows.is_inside(p0, 0)) continue;
+    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
+      int p1 = place.start[1] + t1 * windows.dilations[1];
+      if (!windows.is_inside(p1, 1)) continue;
+      for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
+        int p2 = place.start[2] + t2 * windows.dilations[2];
+        if (!windows.is_inside(p2, 2)) continue;
+        A value = widen(x[place.source + strides.offset(p0, p1, p2)]);
+        value = value < A(0) ? -value : value;
+        sum += p == 1 ? value : p == 2 ? value * value : power(value, A(p));
+      }
+    }
+  }
+  y[index] = cast<T>(p == 1 ? sum : p == 2 ? square_root(sum) : power(sum, A(1.0 / p)));
+}

@@ -1,0 +1,212 @@
+// Reductions: sums, products, extrema, norms, log-sum-exp, and the places of extrema.
+#include "index.cuh"
+#include "reduce.cuh"
+#include "softmax_state.cuh"
+
+// ---------------------------------------------------------------- what is folded
+// What becomes of the folded terms: code of the table in gpuexec/ops/reduce.py.
+enum Finish : int { kAsIs, kMean, kRoot, kLog };
+
+__device__ inline float power_of(float x, float p) { return powf(x, p); }
+__device__ inline double power_of(double x, double p) { return pow(x, p); }
+
+template <class A>
+__device__ inline A magnitude_of(A x) {
+  if constexpr (kIsFloat<A>) return x < A(0) ? -x : x + A(0);
+  else return x < A(0) ? wrapping_neg(x) : x;
+}
+
+// An operation has a Partial, its identity, the lift of an element, an order-keeping merge, and the finish.
+// Integers wrap; then mean and root are taken in double and truncated. The mean of nothing is NaN, or 0 for integers.
+template <class T>
+struct Sum {
+  typedef Acc<T> Partial;
+  static __device__ Partial identity() { return Partial(0); }
+  static __device__ Partial lift(T x) { return widen(x); }
+  static __device__ Partial merge(Partial a, Partial b) { return wrapping_add(a, b); }
+  static __device__ T finish(Partial total, int finish, i64 terms) {
+    typedef typename Select<kIsInteger<T>, double, Partial>::type Wide;
+    if (finish == kMean) return cast<T>(Wide(total) / Wide(terms));
+    if (finish == kRoot) return cast<T>(root_of(Wide(total)));
+    if (finish == kLog) return cast<T>(log_of(Wide(total)));
+    return cast<T>(total);
+  }
+};
+
+template <class T>
+struct SumMagnitude : Sum<T> {
+  static __device__ Acc<T> lift(T x) { return magnitude_of(widen(x)); }
+};
+
+template <class T>
+struct SumSquare : Sum<T> {
+  static __device__ Acc<T> lift(T x) { return wrapping_mul(widen(x), widen(x)); }
+};
+
+template <class T>
+struct Prod {
+  typedef Acc<T> Partial;
+  static __device__ Partial identity() { return Partial(1); }
+  static __device__ Partial lift(T x) { return widen(x); }
+  static __device__ Partial merge(Partial a, Partial b) { return wrapping_mul(a, b); }
+  static __device__ T finish(Partial product, int, i64) { return cast<T>(product); }
+};
+
+template <class T>
+struct Max {
+  typedef Acc<T> Partial;
+  static __device__ Partial identity() { return limits<Partial>::negative_inf(); }
+  static __device__ Partial lift(T x) { return widen(x); }
+  static __device__ Partial merge(Partial a, Partial b) { return greater_of(a, b); }
+  static __device__ T finish(Partial greatest, int, i64) { return cast<T>(greatest); }
+};
+
+template <class T>
+struct Min {
+  typedef Acc<T> Partial;
+  static __device__ Partial identity() { return limits<Partial>::inf(); }
+  static __device__ Partial lift(T x) { return widen(x); }
+  static __device__ Partial merge(Partial a, Partial b) { return lesser_of(a, b); }
+  static __device__ T finish(Partial least, int, i64) { return cast<T>(least); }
+};
+
+template <class T>
+struct LogSumExp {
+  typedef SoftmaxState<Acc<T>> Partial;
+  static __device__ Partial identity() { return Partial::empty(); }
+  static __device__ Partial lift(T x) { return Partial::of(widen(x)); }
+  static __device__ Partial merge(Partial a, Partial b) { return Partial::merge(a, b); }
+  static __device__ T finish(Partial state, int, i64) { return cast<T>(state.log_sum()); }
+};
+
+// ---------------------------------------------------------------- kernels
+// Folds the terms first, first + step, ... below `end` of the row at x, in this order. On a single run of memory loads run ahead.
+template <class Op, class T>
+__device__ inline typename Op::Partial fold_serially(
+    const T* __restrict__ x, const Strided<kMaxRank, 1>& walk, i64 first, i64 step, i64 end) {
+  constexpr int kAhead = 4;
+  typename Op::Partial partial = Op::identity();
+  i64 term = first;
+  if (walk.rank <= 1) {
+    const i64 stride = walk.strides[0][0];
+    for (; term + (kAhead - 1) * step < end; term += kAhead * step) {
+      T values[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) values[i] = x[(term + i * step) * stride];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) partial = Op::merge(partial, Op::lift(values[i]));
+    }
+  }
+  for (; term < end; term += step) {
+    i64 offset[1];
+    walk.locate(term, offset);
+    partial = Op::merge(partial, Op::lift(x[offset[0]]));
+  }
+  return partial;
+}
+
+// Computes y[row] = finish(fold of x over the reduced axes).
+// Shapes   x any strides, walked by `kept` (a row each) and `reduced` (the terms of a row); y [rows] dense.
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment; terms may be 0 (the identity is finished), rows may not.
+// Numerics partial in Acc<T>; every lanes-th term serially, then a tree over lanes; one rounding.
+template <class Op, class T>
+__global__ void __launch_bounds__(kBlockThreads) reduce(
+    const T* __restrict__ x, T* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
+    int lane_stride, int finish) {
+  typedef typename Op::Partial Partial;
+  __shared__ Partial shared[kBlockThreads];
+  const Team team(lanes, lane_stride);
+  const bool is_live = team.row < kept.count;
+  i64 start[1] = {0};
+  if (is_live) kept.locate(team.row, start);
+  Partial partial = fold_serially<Op>(x + start[0], reduced, team.lane, lanes, is_live ? reduced.count : 0);
+  partial = team.fold(partial, shared, Op::merge);
+  if (is_live && team.lane == 0) y[team.row] = Op::finish(partial, finish, reduced.count);
+}
+
+// Computes y[row] = (sum of |x|^power over the reduced axes)^(1 / power).
+// Shapes   x any strides, walked by `kept` (a row each) and `reduced` (the terms of a row); y [rows] dense.
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment.
+// Numerics powers and sum in Acc<T>, order as reduce; one rounding.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads) lp_norm(
+    const T* __restrict__ x, T* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
+    int lane_stride, float power) {
+  typedef Acc<T> A;
+  __shared__ A shared[kBlockThreads];
+  const Team team(lanes, lane_stride);
+  const bool is_live = team.row < kept.count;
+  i64 start[1] = {0};
+  if (is_live) kept.locate(team.row, start);
+  A total = A(0);
+  for (i64 term = team.lane; term < (is_live ? reduced.count : 0); term += lanes) {
+    i64 offset[1];
+    reduced.locate(term, offset);
+    total += power_of(magnitude_of(widen(x[start[0] + offset[0]])), A(power));
+  }
+  total = team.fold(total, shared, add<A>);
+  if (is_live && team.lane == 0) y[team.row] = cast<T>(power_of(total, A(1) / A(power)));
+}
+
+// Computes partials[chunk] = fold of the terms [chunk * length, (chunk + 1) * length): the first half of a reduction to one value.
+// Shapes   x any strides, walked by `reduced`; partials [chunks] dense.
+// Grid     one block per chunk.
+// Needs    partials aligned to 16 bytes.
+// Numerics as reduce, with 256 lanes.
+template <class Op, class T>
+__global__ void __launch_bounds__(kBlockThreads) reduce_chunks(
+    const T* __restrict__ x, typename Op::Partial* __restrict__ partials, Strided<kMaxRank, 1> reduced, i64 length) {
+  typedef typename Op::Partial Partial;
+  __shared__ Partial shared[kBlockThreads];
+  const i64 first = blockIdx.x * length;
+  const i64 end = first + length < reduced.count ? first + length : reduced.count;
+  const Team team(kBlockThreads, 1);
+  Partial partial = fold_serially<Op>(x, reduced, first + team.lane, kBlockThreads, end);
+  partial = team.fold(partial, shared, Op::merge);
+  if (team.lane == 0) partials[blockIdx.x] = partial;
+}
+
+// Computes y[0] = finish(fold of the partials): the second half.
+// Shapes   partials [chunks], y [1].
+// Grid     one block.
+// Needs    partials aligned to 16 bytes.
+// Numerics every 256th partial serially, then a tree; one rounding.
+template <class Op, class T>
+__global__ void __launch_bounds__(kBlockThreads) reduce_partials(
+    const typename Op::Partial* __restrict__ partials, T* __restrict__ y, i64 chunks, i64 terms, int finish) {
+  typedef typename Op::Partial Partial;
+  __shared__ Partial shared[kBlockThreads];
+  const Team team(kBlockThreads, 1);
+  Partial partial = Op::identity();
+  for (i64 chunk = team.lane; chunk < chunks; chunk += kBlockThreads) partial = Op::merge(partial, partials[chunk]);
+  partial = team.fold(partial, shared, Op::merge);
+  if (team.lane == 0) y[0] = Op::finish(partial, finish, terms);
+}
+
+// Computes y[row] = place of the extremum of x along the reduced axis.
+// Shapes   x any strides, walked by `kept` and `reduced`; y [rows] dense.
+// Grid     256 / lanes rows per block.
+// Needs    at least one term.
+// Numerics exact: compares in T (half and bf16 in float), -0 equals 0, a NaN wins.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads) find_extremum(
+    const T* __restrict__ x, i64* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
+    int lane_stride, int is_minimum, int is_last_wanted) {
+  typedef Placed<Acc<T>> Candidate;
+  __shared__ Candidate shared[kBlockThreads];
+  const auto merge = [=](Candidate a, Candidate b) { return wins(b, a, is_minimum, is_last_wanted) ? b : a; };
+  const Team team(lanes, lane_stride);
+  const bool is_live = team.row < kept.count;
+  i64 start[1] = {0};
+  if (is_live) kept.locate(team.row, start);
+  Candidate best = {Acc<T>(0), -1};
+  for (i64 term = team.lane; term < (is_live ? reduced.count : 0); term += lanes) {
+    i64 offset[1];
+    reduced.locate(term, offset);
+    best = merge(best, Candidate{widen(x[start[0] + offset[0]]), term});
+  }
+  best = team.fold(best, shared, merge);
+  if (is_live && team.lane == 0) y[team.row] = best.place;
+}

@@ -1,0 +1,281 @@
+// Scheduling: which CUDA thread of the block runs next, and on which fiber.
+//
+// A fiber that finishes a thread takes the next fresh one without a switch, so a kernel without barriers costs a plain loop.
+#include "block.h"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+__thread gpuexec::Position gpuexec_position;
+
+namespace gpuexec {
+
+__attribute__((tls_model("initial-exec"))) thread_local BlockRunner* current_runner = nullptr;
+
+namespace {
+
+constexpr int kBarriers = 16;              // named barriers per block (PTX ISA, bar.sync)
+
+void enter_fiber() { current_runner->run_fiber(); }
+
+unsigned lanes_of_warp(unsigned warp, unsigned threads) {
+  unsigned left = threads - warp * kWarpSize;
+  return left >= kWarpSize ? ~0u : (1u << left) - 1;
+}
+
+}  // namespace
+
+BlockRunner::BlockRunner() : barriers_(kBarriers) {
+  void* arena = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  arena_ = arena == MAP_FAILED ? nullptr : static_cast<char*>(arena);
+}
+
+BlockRunner::~BlockRunner() {
+  for (Fiber* fiber : fibers_) destroy_fiber(fiber);
+  if (arena_) munmap(arena_, kArenaBytes);
+}
+
+void BlockRunner::begin_launch(const Launch& launch, uint64_t seed) {
+  launch_ = &launch;
+  message.clear();
+  fault_address = switches = shared_bytes = 0;
+  random_ = seed * 0x9e3779b97f4a7c15ull + 0x1234567;
+  if (idle_.size() != fibers_.size()) abandon_fibers();
+  self_ = nullptr;
+  const unsigned* dim = launch.block;
+  if (memcmp(block_dim_, dim, sizeof block_dim_) != 0) {
+    memcpy(block_dim_, dim, sizeof block_dim_);
+    size_t count = size_t(dim[0]) * dim[1] * dim[2];
+    threads_.resize(count);
+    for (unsigned i = 0; i < count; i++) {
+      threads_[i].linear = i;
+      threads_[i].index = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
+    }
+    while (warps_.size() * kWarpSize < count) warps_.emplace_back(new Warp);
+  }
+  order_.resize(threads_.size());
+  for (unsigned i = 0; i < order_.size(); i++) order_[i] = launch.order == kReverse ? unsigned(order_.size()) - 1 - i : i;
+  gpuexec_position.block_dim = {dim[0], dim[1], dim[2]};
+  gpuexec_position.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
+  current_runner = this;
+}
+
+// A failed launch leaves its threads where they stood.
+void BlockRunner::abandon_fibers() {
+  idle_ = fibers_;
+  for (Thread& thread : threads_) {
+    thread.copies.clear();
+    thread.copy_group = 0;
+  }
+}
+
+void BlockRunner::end_launch() {
+  self_ = nullptr;
+  current_runner = nullptr;
+}
+
+bool BlockRunner::run_block(uint64_t block) {
+  reset_block(block);
+  if (!arena_ || !(starting_ = take_fiber())) {
+    message = "the host has no memory left for stacks of CUDA threads";
+    return false;
+  }
+  if (launch_->dynamic_shared_bytes) {
+    static const char key = 0;
+    gpuexec_position.dynamic_shared = shared_variable(&key, launch_->dynamic_shared_bytes, 128, "dynamic");
+  } else {
+    gpuexec_position.dynamic_shared = nullptr;
+  }
+  if (failed_) return false;
+  switches++;
+  switch_context(main_, starting_->context);
+  self_ = nullptr;
+  if (shared_claimed_ > shared_bytes) shared_bytes = shared_claimed_;
+  if (failed_) return false;
+  return live_ ? explain_deadlock() : check_red_zones();
+}
+
+void BlockRunner::reset_block(uint64_t block) {
+  unsigned count = unsigned(threads_.size());
+  const unsigned* grid = launch_->grid;
+  gpuexec_position.block = {unsigned(block % grid[0]), unsigned(block / grid[0] % grid[1]), unsigned(block / grid[0] / grid[1])};
+  started_ = ready_head_ = 0;
+  live_ = count;
+  failed_ = false;
+  ready_.clear();
+  shared_.clear();
+  arena_top_ = shared_claimed_ = 0;
+  for (unsigned i = 0; i * kWarpSize < count; i++) {
+    Warp& warp = *warps_[i];
+    warp.exists = warp.live = lanes_of_warp(i, count);
+    warp.waiting = 0;
+    warp.used = 0;
+  }
+  for (Barrier& barrier : barriers_) {
+    barrier.waiting.clear();
+    barrier.predicates = 0;
+  }
+  if (launch_->order == kRandom) {
+    for (unsigned i = count - 1; i > 0; i--) std::swap(order_[i], order_[random() % (i + 1)]);
+  }
+}
+
+Fiber* BlockRunner::take_fiber() {
+  Fiber* fiber;
+  if (idle_.empty()) {
+    fiber = create_fiber();
+    if (!fiber) return nullptr;
+    fibers_.push_back(fiber);
+  } else {
+    fiber = idle_.back();
+    idle_.pop_back();
+  }
+  reset_fiber(fiber, enter_fiber);
+  return fiber;
+}
+
+void BlockRunner::make_current(Thread& thread) {
+  self_ = &thread;
+  thread.state = State::kRunning;
+  gpuexec_position.thread = thread.index;
+  gpuexec_position.linear = thread.linear;
+  gpuexec_position.lane = thread.linear % kWarpSize;
+}
+
+void BlockRunner::wake(unsigned linear) {
+  threads_[linear].state = State::kReady;
+  ready_.push_back(linear);
+}
+
+// Fresh threads go first, so that each runs as far as it can; random order picks among all.
+bool BlockRunner::prefers_ready() {
+  size_t ready = ready_.size() - ready_head_, fresh = threads_.size() - started_;
+  if (!ready || !fresh) return ready != 0;
+  return launch_->order == kRandom && random() % (ready + fresh) < ready;
+}
+
+Thread& BlockRunner::take_ready() {
+  if (launch_->order == kRandom) {
+    std::swap(ready_[ready_head_], ready_[ready_head_ + random() % (ready_.size() - ready_head_)]);
+  }
+  Thread& thread = threads_[ready_[ready_head_++]];
+  if (ready_head_ == ready_.size()) {
+    ready_.clear();
+    ready_head_ = 0;
+  }
+  return thread;
+}
+
+void BlockRunner::give_way() {
+  Fiber* here = self_->fiber;
+  Context* next = &main_;
+  if (prefers_ready()) {
+    make_current(take_ready());
+    if (self_->fiber == here) return;
+    next = &self_->fiber->context;
+  } else if (started_ < threads_.size()) {
+    starting_ = take_fiber();
+    if (!starting_) fail("the host has no memory left for stacks of CUDA threads", self_->site);
+    next = &starting_->context;
+  }
+  switches++;
+  switch_context(here->context, *next);
+}
+
+void BlockRunner::run_fiber() {
+  Fiber* fiber = starting_;
+  while (started_ < threads_.size() && !prefers_ready()) {
+    Thread& thread = threads_[order_[started_++]];
+    thread.fiber = fiber;
+    make_current(thread);
+    launch_->entry(launch_->arguments);
+    exit_thread();
+  }
+  // Whoever takes this fiber from the idle ones rewrites its stack, which happens only after it was left below:
+  // a ready thread has a fiber already, and a fresh one is not started here.
+  idle_.push_back(fiber);
+  Context* next = &main_;
+  if (ready_head_ < ready_.size()) {
+    make_current(take_ready());
+    next = &self_->fiber->context;
+  }
+  switches++;
+  switch_context(abandoned_, *next);
+}
+
+void BlockRunner::exit_thread() {
+  if (!self_->copies.empty()) finish_copies(self_->copy_group + 1);
+  self_->copy_group = 0;
+  self_->state = State::kExited;
+  live_--;
+  Warp& warp = *warps_[self_->linear / kWarpSize];
+  unsigned bit = 1u << (self_->linear % kWarpSize);
+  warp.live &= ~bit;
+  for (int i = 0; warp.waiting && i < warp.used; i++) {
+    const Rendezvous& rendezvous = warp.rendezvous[i];
+    if (rendezvous.arrived && (rendezvous.mask & bit)) {
+      fail("the mask of this warp operation names lane " + std::to_string(self_->linear % kWarpSize) + ", which has exited",
+           rendezvous.site);
+    }
+  }
+  Barrier& all = barriers_[0];
+  if (!all.threads && !all.waiting.empty() && all.waiting.size() == live_) release_barrier(all);
+}
+
+void BlockRunner::fail(const std::string& reason, Site site) {
+  const uint3& block = gpuexec_position.block;
+  char where[120];
+  snprintf(where, sizeof where, " (thread %u of block %u,%u,%u)", self_ ? self_->linear : 0, block.x, block.y, block.z);
+  message = (site.file ? site.file + (":" + std::to_string(site.line)) + ": " : "") + reason + where;
+  failed_ = true;
+  switch_context(abandoned_, main_);
+  __builtin_unreachable();
+}
+
+void BlockRunner::report_fault(const char* what, bool has_address, uintptr_t address) {
+  const uint3& block = gpuexec_position.block;
+  char text[200];
+  char where[32] = "";
+  if (has_address) snprintf(where, sizeof where, " 0x%llx", (unsigned long long)address);
+  snprintf(text, sizeof text, "%s%s (thread %u of block %u,%u,%u)", what, where, self_->linear, block.x, block.y, block.z);
+  message = text;
+  fault_address = address;
+}
+
+bool BlockRunner::explain_deadlock() {
+  const uint3& block = gpuexec_position.block;
+  char text[200];
+  snprintf(text, sizeof text, "deadlock in block %u,%u,%u: %u of %zu threads wait for ever", block.x, block.y, block.z, live_,
+           threads_.size());
+  message = text;
+  std::vector<std::pair<std::string, unsigned>> places;
+  for (const Thread& thread : threads_) {
+    if (thread.state == State::kExited) continue;
+    std::string place = describe(thread);
+    if (places.empty() || places.back().first != place) places.push_back({place, 0});
+    places.back().second++;
+  }
+  for (size_t i = 0; i < places.size() && i < 6; i++) {
+    message += "; " + std::to_string(places[i].second) + " " + places[i].first;
+  }
+  return false;
+}
+
+std::string BlockRunner::describe(const Thread& thread) const {
+  char mask[40] = "";
+  if (thread.state == State::kAtMeeting) snprintf(mask, sizeof mask, " with mask 0x%08x", thread.mask);
+  std::string place = thread.state == State::kAtMeeting ? "in the warp operation at " : "in the barrier at ";
+  return place + thread.site.file + ":" + std::to_string(thread.site.line) + mask;
+}
+
+uint64_t BlockRunner::random() {
+  random_ ^= random_ << 13;
+  random_ ^= random_ >> 7;
+  random_ ^= random_ << 17;
+  return random_;
+}
+
+}  // namespace gpuexec

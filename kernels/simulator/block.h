@@ -1,0 +1,141 @@
+// Runs one block of CUDA threads at a time on the calling OS thread.
+#pragma once
+#include <csetjmp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fibers.h"
+#include "runtime.h"
+
+namespace gpuexec {
+
+// The most shared memory of any architecture, and room for red zones.
+constexpr size_t kArenaBytes = 256 << 10;
+
+enum class State : uint8_t { kReady, kRunning, kAtBarrier, kAtMeeting, kExited };
+
+struct PendingCopy {
+  void* destination;
+  const void* source;
+  size_t nbytes, source_nbytes;
+  int group;
+};
+
+struct Thread {
+  State state = State::kExited;
+  uint3 index{};
+  unsigned linear = 0;
+  Fiber* fiber = nullptr;
+  Site site{};         // of the operation it waits in
+  int barrier = 0;     // the barrier it waits at
+  unsigned mask = 0;   // the mask of the warp operation it waits in
+  int copy_group = 0;  // asynchronous copies committed so far
+  std::vector<PendingCopy> copies;
+};
+
+// Lanes of one mask on their way through one warp operation after the other.
+struct Rendezvous {
+  unsigned mask = 0;
+  unsigned arrived = 0;  // lanes waiting for the others
+  unsigned unread = 0;   // lanes that were set free and have not looked at the slots yet
+  unsigned phase = 0;    // a fast lane may come to the next operation while a slow one still reads: two sets of slots
+  int operation = 0;
+  Site site{};
+};
+
+// A lane is under way in at most one rendezvous, so there are never more than lanes.
+struct Warp {
+  unsigned exists = 0, live = 0;
+  unsigned waiting = 0;  // lanes in any of the rendezvous
+  int used = 0;          // rendezvous that have had a mask in this block
+  Rendezvous rendezvous[kWarpSize];
+  alignas(16) unsigned char slots[kWarpSize][2][kWarpSize][kSlotBytes];
+};
+
+struct Barrier {
+  unsigned threads = 0;  // 0: all that have not exited
+  int predicates = 0, result = 0;
+  Site site{};
+  std::vector<unsigned> waiting;
+};
+
+struct SharedVariable {
+  const void* key;
+  size_t offset, nbytes;
+  const char* name;
+};
+
+class BlockRunner {
+ public:
+  BlockRunner();
+  ~BlockRunner();
+  BlockRunner(const BlockRunner&) = delete;
+
+  void begin_launch(const Launch& launch, uint64_t seed);
+  // Returns false when the kernel broke a rule; `message` says which.
+  bool run_block(uint64_t block);
+  void end_launch();
+
+  // Called on fibers, by the C functions of runtime.h.
+  int wait_at_barrier(int id, unsigned threads, int predicate, Site site);
+  Meeting meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site);
+  void* shared_variable(const void* key, size_t nbytes, size_t alignment, const char* name);
+  [[noreturn]] void fail(const std::string& reason, Site site);
+  void run_fiber();
+  Thread& self() { return *self_; }
+  void finish_copies(int before_group);
+
+  // Called by the signal handler: whether a CUDA thread is running, and where to jump to abandon the launch.
+  bool is_inside_kernel() const { return self_ != nullptr; }
+  void report_fault(const char* what, bool has_address, uintptr_t address);
+  sigjmp_buf escape;
+
+  std::string message;
+  uintptr_t fault_address = 0;
+  uint64_t switches = 0;
+  size_t shared_bytes = 0;
+
+ private:
+  void abandon_fibers();
+  void reset_block(uint64_t block);
+  void make_current(Thread& thread);
+  Fiber* take_fiber();
+  Thread& take_ready();
+  bool prefers_ready();
+  void wake(unsigned linear);
+  void give_way();
+  void leave_fiber();
+  void exit_thread();
+  void release_barrier(Barrier& barrier);
+  Rendezvous& find_rendezvous(Warp& warp, unsigned mask);
+  bool check_red_zones();
+  bool explain_deadlock();
+  std::string describe(const Thread& thread) const;
+  uint64_t random();
+
+  const Launch* launch_ = nullptr;
+  std::vector<Thread> threads_;
+  std::vector<std::unique_ptr<Warp>> warps_;
+  std::vector<unsigned> order_;  // in which fresh threads start
+  size_t started_ = 0;
+  std::vector<unsigned> ready_;
+  size_t ready_head_ = 0;
+  unsigned live_ = 0;
+  Thread* self_ = nullptr;
+  bool failed_ = false;
+  Context main_{}, abandoned_{};
+  Fiber* starting_ = nullptr;
+  std::vector<Fiber*> fibers_, idle_;
+  std::vector<Barrier> barriers_;
+  char* arena_ = nullptr;
+  size_t arena_top_ = 0, shared_claimed_ = 0;
+  std::vector<SharedVariable> shared_;
+  unsigned block_dim_[3] = {0, 0, 0};
+  uint64_t random_ = 1;
+};
+
+// The runner of the launch under way on this OS thread, or null.
+extern thread_local BlockRunner* current_runner;
+
+}  // namespace gpuexec

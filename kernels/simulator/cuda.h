@@ -1,0 +1,51 @@
+// CUDA C++ for a host compiler: put before a kernel source by -include.
+//
+// Kernels written for NVRTC compile on this unchanged. GPUEXEC_SIM tells wrappers of inline PTX to offer a host body.
+#pragma once
+#define GPUEXEC_SIM 1
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+// NVRTC has no host headers: code that leans on these must not pass here either.
+#undef INFINITY
+#undef NAN
+#undef HUGE_VAL
+#undef HUGE_VALF
+
+#include "arithmetic.h"
+#include "atomics.h"
+#include "entry.h"
+#include "half.h"
+#include "runtime.h"
+#include "vectors.h"
+#include "warp.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#define __restrict__ __restrict
+#define __grid_constant__
+
+#define threadIdx (gpuexec_position.thread)
+#define blockIdx (gpuexec_position.block)
+#define blockDim (gpuexec_position.block_dim)
+#define gridDim (gpuexec_position.grid_dim)
+constexpr int warpSize = 32;
+
+static inline void __trap(GPUEXEC_SITE) { gpuexec_fail("__trap was called", site); }
+
+namespace gpuexec {
+// The block's copy of a __shared__ variable; the loader writes the calls.
+template <class T, size_t kAlignment>
+static inline T& shared(const void* key, const char* name) {
+  constexpr size_t kOwn = alignof(T) < 16 ? 16 : alignof(T);
+  return *static_cast<T*>(gpuexec_shared(key, sizeof(T), kOwn < kAlignment ? kAlignment : kOwn, name));
+}
+}  // namespace gpuexec

@@ -1,0 +1,211 @@
+// Spreads the blocks of a grid over OS threads, and turns hardware faults of a kernel into errors.
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "block.h"
+
+namespace gpuexec {
+
+namespace {
+
+// Below this many CUDA threads a second OS thread costs more than it brings.
+constexpr uint64_t kThreadsWorthHelp = 8192;
+constexpr size_t kIdleRunners = 8;
+constexpr size_t kSignalStackBytes = 64 << 10;
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE};
+
+// Runners keep their fibers' stacks; as many exist as launches were ever under way together.
+std::mutex runners_mutex;
+std::vector<std::unique_ptr<BlockRunner>>& idle_runners() {
+  static auto* runners = new std::vector<std::unique_ptr<BlockRunner>>;  // never destroyed: helpers may outlive main
+  return *runners;
+}
+
+std::unique_ptr<BlockRunner> take_runner() {
+  std::lock_guard<std::mutex> lock(runners_mutex);
+  auto& idle = idle_runners();
+  if (idle.empty()) return std::make_unique<BlockRunner>();
+  std::unique_ptr<BlockRunner> runner = std::move(idle.back());
+  idle.pop_back();
+  return runner;
+}
+
+void give_back(std::unique_ptr<BlockRunner> runner) {
+  std::lock_guard<std::mutex> lock(runners_mutex);
+  if (idle_runners().size() < kIdleRunners) idle_runners().push_back(std::move(runner));
+}
+
+struct sigaction previous_actions[64];
+
+void on_fault(int signal, siginfo_t* info, void*) {
+  BlockRunner* runner = current_runner;
+  if (!runner || !runner->is_inside_kernel()) {
+    sigaction(signal, &previous_actions[signal], nullptr);  // not ours: the instruction runs again and faults for its owner
+    return;
+  }
+  if (signal == SIGFPE) {
+    runner->report_fault("integer division by zero or overflow", false, 0);
+  } else if (info->si_code == SI_KERNEL) {  // what x86 says of a misaligned vector; it gives no address
+    runner->report_fault("misaligned address", false, 0);
+  } else {
+    runner->report_fault("illegal address", true, reinterpret_cast<uintptr_t>(info->si_addr));
+  }
+  siglongjmp(runner->escape, 1);
+}
+
+void install_fault_handler() {
+  struct sigaction action {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  for (int signal : kFaults) sigaction(signal, &action, &previous_actions[signal]);
+}
+
+// A fiber whose stack has overflown can't run a handler: it gets a stack of its own.
+class SignalStack {
+ public:
+  SignalStack() {
+    stack_t wanted{};
+    wanted.ss_sp = memory_.get();
+    wanted.ss_size = kSignalStackBytes;
+    sigaltstack(&wanted, &previous_);
+  }
+  ~SignalStack() { sigaltstack(&previous_, nullptr); }
+
+ private:
+  std::unique_ptr<char[]> memory_{new char[kSignalStackBytes]};
+  stack_t previous_{};
+};
+
+struct Grid {
+  explicit Grid(Launch& of) : launch(of), blocks(uint64_t(of.grid[0]) * of.grid[1] * of.grid[2]) {}
+
+  Launch& launch;
+  uint64_t blocks;
+  std::vector<uint64_t> order;  // empty: as numbered
+  uint64_t chunk = 1;
+  std::atomic<uint64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+
+  uint64_t block_at(uint64_t i) const { return !order.empty() ? order[i] : launch.order == kReverse ? blocks - 1 - i : i; }
+};
+
+// Nothing here has a destructor, since a fault jumps out of it.
+bool run_chunks(Grid& grid, BlockRunner& runner) {
+  if (sigsetjmp(runner.escape, 1)) return false;
+  for (;;) {
+    uint64_t first = grid.next.fetch_add(grid.chunk);
+    if (first >= grid.blocks || grid.failed) return true;
+    for (uint64_t i = first; i < first + grid.chunk && i < grid.blocks; i++) {
+      if (!runner.run_block(grid.block_at(i))) return false;
+    }
+  }
+}
+
+void run_part(Grid& grid, uint64_t seed) {
+  static thread_local SignalStack signal_stack;
+  std::unique_ptr<BlockRunner> runner = take_runner();
+  runner->begin_launch(grid.launch, seed);
+  bool ok = run_chunks(grid, *runner);
+  runner->end_launch();
+  {
+    std::lock_guard<std::mutex> lock(grid.mutex);
+    if (!ok && !grid.failed.exchange(true)) {
+      snprintf(grid.launch.message, grid.launch.message_capacity, "%s", runner->message.c_str());
+      grid.launch.fault_address = runner->fault_address;
+    }
+    grid.launch.switches += runner->switches;
+    if (runner->shared_bytes > grid.launch.shared_bytes) grid.launch.shared_bytes = unsigned(runner->shared_bytes);
+  }
+  give_back(std::move(runner));
+}
+
+// OS threads that lend a hand to one large grid at a time. A launch never waits for a helper that has not come.
+class Helpers {
+ public:
+  // Returns false when they are busy with another grid.
+  bool offer(Grid& grid, int count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (grid_) return false;
+    grid_ = &grid;
+    places_ = count;
+    for (; started_ < count; started_++) std::thread([this] { serve(); }).detach();
+    wake_.notify_all();
+    return true;
+  }
+
+  // Takes the offer back and waits for those who came.
+  void retract() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    places_ = 0;
+    done_.wait(lock, [this] { return working_ == 0; });
+    grid_ = nullptr;
+  }
+
+ private:
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return places_ > 0; });
+      int number = places_--;
+      working_++;
+      Grid& grid = *grid_;
+      lock.unlock();
+      run_part(grid, grid.launch.seed + uint64_t(number) * 0x51ed27ull);
+      lock.lock();
+      working_--;
+      done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  Grid* grid_ = nullptr;
+  int places_ = 0, working_ = 0, started_ = 0;
+};
+
+Helpers& helpers() {
+  static Helpers* all = new Helpers;  // never destroyed: its threads run until the process ends
+  return *all;
+}
+
+void shuffle(std::vector<uint64_t>& order, uint64_t seed) {
+  uint64_t random = seed * 2654435761u + 88172645463325252ull;
+  for (size_t i = order.size() - 1; i > 0; i--) {
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    std::swap(order[i], order[random % (i + 1)]);
+  }
+}
+
+}  // namespace
+}  // namespace gpuexec
+
+int gpuexec_launch(gpuexec::Launch* launch) {
+  using namespace gpuexec;
+  static std::once_flag installed;
+  std::call_once(installed, install_fault_handler);
+  launch->fault_address = launch->switches = launch->shared_bytes = 0;
+  Grid grid(*launch);
+  if (launch->order == kRandom && grid.blocks > 1) {
+    grid.order.resize(grid.blocks);
+    std::iota(grid.order.begin(), grid.order.end(), uint64_t(0));
+    shuffle(grid.order, launch->seed);
+  }
+  uint64_t threads = uint64_t(launch->block[0]) * launch->block[1] * launch->block[2];
+  int extra = launch->workers - 1;
+  if (uint64_t(extra) >= grid.blocks) extra = int(grid.blocks) - 1;
+  bool helped = extra > 0 && threads * grid.blocks >= kThreadsWorthHelp && helpers().offer(grid, extra);
+  if (helped) grid.chunk = grid.blocks / (8 * uint64_t(launch->workers)) + 1;
+  run_part(grid, launch->seed);
+  if (helped) helpers().retract();
+  return grid.failed ? 1 : 0;
+}

@@ -1,0 +1,94 @@
+// What a kernel compiled for the CPU asks of the simulator's runtime library, and what the host asks of it.
+//
+// A block of CUDA threads runs on one OS thread: each CUDA thread is a fiber that gives way at barriers and warp operations.
+// Everything crossing this border has C linkage, so that kernels built by one compiler run on a runtime built by another.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+
+namespace gpuexec {
+
+// Where in the kernel's source an operation was called.
+struct Site {
+  const char* file;
+  int line;
+};
+
+// What the running CUDA thread sees of itself; one per OS thread, rewritten at each switch.
+struct Position {
+  uint3 thread, block, block_dim, grid_dim;
+  unsigned linear, lane;
+  void* dynamic_shared;
+};
+
+// Lanes that meet under one mask must have come for the same operation.
+enum WarpOperation : int { kShuffle, kVote, kReduce, kMatch, kSync, kMatrix, kLoadMatrix };
+constexpr unsigned kSlotBytes = 64;
+constexpr unsigned kWarpSize = 32;
+
+// The values that the lanes of a mask brought to a warp operation: slot i belongs to lane i if bit i of `present` is set.
+struct Meeting {
+  const unsigned char* slots;
+  unsigned present;
+};
+
+// kind: P pointer, f float (half and bfloat16 included), i signed, u unsigned, b bool, s struct.
+struct Parameter {
+  char kind;
+  unsigned nbytes;
+};
+
+enum Order : int { kForward, kReverse, kRandom };
+typedef void (*Entry)(void** arguments);
+
+// One grid. The fields after `message_capacity` are results.
+struct Launch {
+  Entry entry;
+  void** arguments;
+  unsigned grid[3], block[3];
+  unsigned dynamic_shared_bytes, shared_limit_bytes;
+  int order, workers;
+  uint64_t seed;
+  char* message;
+  size_t message_capacity;
+  uintptr_t fault_address;
+  uint64_t switches;
+  unsigned shared_bytes;
+};
+
+}  // namespace gpuexec
+
+#pragma GCC visibility push(default)
+extern "C" {
+extern __thread gpuexec::Position gpuexec_position __attribute__((tls_model("initial-exec")));
+
+// Waits until `threads` threads (0: all that have not exited) have come to barrier `id`; returns the sum of their predicates.
+int gpuexec_barrier(int id, unsigned threads, int predicate, gpuexec::Site site);
+// Leaves up to kSlotBytes in the caller's slot and waits for every lane of the mask. Slots hold until the caller's next operation.
+gpuexec::Meeting gpuexec_meet(unsigned mask, const void* value, size_t nbytes, int operation, gpuexec::Site site);
+// Returns the block's copy of the shared variable called `key`; poisoned when the first thread asks.
+void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const char* name);
+// An asynchronous copy reads and writes nothing before it is waited for, so a missing wait reads poison.
+// Bytes past `source_nbytes` are zero. `keep` is the number of youngest committed groups that may stay under way.
+void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, size_t source_nbytes);
+void gpuexec_copy_commit();
+void gpuexec_copy_wait(int keep);
+[[noreturn]] void gpuexec_fail(const char* message, gpuexec::Site site);
+
+// Runs a grid to its end. Returns 0, or 1 with the reason in `message`.
+int gpuexec_launch(gpuexec::Launch* launch);
+// Returns a copy of the arguments, to be freed by gpuexec_free_arguments, or null when no memory is left.
+void** gpuexec_copy_arguments(void* const* arguments, const gpuexec::Parameter* parameters, int count);
+void gpuexec_free_arguments(void** arguments);
+
+// Memory of the device: aligned to 256 bytes, full of 0xcd, its end within 256 bytes of an inaccessible page. Null when none is
+// left. Released memory stays inaccessible and its address unused for a long while, so that late uses fault.
+void* gpuexec_allocate(size_t nbytes);
+void gpuexec_release(void* address, size_t nbytes);
+void gpuexec_fill(void* address, const void* pattern, size_t pattern_bytes, size_t count);
+}
+#pragma GCC visibility pop

@@ -1,0 +1,177 @@
+// What CUDA threads of a block do together: barriers, warp operations, shared memory, asynchronous copies.
+#include <cstring>
+
+#include "block.h"
+
+namespace gpuexec {
+
+namespace {
+
+constexpr unsigned char kPoison = 0xff;   // NaN in every float format, -1 in every integer
+constexpr unsigned char kRedZone = 0xfb;
+constexpr size_t kRedZoneBytes = 64;
+
+bool is_same(const Site& a, const Site& b) { return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file)); }
+
+std::string name(const Site& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
+
+}  // namespace
+
+int BlockRunner::wait_at_barrier(int id, unsigned threads, int predicate, Site site) {
+  Barrier& barrier = barriers_[id];
+  if (barrier.waiting.empty()) {
+    barrier.site = site;
+    barrier.threads = threads;
+  } else if (!is_same(barrier.site, site)) {
+    fail("divergent barrier: other threads of the block wait at " + name(barrier.site), site);
+  }
+  barrier.waiting.push_back(self_->linear);
+  barrier.predicates += predicate;
+  self_->state = State::kAtBarrier;
+  self_->barrier = id;
+  self_->site = site;
+  if (barrier.waiting.size() == (threads ? threads : live_)) {
+    if (launch_->order != kRandom) {  // the last one carries on without a switch
+      barrier.waiting.pop_back();
+      release_barrier(barrier);
+      self_->state = State::kRunning;
+      return barrier.result;
+    }
+    release_barrier(barrier);
+  }
+  give_way();
+  return barrier.result;
+}
+
+void BlockRunner::release_barrier(Barrier& barrier) {
+  barrier.result = barrier.predicates;
+  barrier.predicates = 0;
+  for (unsigned linear : barrier.waiting) wake(linear);
+  barrier.waiting.clear();
+}
+
+Meeting BlockRunner::meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site) {
+  unsigned lane = self_->linear % kWarpSize, bit = 1u << lane;
+  Warp& warp = *warps_[self_->linear / kWarpSize];
+  if (!(mask & bit)) fail("the mask of this warp operation lacks the calling lane " + std::to_string(lane), site);
+  unsigned needed = mask & warp.exists;
+  if (unsigned exited = needed & ~warp.live) {
+    fail("the mask of this warp operation names lane " + std::to_string(__builtin_ctz(exited)) + ", which has exited", site);
+  }
+  Rendezvous& rendezvous = find_rendezvous(warp, mask);
+  if (!rendezvous.arrived) {
+    rendezvous.operation = operation;
+    rendezvous.site = site;
+  } else if (rendezvous.operation != operation || (operation != kSync && !is_same(rendezvous.site, site))) {
+    fail("lanes of one mask meet in different warp operations, the others at " + name(rendezvous.site), site);
+  }
+  unsigned char(*slots)[kSlotBytes] = warp.slots[&rendezvous - warp.rendezvous][rendezvous.phase & 1];
+  memcpy(slots[lane], value, nbytes);
+  rendezvous.arrived |= bit;
+  self_->site = site;
+  if (rendezvous.arrived == needed) {
+    warp.waiting &= ~rendezvous.arrived;
+    rendezvous.arrived = 0;
+    rendezvous.phase++;
+    bool carries_on = launch_->order != kRandom;
+    rendezvous.unread = carries_on ? needed & ~bit : needed;
+    unsigned base = self_->linear & ~(kWarpSize - 1);
+    for (unsigned left = rendezvous.unread; left; left &= left - 1) wake(base + __builtin_ctz(left));
+    if (carries_on) return {slots[0], needed};
+  } else {
+    warp.waiting |= bit;
+    self_->state = State::kAtMeeting;
+    self_->mask = mask;
+  }
+  give_way();
+  rendezvous.unread &= ~bit;
+  return {slots[0], needed};
+}
+
+Rendezvous& BlockRunner::find_rendezvous(Warp& warp, unsigned mask) {
+  Rendezvous* free = nullptr;
+  for (int i = 0; i < warp.used; i++) {
+    Rendezvous& rendezvous = warp.rendezvous[i];
+    if (rendezvous.mask == mask) return rendezvous;
+    if (!rendezvous.arrived && !rendezvous.unread) free = &rendezvous;
+  }
+  if (!free) free = &warp.rendezvous[warp.used++];
+  *free = Rendezvous();
+  free->mask = mask;
+  return *free;
+}
+
+void* BlockRunner::shared_variable(const void* key, size_t nbytes, size_t alignment, const char* name) {
+  for (const SharedVariable& variable : shared_) {
+    if (variable.key == key) return arena_ + variable.offset;
+  }
+  size_t offset = (arena_top_ + alignment - 1) / alignment * alignment;
+  shared_claimed_ = (shared_claimed_ + alignment - 1) / alignment * alignment + nbytes;
+  if (shared_claimed_ > launch_->shared_limit_bytes || offset + nbytes + kRedZoneBytes > kArenaBytes) {
+    std::string reason = "shared memory of " + std::to_string(shared_claimed_) + " bytes ('" + name + "' included) exceeds the limit of " +
+                         std::to_string(launch_->shared_limit_bytes);
+    if (self_) fail(reason, Site{nullptr, 0});
+    failed_ = true;
+    message = reason;
+    return nullptr;
+  }
+  memset(arena_ + offset, kPoison, nbytes);
+  memset(arena_ + offset + nbytes, kRedZone, kRedZoneBytes);
+  arena_top_ = offset + nbytes + kRedZoneBytes;
+  shared_.push_back({key, offset, nbytes, name});
+  return arena_ + offset;
+}
+
+// Finds stray writes just past the end of a shared variable, once the block is over.
+bool BlockRunner::check_red_zones() {
+  for (const SharedVariable& variable : shared_) {
+    const char* zone = arena_ + variable.offset + variable.nbytes;
+    for (size_t i = 0; i < kRedZoneBytes; i++) {
+      if (static_cast<unsigned char>(zone[i]) == kRedZone) continue;
+      const uint3& block = gpuexec_position.block;
+      char text[300];
+      snprintf(text, sizeof text, "shared '%s' of %zu bytes was written at byte %zu, past its end (block %u,%u,%u)", variable.name,
+               variable.nbytes, variable.nbytes + i, block.x, block.y, block.z);
+      message = text;
+      return false;
+    }
+  }
+  return true;
+}
+
+void BlockRunner::finish_copies(int before_group) {
+  size_t done = 0;
+  for (; done < self_->copies.size() && self_->copies[done].group < before_group; done++) {
+    const PendingCopy& copy = self_->copies[done];
+    memcpy(copy.destination, copy.source, copy.source_nbytes);
+    memset(static_cast<char*>(copy.destination) + copy.source_nbytes, 0, copy.nbytes - copy.source_nbytes);
+  }
+  self_->copies.erase(self_->copies.begin(), self_->copies.begin() + done);
+}
+
+}  // namespace gpuexec
+
+using gpuexec::current_runner;
+
+int gpuexec_barrier(int id, unsigned threads, int predicate, gpuexec::Site site) {
+  return current_runner->wait_at_barrier(id, threads, predicate, site);
+}
+
+gpuexec::Meeting gpuexec_meet(unsigned mask, const void* value, size_t nbytes, int operation, gpuexec::Site site) {
+  return current_runner->meet(mask, value, nbytes, operation, site);
+}
+
+void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const char* name) {
+  return current_runner->shared_variable(key, nbytes, alignment, name);
+}
+
+void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, size_t source_nbytes) {
+  gpuexec::Thread& self = current_runner->self();
+  self.copies.push_back({destination, source, nbytes, source_nbytes, self.copy_group});
+}
+
+void gpuexec_copy_commit() { current_runner->self().copy_group++; }
+
+void gpuexec_copy_wait(int keep) { current_runner->finish_copies(current_runner->self().copy_group - keep); }
+
+void gpuexec_fail(const char* message, gpuexec::Site site) { current_runner->fail(message, site); }

@@ -1,0 +1,95 @@
+// Softmax, LogSoftmax and Hardmax along one axis of a dense tensor.
+#include "softmax_state.cuh"
+
+constexpr int kHeld = 8;  // elements a lane keeps in registers
+
+// A row of `columns` elements, `inner` apart; rows with the same outer index lie side by side.
+__device__ inline i64 row_start(i64 row, i64 columns, i64 inner) {
+  return inner == 1 ? row * columns : row / inner * columns * inner + row % inner;
+}
+
+// Computes y = exp(x - max) / sum(exp(x - max)) along the columns, or its logarithm x - max - log(sum).
+// Shapes   x, y [rows / inner, columns, inner] dense.
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment.
+// Numerics in Acc<T>, one rounding; rows of up to 8 * lanes columns in registers (one read), longer ones by running sums
+//          (two reads). A row whose maximum is not finite gives NaN.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads) softmax(
+    const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride, int is_log) {
+  typedef Acc<T> A;
+  typedef SoftmaxState<A> State;
+  __shared__ A shared[kBlockThreads];
+  __shared__ State shared_states[kBlockThreads];
+  const Team team(lanes, lane_stride);
+  const i64 end = team.row < rows ? columns : 0;
+  const i64 start = end > 0 ? row_start(team.row, columns, inner) : 0;
+  x += start;
+  y += start;
+
+  if (columns <= i64(kHeld) * lanes) {
+    const int own = end > team.lane ? int(end - team.lane + lanes - 1) / lanes : 0;
+    const i64 step = lanes * inner;
+    const T* source = x + team.lane * inner;
+    T* destination = y + team.lane * inner;
+    A held[kHeld];
+    A largest = limits<A>::negative_inf();
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i, source += step) {
+      held[i] = i < own ? widen(*source) : limits<A>::negative_inf();
+      largest = max_keeping_nan(held[i], largest);
+    }
+    largest = team.fold(largest, shared, max_keeping_nan<A>);
+    A sum = A(0);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (i >= own) break;
+      held[i] -= largest;
+      const A power = exp_of(held[i]);
+      sum += power;
+      if (!is_log) held[i] = power;
+    }
+    sum = team.fold(sum, shared, add<A>);
+    const A log_sum = is_log ? log_of(sum) : A(0);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i, destination += step) {
+      if (i >= own) break;
+      *destination = cast<T>(is_log ? held[i] - log_sum : held[i] / sum);
+    }
+    return;
+  }
+
+  State state = State::empty();
+  for (i64 column = team.lane; column < end; column += lanes) state = State::merge(state, State::of(widen(x[column * inner])));
+  state = team.fold(state, shared_states, State::merge);
+  const A sum = state.strict_sum();
+  const A log_sum = is_log ? log_of(sum) : A(0);
+  for (i64 column = team.lane; column < end; column += lanes) {
+    const A shifted = widen(x[column * inner]) - state.largest;
+    y[column * inner] = cast<T>(is_log ? shifted - log_sum : exp_of(shifted) / sum);
+  }
+}
+
+// Computes y = 1 at the first maximum of the columns, 0 elsewhere.
+// Shapes   x, y [rows / inner, columns, inner] dense.
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment.
+// Numerics exact; a NaN counts as the maximum.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads) hardmax(
+    const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride) {
+  typedef Placed<Acc<T>> Candidate;
+  __shared__ Candidate shared[kBlockThreads];
+  const auto merge = [](Candidate a, Candidate b) { return wins(b, a, false, false) ? b : a; };
+  const Team team(lanes, lane_stride);
+  const i64 end = team.row < rows ? columns : 0;
+  const i64 start = end > 0 ? row_start(team.row, columns, inner) : 0;
+  Candidate best = {Acc<T>(0), -1};
+  for (i64 column = team.lane; column < end; column += lanes) {
+    best = merge(best, Candidate{widen(x[start + column * inner]), column});
+  }
+  best = team.fold(best, shared, merge);
+  for (i64 column = team.lane; column < end; column += lanes) {
+    y[start + column * inner] = cast<T>(column == best.place ? 1.0f : 0.0f);
+  }
+}

@@ -1,0 +1,128 @@
+"""Run what ``lower`` emits on the simulator, command by command, without a planner: kernels and their arguments on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel, Slot
+from gpuexec.geometry import contiguous_strides
+from gpuexec.operator import Array, Operator, kernel_table
+from gpuexec.runtime.simulator.module import Function, load_file
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+_LOADED: dict[str, Mapping[str, Function]] = {}
+
+
+class DirectEmitter:
+    """An emitter that runs a launch at once. Every slot is a window on an array of this object."""
+
+    target = Target.named("sm_90")
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self.launches: list[tuple[Kernel, Sequence[Argument]]] = []
+        self.in_place_allowed: list[tuple[Slot, Slot]] = []
+        self.aliases: dict[int, Slot] = {}
+
+    def slot(self, array: Array, known: bool = False) -> Slot:
+        """Return a window with the array's strides on a copy of its memory; negative strides included."""
+        lead = sum((n - 1) * -s for n, s in zip(array.shape, array.strides, strict=True) if s < 0) if array.size else 0
+        reach = (
+            sum((n - 1) * abs(s) for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
+            if array.size
+            else 0
+        )
+        memory = np.full(reach + 64, 0xCD, np.uint8)
+        window = np.ndarray(array.shape, array.dtype, memory, lead, array.strides)
+        window[...] = array
+        self.arrays.append(memory)
+        spec = TensorSpec.of(array) if known else TensorSpec(array.shape, array.dtype)
+        return Slot(len(self.arrays) - 1, lead, spec, tuple(s // array.itemsize for s in array.strides))
+
+    def fresh(self, shape: tuple[int, ...], dtype: Any) -> Slot:
+        """Return a window on new memory."""
+        array = np.empty(shape, dtype)
+        self.arrays.append(np.full(array.nbytes + 64, 0xCD, np.uint8))
+        return Slot(len(self.arrays) - 1, 0, TensorSpec(shape, np.dtype(dtype)), contiguous_strides(shape))
+
+    def read(self, slot: Slot) -> Array:
+        """Return the array a slot shows."""
+        slot = self.aliases.get(slot.buffer, slot)
+        strides = tuple(s * slot.dtype.itemsize for s in slot.strides)
+        return np.ndarray(slot.shape, slot.dtype, self.arrays[slot.buffer], slot.offset_bytes, strides)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Argument],
+        writes: Sequence[int],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Run the kernel on the simulator; nothing where all it writes is empty."""
+        written = [arguments[i] for i in writes]
+        assert written and all(isinstance(each, Slot) for each in written)
+        self.launches.append((kernel, arguments))
+        if all(isinstance(each, Slot) and each.spec.size == 0 for each in written):
+            return
+        if kernel.source not in _LOADED:
+            _LOADED[kernel.source] = load_file(kernel.source, kernel_table()[kernel.source])
+        values = [self.arrays[a.buffer][a.offset_bytes :] if isinstance(a, Slot) else a for a in arguments]
+        _LOADED[kernel.source][kernel.expression].launch_arrays(grid, block, *values, shared_bytes=shared_bytes)
+
+    def alias(self, output: Slot, view: Slot) -> None:
+        """Remember the view."""
+        self.aliases[output.buffer] = view
+
+    def in_place(self, output: Slot, source: Slot) -> None:
+        """Remember what was allowed."""
+        self.in_place_allowed.append((output, source))
+
+    def place(self, source: Slot, window: Slot) -> bool:
+        """Never: there is no arena."""
+        return False
+
+    def contiguous(self, slot: Slot) -> Slot:
+        """Return a dense copy."""
+        return slot if slot.is_contiguous else self.slot(np.ascontiguousarray(self.read(slot)))
+
+    def copy(self, destination: Slot, source: Slot) -> None:
+        """Copy."""
+        self.read(destination)[...] = self.read(source)
+
+    def fill(self, destination: Slot, value: Any) -> None:
+        """Fill."""
+        self.read(destination)[...] = value
+
+    def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
+        """Return new memory."""
+        return self.fresh(shape, dtype)
+
+    def constant(self, array: Array) -> Slot:
+        """Return a copy."""
+        return self.slot(np.ascontiguousarray(array).reshape(array.shape), known=True)
+
+    def index_type(self, *slots: Slot) -> str:
+        """Return int: nothing here is large."""
+        return "int"
+
+
+def lower_and_run(op: Operator, inputs: Sequence[Array | None], known: Sequence[int] = ()) -> tuple[Array, ...]:
+    """Return what the kernels of an operator make of arrays, which keep their strides.
+
+    Args:
+        known: Inputs whose content planning knows.
+    """
+    emit = DirectEmitter()
+    slots = tuple(None if x is None else emit.slot(x, i in known) for i, x in enumerate(inputs))
+    outputs = tuple(
+        emit.fresh(spec.shape, spec.dtype) for spec in op.infer(*(None if s is None else s.spec for s in slots))
+    )
+    assert op.lower is not None
+    op.lower(emit, slots, outputs)
+    return tuple(emit.read(y).copy() for y in outputs)

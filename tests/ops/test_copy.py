@@ -1,0 +1,199 @@
+"""Strided copies on their own, and the operators made of them: Concat, Tile, DepthToSpace, SpaceToDepth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuexec.ops.depth_space  # noqa: F401 (registers its operators)
+from gpuexec.command import Slot
+from gpuexec.errors import InputError, NeedsHostValue
+from gpuexec.operator import build
+from gpuexec.ops import copy
+from gpuexec.spec import DTYPES, TensorSpec
+from tests.ops.direct import DirectEmitter
+from tests.ops.harness import Array, Case, run_case
+from tests.ops.lowering import check_lowering
+
+
+def arange(*shape: int, dtype: Any = np.float32) -> Array:
+    return np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def tile(id: str, x: tuple[int, ...], *repeats: int) -> Case:
+    return Case(f"tile_{id}", "Tile", (arange(*x), ints(*repeats)), const=(1,))
+
+
+CASES = [
+    Case("concat", "Concat", (arange(2, 3), arange(4, 3)), {"axis": 0}),
+    Case("concat_inner", "Concat", (arange(2, 3), arange(2, 1), arange(2, 5)), {"axis": 1}),
+    Case("concat_negative", "Concat", (arange(2, 3, 2), arange(2, 3, 3)), {"axis": -1}),
+    Case("concat_one", "Concat", (arange(2, 3),), {"axis": 0}),
+    Case("concat_twice", "Concat", (arange(3), arange(3)), {"axis": 0}, opset=7),
+    Case("concat_empty_piece", "Concat", (arange(2, 3), arange(2, 0), arange(2, 1)), {"axis": 1}),
+    Case("concat_all_empty", "Concat", (arange(0, 3), arange(0, 3)), {"axis": 0}),
+    Case("concat_strided", "Concat", (arange(6, 4).T, arange(4, 3)[:, ::-1]), {"axis": 1}),
+    tile("one_axis", (2, 3), 1, 4),
+    tile("all_axes", (2, 3, 2), 2, 2, 3),
+    tile("once", (2, 3), 1, 1),
+    tile("never", (2, 3), 2, 0),
+    tile("empty", (0, 3), 2, 2),
+    tile("scalar", ()),
+    tile("ten_walked_axes", (2, 1, 2, 2, 2, 2), 2, 3, 2, 2, 2, 2),
+    Case("tile_strided", "Tile", (arange(6, 4)[::2, ::-1], ints(2, 3)), const=(1,)),
+    Case("depth_dcr", "DepthToSpace", (arange(2, 8, 2, 3),), {"blocksize": 2}),
+    Case("depth_crd", "DepthToSpace", (arange(2, 18, 2, 3),), {"blocksize": 3, "mode": "CRD"}),
+    Case("depth_old", "DepthToSpace", (arange(1, 8, 2, 3),), {"blocksize": 2}, opset=7),
+    Case("depth_empty", "DepthToSpace", (arange(0, 8, 2, 3),), {"blocksize": 2}),
+    Case("depth_strided", "DepthToSpace", (arange(2, 3, 2, 8).transpose(0, 3, 2, 1),), {"blocksize": 2}),
+    Case("space", "SpaceToDepth", (arange(2, 3, 4, 6),), {"blocksize": 2}),
+    Case("space_old", "SpaceToDepth", (arange(1, 2, 3, 6),), {"blocksize": 3}, opset=7),
+]
+CASES += [
+    case
+    for row in DTYPES
+    for x in [arange(4, 6).astype(row.numpy)]
+    for case in [
+        Case(f"concat_{row.name}", "Concat", (x, x[:1]), {"axis": 0}, expected=(np.vstack([x, x[:1]]),)),
+        Case(f"tile_{row.name}", "Tile", (x, ints(2, 1)), const=(1,), expected=(np.vstack([x, x]),)),
+    ]
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_copy(case: Case) -> None:
+    run_case(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_lowering(case: Case) -> None:
+    check_lowering(case)
+
+
+# ---------------------------------------------------------------- copy_commands
+def same(x: Array) -> Array:
+    return x
+
+
+# Name, shape of the source's memory, view of it, window on the destination's memory.
+VIEWS: list[tuple[str, tuple[int, ...], Callable[[Array], Array], Callable[[Array], Array]]] = [
+    ("scalar", (), same, same),
+    ("dense", (7, 9), same, same),
+    ("many_blocks", (5, 1024), same, same),
+    ("rows_of_wide_units", (6, 64), lambda x: x[::2, 16:48], lambda x: x[1::2, :32]),
+    ("rows_of_odd_length", (6, 31), lambda x: x[::2, 1:28], lambda x: x[1::2, 3:30]),
+    ("rows_of_odd_stride", (6, 31), lambda x: x[:, :24], lambda x: np.empty((6, 24), x.dtype)),
+    ("offset_by_one", (4, 64), lambda x: x[:, 1:17], lambda x: x[:, :16]),
+    ("reversed", (5, 32), lambda x: x[::-1, ::-1], same),
+    ("reversed_rows", (5, 32), lambda x: x[::-1], same),
+    ("into_reversed", (5, 32), same, lambda x: x[::-1, ::-1]),
+    ("every_third", (4, 30), lambda x: x[:, ::3], lambda x: x[:, 1::3]),
+    ("stretched", (32,), lambda x: np.broadcast_to(x, (3, 32)), lambda x: np.empty((3, 32), x.dtype)),
+    ("stretched_inner", (3, 1), lambda x: np.broadcast_to(x, (3, 8)), lambda x: np.empty((3, 8), x.dtype)),
+    ("transposed_small", (5, 6), lambda x: x.T, lambda x: np.empty((6, 5), x.dtype)),
+    ("transposed", (70, 45), lambda x: x.T, lambda x: np.empty((45, 70), x.dtype)),
+    ("transposed_one_tile", (32, 32), lambda x: x.T, lambda x: np.empty((32, 32), x.dtype)),
+    ("transposed_batches", (3, 40, 33), lambda x: x.transpose(0, 2, 1), lambda x: np.empty((3, 33, 40), x.dtype)),
+    ("channels_last", (2, 20, 5, 7), lambda x: x.transpose(0, 2, 3, 1), lambda x: np.empty((2, 5, 7, 20), x.dtype)),
+    ("channels_first", (2, 5, 7, 20), lambda x: x.transpose(0, 3, 1, 2), lambda x: np.empty((2, 20, 5, 7), x.dtype)),
+    ("transposed_reversed", (40, 45), lambda x: x[::-1, ::-1].T, lambda x: np.empty((45, 40), x.dtype)),
+    ("transposed_into_window", (40, 45), lambda x: x.T, lambda x: np.empty((50, 64), x.dtype)[3:48, 2:42]),
+    ("into_transposed", (40, 45), same, lambda x: np.empty((45, 40), x.dtype).T),
+    ("rank_eight", (2, 3) * 4, lambda x: x.transpose(7, 6, 5, 4, 3, 2, 1, 0), lambda x: np.empty((3, 2) * 4, x.dtype)),
+    ("rank_ten", (2,) * 10, lambda x: x.T, lambda x: np.empty((2,) * 10, x.dtype)),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int32, np.float64], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize(("id", "shape", "source", "destination"), VIEWS, ids=[row[0] for row in VIEWS])
+def test_copy_commands(id: str, shape: tuple[int, ...], source: Any, destination: Any, dtype: Any) -> None:
+    x = (arange(*shape, dtype=np.int64) * 7 + 1).astype(dtype)
+    emit = DirectEmitter()
+    target = emit.slot(destination(np.zeros_like(x)))
+    copy.copy_commands(emit, target, emit.slot(source(x)))
+    np.testing.assert_array_equal(emit.read(target), source(x))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "unit"),
+    [
+        (np.float32, slice(0, 16), 16),
+        (np.float32, slice(2, 18), 8),
+        (np.float32, slice(1, 17), 4),
+        (np.float32, slice(0, 18), 8),
+        (np.float32, slice(0, 15), 4),
+        (np.uint8, slice(0, 16), 16),
+        (np.uint8, slice(4, 16), 4),
+        (np.uint8, slice(1, 16), 1),
+        (np.float64, slice(2, 8), 16),
+        (np.float64, slice(None, None, -1), 8),
+    ],
+)
+def test_units_are_as_long_as_alignment_allows(dtype: Any, columns: slice, unit: int) -> None:
+    emit = DirectEmitter()
+    memory = emit.slot(arange(4, 64, dtype=dtype))
+    row = np.empty((4, 64), dtype)[:, columns]
+    first = columns.indices(64)[0] * memory.dtype.itemsize
+    strides = tuple(stride // row.itemsize for stride in row.strides)
+    source = Slot(memory.buffer, first, TensorSpec(row.shape, row.dtype), strides)
+    copy.copy_commands(emit, emit.temp(row.shape, dtype), source)
+    ((_, arguments),) = emit.launches
+    assert arguments[-1] == unit
+
+
+def test_copy_keeps_what_lies_between() -> None:
+    emit = DirectEmitter()
+    memory = emit.slot(np.full((4, 8), 7, np.float32))
+    window = Slot(memory.buffer, 4, TensorSpec((2, 3), np.dtype(np.float32)), (16, 2))
+    copy.copy_commands(emit, window, emit.slot(arange(2, 3)))
+    expected = np.full((4, 8), 7, np.float32)
+    expected[::2, 1:7:2] = arange(2, 3)
+    np.testing.assert_array_equal(emit.read(memory), expected)
+
+
+def test_commands_do_not_depend_on_extents() -> None:
+    counts = set()
+    for rows in (1, 2, 31, 64, 100):
+        emit = DirectEmitter()
+        copy.copy_commands(emit, emit.temp((48, rows), np.float32), emit.slot(arange(rows, 48).T))
+        counts.add(tuple(kernel.expression for kernel, _ in emit.launches))
+    assert counts == {("copy_strided",)}
+
+
+# ---------------------------------------------------------------- errors
+def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:
+    return TensorSpec(shape, np.dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "specs", "message"),
+    [
+        ("Concat", {"axis": 0}, (), "at least one input"),
+        ("Concat", {"axis": 2}, (spec(2, 3), spec(2, 3)), "axis is out of range"),
+        ("Concat", {"axis": 0}, (spec(2, 3), spec(2, 4)), "input 1 is float32\\[2,4\\]"),
+        ("Concat", {"axis": 0}, (spec(2, 3), spec(2)), "input 1 is float32\\[2\\]"),
+        ("Concat", {"axis": 0}, (spec(2, 3), spec(2, 3, dtype=np.float16)), "input 1 is float16"),
+        ("Concat", {"axis": 0}, (spec(), spec()), "axis is out of range"),
+        ("Tile", {}, (spec(2, 3), TensorSpec.of(ints(2))), "for each of 2 axes, got \\[2\\]"),
+        ("Tile", {}, (spec(2), TensorSpec.of(ints(-1))), "0 or more"),
+        ("DepthToSpace", {"blocksize": 2}, (spec(1, 6, 2, 2),), "divisible by blocksize"),
+        ("DepthToSpace", {"blocksize": 2, "mode": "DRC"}, (spec(1, 8, 2, 2),), "'DCR' or 'CRD'"),
+        ("SpaceToDepth", {"blocksize": 2}, (spec(1, 1, 3, 2),), "divisible by 2"),
+        ("SpaceToDepth", {"blocksize": 2}, (spec(1, 4, 2),), r"expects \[n, c, h, w\]"),
+    ],
+)
+def test_infer_refuses(op: str, attributes: dict[str, Any], specs: tuple[TensorSpec, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(op, attributes).infer(*specs)
+
+
+def test_tile_asks_for_repeats() -> None:
+    with pytest.raises(NeedsHostValue):
+        build("Tile", {}).infer(spec(2), spec(1, dtype=np.int64))

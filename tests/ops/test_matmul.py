@@ -1,0 +1,155 @@
+"""MatMul and Gemm: every ONNX form against NumPy and the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec import operator as gx_operator
+from gpuexec.errors import InputError
+from gpuexec.ops.matmul import DTYPES, multiply
+from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
+from tests.ops.harness import Case, run_case
+
+Array = np.ndarray[Any, Any]
+HALVES = (np.dtype(np.float16), BFLOAT16)
+
+
+def make(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
+    """Return reproducible content; small integers for integer types."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind in "iu":
+        return rng.integers(0 if np.dtype(dtype).kind == "u" else -9, 9, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+def matmul_case(id: str, a: tuple[int, ...], b: tuple[int, ...], dtype: Any = np.float32, opset: int = 24) -> Case:
+    """Return a MatMul; half types are worked out in double."""
+    x, y = make(1, *a, dtype=dtype), make(2, *b, dtype=dtype)
+    expected = None
+    if np.dtype(dtype) in HALVES:
+        expected = (np.matmul(x.astype(np.float64), y.astype(np.float64)).astype(dtype),)
+    return Case(id, "MatMul", (x, y), expected=expected, terms=a[-1], opset=opset)
+
+
+def gemm_case(
+    id: str, a: tuple[int, int], b: tuple[int, int], c: tuple[int, ...] | None, dtype: Any = np.float32, opset: int = 24, **attributes: Any
+) -> Case:
+    """Return a Gemm whose expected value is worked out in double."""
+    x, y = make(3, *a, dtype=dtype), make(4, *b, dtype=dtype)
+    z = None if c is None else make(5, *c, dtype=dtype)
+    wide = np.float64 if np.dtype(dtype).kind not in "iu" else np.dtype(dtype)
+    left, right = (x.T if attributes.get("transA") else x), (y.T if attributes.get("transB") else y)
+    expected = attributes.get("alpha", 1.0) * np.matmul(left.astype(wide), right.astype(wide))
+    if z is not None:
+        expected = expected + attributes.get("beta", 1.0) * z.astype(wide)
+    inputs = (x, y) if z is None else (x, y, z)
+    terms = left.shape[1] + 1
+    return Case(id, "Gemm", inputs, attributes, expected=(np.asarray(expected).astype(dtype),), terms=terms, opset=opset)
+
+
+CASES = [
+    *(matmul_case(f"matmul_{dtype_row(d).name}", (3, 5, 7), (3, 7, 4), d) for d in DTYPES),
+    matmul_case("matmul_2d", (5, 7), (7, 6)),
+    matmul_case("matmul_beyond_a_tile", (70, 33), (33, 65)),
+    matmul_case("matmul_row", (7,), (7, 5)),
+    matmul_case("matmul_column", (5, 7), (7,)),
+    matmul_case("matmul_dot", (7,), (7,)),
+    matmul_case("matmul_row_by_batch", (7,), (2, 3, 7, 5)),
+    matmul_case("matmul_batch_by_column", (2, 3, 5, 7), (7,)),
+    matmul_case("matmul_shared_right", (2, 3, 5, 7), (7, 4)),
+    matmul_case("matmul_shared_left", (5, 7), (2, 3, 7, 4)),
+    matmul_case("matmul_batch_broadcast", (2, 1, 5, 7), (3, 7, 4)),
+    matmul_case("matmul_batch_crossed", (2, 1, 3, 1, 2, 7), (1, 2, 1, 2, 7, 4)),
+    matmul_case("matmul_one_row_each", (4, 1, 7), (4, 7, 3)),
+    matmul_case("matmul_one_row_shared", (4, 1, 7), (7, 3)),
+    matmul_case("matmul_empty_inner", (3, 0), (0, 4)),
+    matmul_case("matmul_empty_inner_batch", (2, 3, 0), (2, 0, 4)),
+    matmul_case("matmul_no_rows", (2, 0, 5), (5, 4)),
+    matmul_case("matmul_no_batch", (0, 3, 5), (0, 5, 4)),
+    matmul_case("matmul_opset_9", (5, 7), (7, 6), opset=9),
+    *(gemm_case(f"gemm_{dtype_row(d).name}", (5, 7), (7, 6), (6,), d) for d in DTYPES),
+    gemm_case("gemm_without_c", (5, 7), (7, 6), None),
+    gemm_case("gemm_scaled", (5, 7), (7, 6), (5, 6), alpha=0.5, beta=0.25),
+    gemm_case("gemm_scaled_half", (5, 7), (7, 6), (5, 6), np.float16, alpha=0.5, beta=0.25),
+    gemm_case("gemm_scaled_double", (5, 7), (7, 6), (5, 6), np.float64, alpha=0.5, beta=-2.0),
+    gemm_case("gemm_scaled_int32", (5, 7), (7, 6), (5, 6), np.int32, alpha=2.0, beta=3.0),
+    gemm_case("gemm_scaled_without_c", (5, 7), (7, 6), None, alpha=-1.5),
+    gemm_case("gemm_trans_a", (7, 5), (7, 6), (5, 6), transA=1),
+    gemm_case("gemm_trans_b", (5, 7), (6, 7), (1, 6), transB=1),
+    gemm_case("gemm_trans_both", (7, 5), (6, 7), (5, 1), transA=1, transB=1),
+    gemm_case("gemm_scalar_c", (5, 7), (7, 6), ()),
+    gemm_case("gemm_one_element_c", (5, 7), (7, 6), (1,)),
+    gemm_case("gemm_opset_7", (5, 7), (7, 6), (6,), opset=7),
+    gemm_case("gemm_opset_9", (5, 7), (7, 6), (6,), opset=9),
+    gemm_case("gemm_opset_11_without_c", (5, 7), (7, 6), None, opset=11),
+    gemm_case("gemm_empty_inner", (3, 0), (0, 4), (4,)),
+    gemm_case("gemm_no_rows", (0, 3), (3, 4), (4,)),
+    gemm_case("gemm_beyond_a_tile", (65, 40), (40, 67), (67,)),
+    Case("matmul_reference", "MatMul", (make(6, 2, 3, 4), make(7, 4, 5)), oracle="onnxruntime", terms=4),
+    Case(
+        "gemm_reference", "Gemm", (make(6, 4, 3), make(7, 5, 4), make(8, 1, 5)), dict(alpha=0.3, beta=0.7, transA=1, transB=1), terms=5
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_case(case: Case) -> None:
+    """Each case passes all checks of the harness."""
+    run_case(case)
+
+
+def test_gemm_ignores_c_when_beta_is_zero() -> None:
+    """A NaN in C must not reach the output."""
+    c = np.full((4,), np.nan, np.float32)
+    expected = (make(1, 2, 3) @ make(2, 3, 4),)
+    run_case(Case("beta0", "Gemm", (make(1, 2, 3), make(2, 3, 4), c), {"beta": 0.0}, expected=expected, terms=3))
+
+
+def test_integers_wrap_in_their_own_width() -> None:
+    """Overflow wraps, as NumPy's does."""
+    a = np.full((1, 2), 2**31 - 1, np.int32)
+    run_case(Case("wrap", "MatMul", (a, a.T.copy()), expected=(np.array([[2]], np.int32),)))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_rounds_once(dtype: Any) -> None:
+    """2048 ones plus small terms would stall in a half accumulator."""
+    a = np.ones((1, 4096), dtype)
+    run_case(Case("once", "MatMul", (a, a.T.copy()), expected=(np.array([[4096]], dtype),), terms=1))
+
+
+@pytest.mark.parametrize("spoil", [lambda x: x[..., ::2], lambda x: x[::-1], lambda x: np.broadcast_to(x[:1, :1], x.shape)])
+def test_multiply_takes_views(spoil: Any) -> None:
+    """Strided, reversed and broadcast operands give the bits of their dense copies."""
+    a, b = spoil(make(1, 6, 8)), make(2, 8, 5)
+    b = b[: a.shape[1]]
+    np.testing.assert_allclose(multiply(a, b), np.ascontiguousarray(a) @ b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "dtypes", "words"),
+    [
+        ("MatMul", [(2, 3), (4, 5)], "ff", "columns on the left"),
+        ("MatMul", [(), (4,)], "ff", "rank 1"),
+        ("MatMul", [(2, 3, 4), (3, 4, 5)], "ff", "broadcast"),
+        ("MatMul", [(2, 3), (3, 5)], "fd", "one type"),
+        ("MatMul", [(2, 3), (3, 5)], "bb", "one type"),
+        ("Gemm", [(2, 3, 4), (4, 5)], "ff", "two matrices"),
+        ("Gemm", [(2, 3), (4, 5)], "ff", "inner"),
+        ("Gemm", [(2, 3), (3, 5), (3,)], "fff", "broadcast"),
+        ("Gemm", [(2, 3), (3, 5), (5,)], "ffd", "float64"),
+    ],
+)
+def test_refuses(name: str, shapes: list[tuple[int, ...]], dtypes: str, words: str) -> None:
+    """What does not fit is refused in words that say what was expected."""
+    op = gx_operator.build(name, {})
+    with pytest.raises(InputError, match=words):
+        op.infer(*(TensorSpec(shape, np.dtype(code)) for shape, code in zip(shapes, dtypes, strict=True)))
+
+
+def test_accumulator_is_wide_for_halves() -> None:
+    """What the tolerance of these cases rests on."""
+    assert {accumulator(d) for d in HALVES} == {np.dtype(np.float32)}

@@ -1,0 +1,135 @@
+"""MaxPool, AveragePool and LpPool: all attributes and types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec import operator as gx_operator
+from gpuexec.errors import InputError
+from gpuexec.ops.pool import FLOATS, MAX_DTYPES
+from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from tests.ops.harness import Case, run_case
+
+Array = np.ndarray[Any, Any]
+NAN = float("nan")
+
+
+def make(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
+    """Return reproducible content; equal values are frequent, so that the choice among them is seen."""
+    values = np.random.default_rng(seed).integers(-20, 20, shape)
+    return (values % 40 if np.dtype(dtype).kind == "u" else values).astype(dtype)
+
+
+def pool(
+    id: str, op: str, x: tuple[int, ...], kernel: tuple[int, ...], dtype: Any = np.float32, oracle: str = "onnxruntime", opset: int = 22,
+    indices: bool = False, **attributes: Any,
+) -> Case:
+    """Return a pooling case; bfloat16 takes the float case's answer, rounded."""
+    attributes["kernel_shape"] = list(kernel)
+    wanted = (True, True) if indices else (True,)
+    case = Case(id, op, (make(1, *x, dtype=dtype),), attributes, outputs=wanted, oracle=oracle, opset=opset, terms=int(np.prod(kernel)))
+    if dtype == BFLOAT16:
+        from tests.ops.harness import expect
+
+        wide = Case(id, op, (make(1, *x, dtype=np.float32),), attributes, outputs=wanted, oracle=oracle, opset=opset)
+        answers = tuple(y.astype(BFLOAT16) if y.dtype == np.float32 else y for y in expect(wide))
+        return Case(id, op, case.inputs, attributes, outputs=wanted, expected=answers, opset=opset, terms=case.terms)
+    return case
+
+
+MAX, AVG, LP = "MaxPool", "AveragePool", "LpPool"
+CASES = [
+    *(pool(f"max_{dtype_row(d).name}", MAX, (2, 3, 7, 8), (3, 2), d, pads=[1, 1, 1, 0]) for d in MAX_DTYPES if d != np.float16),
+    pool("max_float16", MAX, (2, 3, 7, 8), (3, 2), np.float16, "reference"),
+    *(pool(f"max_indices_{dtype_row(d).name}", MAX, (2, 3, 7, 8), (3, 2), d, indices=True, strides=[2, 1]) for d in MAX_DTYPES if d != np.float16),
+    pool("max_plain", MAX, (1, 2, 5, 6), (2, 3)),
+    pool("max_strided", MAX, (1, 2, 9, 8), (3, 3), strides=[2, 3]),
+    pool("max_dilated", MAX, (1, 2, 9, 8), (2, 3), dilations=[3, 2], indices=True),
+    pool("max_asymmetric", MAX, (1, 2, 5, 6), (3, 3), pads=[2, 0, 1, 2], indices=True),
+    pool("max_column_major", MAX, (2, 2, 5, 6), (2, 2), storage_order=1, indices=True, strides=[2, 2]),
+    pool("max_ceil", MAX, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], indices=True),
+    pool("max_ceil_starts_in_the_end_padding", MAX, (1, 1, 2, 2), (1, 1), ceil_mode=1, strides=[2, 2], pads=[0, 0, 0, 0]),
+    *(pool(f"max_{a.lower()}", MAX, (1, 2, 7, 8), (3, 2), auto_pad=a, strides=[2, 2], indices=True) for a in ("SAME_UPPER", "SAME_LOWER", "VALID")),
+    pool("max_one_axis", MAX, (2, 3, 9), (4,), pads=[1, 2], indices=True),
+    pool("max_three_axes", MAX, (1, 2, 4, 5, 6), (2, 3, 2), pads=[1, 0, 1, 0, 1, 0], strides=[1, 2, 2], indices=True),
+    pool("max_opset_8", MAX, (1, 2, 5, 6), (2, 3), opset=8),
+    pool("max_opset_7", MAX, (1, 2, 5, 6), (2, 3), opset=7),
+    *(pool(f"average_{dtype_row(d).name}", AVG, (2, 3, 7, 8), (3, 2), d, "reference" if d == np.float16 else "onnxruntime") for d in FLOATS if d != np.float64),
+    pool("average_float64", AVG, (2, 3, 7, 8), (3, 2), np.float64, "reference", pads=[1, 1, 1, 0]),
+    pool("average_padded", AVG, (1, 2, 5, 6), (3, 3), pads=[1, 2, 1, 0]),
+    pool("average_counts_padding", AVG, (1, 2, 5, 6), (3, 3), pads=[1, 2, 1, 0], count_include_pad=1),
+    pool("average_dilated", AVG, (1, 2, 9, 8), (2, 3), dilations=[3, 2], strides=[2, 1]),
+    pool("average_ceil", AVG, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], pads=[1, 1, 1, 1]),
+    pool("average_ceil_counts_padding", AVG, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], pads=[1, 1, 1, 1], count_include_pad=1),
+    *(pool(f"average_{a.lower()}", AVG, (1, 2, 7, 8), (3, 2), auto_pad=a, strides=[2, 2]) for a in ("SAME_UPPER", "SAME_LOWER", "VALID")),
+    pool("average_same_upper_counts_padding", AVG, (1, 2, 7, 8), (3, 3), auto_pad="SAME_UPPER", count_include_pad=1),
+    pool("average_one_axis", AVG, (2, 3, 9), (4,), pads=[1, 2]),
+    pool("average_three_axes", AVG, (1, 2, 4, 5, 6), (2, 3, 2), pads=[1, 0, 1, 0, 1, 0]),
+    pool("average_opset_7", AVG, (1, 2, 5, 6), (2, 3), opset=7),
+    pool("average_opset_11", AVG, (1, 2, 5, 6), (2, 3), opset=11, ceil_mode=1, strides=[2, 2]),
+    *(pool(f"lp_{dtype_row(d).name}", LP, (1, 2, 5, 6), (2, 3), d, oracle="reference", pads=[1, 1, 0, 1]) for d in FLOATS),
+    *(pool(f"lp_{p}", LP, (1, 2, 5, 6), (2, 3), p=p) for p in (1, 2, 3)),
+    pool("lp_dilated", LP, (1, 2, 7, 8), (2, 2), oracle="reference", dilations=[2, 2]),
+    pool("no_images", MAX, (0, 2, 5, 6), (2, 3), oracle="reference"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_case(case: Case) -> None:
+    """Each case passes all checks of the harness."""
+    run_case(case)
+
+
+def worked(id: str, x: list[float], expected: list[float], indices: list[int], dtype: Any = np.float32, **attributes: Any) -> Case:
+    """Return a MaxPool over one axis, worked out by hand."""
+    answers = np.array([[expected]], dtype), np.array([[indices]], np.int64)
+    return Case(id, MAX, (np.array([[x]], dtype),), attributes, outputs=(True, True), expected=answers, oracle="expected")
+
+
+LOWEST = float(np.finfo(np.float32).min)
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        worked("first_of_equals", [3, 3, 1, 1], [3, 3, 1], [0, 1, 2], kernel_shape=[2]),
+        worked("nan_wins", [1, NAN, 2, NAN, 5], [NAN, NAN, NAN], [1, 1, 3], kernel_shape=[3]),
+        worked("minus_infinity_is_a_value", [-INF, -INF, -INF], [-INF, -INF], [0, 1], kernel_shape=[2]),
+        worked("padding_alone", [7], [LOWEST, 7, LOWEST], [-1, 0, -1], kernel_shape=[1], pads=[1, 1]),
+        worked("lowest_integers", [-128, -128], [-128], [0], np.int8, kernel_shape=[2]),
+    ],
+    ids=lambda case: case.id,
+)
+def test_maximum_worked_by_hand(case: Case) -> None:
+    """What oracles disagree on is fixed here: ties, NaN, infinities, windows of padding."""
+    run_case(case)
+
+
+def test_values_do_not_depend_on_whether_indices_are_wanted() -> None:
+    """Both ways to the maximum give the same bits, NaN included."""
+    x = make(2, 2, 3, 8, 9)
+    x[0, 1, 3, 3] = NAN
+    op = gx_operator.build(MAX, {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "strides": [2, 1]})
+    alone = op.compute(x, out=[np.empty(op.infer(TensorSpec.of(x))[0].shape, np.float32)])[0]
+    np.testing.assert_array_equal(alone, op.compute(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "attributes", "words"),
+    [
+        (MAX, (1, 2, 5), np.int32, {"kernel_shape": [2]}, "type"),
+        (AVG, (1, 2, 5), np.int8, {"kernel_shape": [2]}, "type"),
+        (MAX, (1, 2), np.float32, {"kernel_shape": []}, "spatial axes"),
+        (MAX, (1, 2, 5, 5), np.float32, {"kernel_shape": [2]}, "kernel_shape"),
+        (AVG, (1, 2, 5), np.float32, {"kernel_shape": [6]}, "padded extent"),
+        (LP, (1, 2, 5), np.float32, {"kernel_shape": [2], "p": 0}, "p of at least 1"),
+    ],
+)
+def test_refuses(op: str, shape: tuple[int, ...], dtype: Any, attributes: dict[str, Any], words: str) -> None:
+    """What does not fit is refused in words that say what was expected."""
+    with pytest.raises(InputError, match=words):
+        gx_operator.build(op, attributes).infer(TensorSpec(shape, np.dtype(dtype)))

@@ -1,0 +1,55 @@
+"""Kernels of this folder, compiled once, and the orders in which threads may take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuexec.runtime.simulator.library import Schedule
+from gpuexec.runtime.simulator.module import Function, load_files
+
+FOLDER = Path(__file__).parent / "kernels"
+_SHORT = ("__half", "__nv_bfloat16")
+_TO = ("float", "double", "int", "long long")
+TABLE: dict[str, tuple[str, ...]] = {
+    "basic.cu": (
+        *("add", "block_sum", "softmax_row", "half_axpy", "histogram", "gemm"),
+        *("binary<float, 0>", "binary<int, 1>"),
+    ),
+    "mistakes.cu": (
+        *("divergent_barrier", "deadlock", "exited_lane", "lane_outside_mask", "different_operations", "many_masks"),
+        *("missing_barrier", "shared_overrun", "read_unwritten_shared", "too_much_shared"),
+        *("divide", "trap_at", "store", "overflow_stack"),
+    ),
+    "tensor.cu": ("tensor_gemm<__half, 1>", "tensor_gemm<__nv_bfloat16, 1>", "tensor_gemm<__half, 2>"),
+    "intrinsics.cu": (
+        *(f"convert<{to}, {kind}>" for to in ("float", "double") for kind in _SHORT),
+        *(f"convert<{kind}, {of}>" for kind in _SHORT for of in _TO),
+        *(f"{name}<{kind}>" for name in ("arithmetic", "fused") for kind in _SHORT),
+        *("high_products", "saturating", "bits", "converse", "atomics", "take", "layouts", "blocks_seen"),
+    ),
+}
+
+
+def instantiations(source: str) -> Sequence[str]:
+    """The table of a device of these tests: sources are absolute paths into this folder."""
+    return TABLE[Path(source).name]
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Mapping[str, Function]:
+    """Every kernel of the folder by name expression."""
+    modules = load_files({FOLDER / name: expressions for name, expressions in TABLE.items()})
+    return {name: function for module in modules.values() for name, function in module.functions.items()}
+
+
+@pytest.fixture(
+    params=[Schedule("forward"), Schedule("reverse"), Schedule("random", 7), Schedule("random", 8, workers=1)],
+    ids=["forward", "reverse", "random", "random-alone"],
+)
+def schedule(request: pytest.FixtureRequest) -> Schedule:
+    """Every order of turns a result must not depend on."""
+    assert isinstance(request.param, Schedule)
+    return request.param

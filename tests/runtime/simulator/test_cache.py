@@ -1,0 +1,169 @@
+"""Compiled kernels are found by content, whole or not at all, and built once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuexec.runtime.simulator import cache as cache_module
+from gpuexec.runtime.simulator import compile as compile_module
+from gpuexec.runtime.simulator.cache import ObjectCache, is_whole
+from gpuexec.runtime.simulator.compile import build_file, build_runtime
+from gpuexec.runtime.simulator.toolchain import find_compiler
+
+KERNEL = '#include "part.cuh"\nextern "C" __global__ void k(int* y) { y[0] = kValue; }\n'
+
+
+def write_kernel(folder: Path, value: int = 1) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "part.cuh").write_text(f"constexpr int kValue = {value};\n")
+    (folder / "tiny.cu").write_text(KERNEL)
+    return folder / "tiny.cu"
+
+
+def write(content: bytes) -> Callable[[Path], None]:
+    def build(path: Path) -> None:
+        path.write_bytes(content)
+
+    return build
+
+
+def fail(path: Path) -> None:
+    raise AssertionError(f"{path} is built again")
+
+
+def test_object_is_built_once(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "new")
+    path = cache.get("key", write(b"content"))
+    assert path.read_bytes().startswith(b"content")
+    assert ObjectCache(tmp_path / "new").get("key", fail) == path
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-5], lambda data: b"", lambda data: b"X" + data[1:]])
+def test_object_that_is_not_whole_is_built_again(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
+    cache = ObjectCache(tmp_path)
+    path = cache.get("key", write(b"content" * 100))
+    good = path.read_bytes()
+    path.write_bytes(harm(good))
+    assert not is_whole(path)
+    assert cache.get("key", write(b"content" * 100)).read_bytes() == good
+
+
+def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        ObjectCache(tmp_path).get("key", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
+
+
+def test_second_thread_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second_has_looked, built = threading.Event(), []
+
+    def look(path: Path) -> bool:
+        if threading.current_thread().name == "second":
+            second_has_looked.set()
+        return is_whole(path)
+
+    def build(path: Path) -> None:
+        built.append(threading.current_thread().name)
+        if len(built) == 1:
+            second.start()
+            assert second_has_looked.wait(60)
+        path.write_bytes(b"content")
+
+    monkeypatch.setattr(cache_module, "is_whole", look)
+    cache = ObjectCache(tmp_path)
+    second = threading.Thread(target=lambda: cache.get("key", build), name="second")
+    cache.get("key", build)
+    second.join()
+    assert built == [threading.current_thread().name]
+
+
+def test_folder_that_can_t_be_written_is_replaced_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = ObjectCache(tmp_path / "file" / "cache")
+    with pytest.warns(RuntimeWarning, match="can't be written .*Point GPUEXEC_CACHE_DIR to a writable folder"):
+        path = cache.get("key", write(b"content"))
+    assert is_whole(path)
+    assert cache.get("key", fail) == path
+
+
+def test_same_content_elsewhere_is_the_same_object(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "cache")
+    first = build_file(write_kernel(tmp_path / "a"), ["k"], cache).path
+    assert build_file(write_kernel(tmp_path / "b"), ["k"], cache).path == first
+
+
+@pytest.mark.parametrize("change", ["include", "flags", "compiler", "simulator", "expressions"])
+def test_whatever_decides_the_object_is_in_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    cache = ObjectCache(tmp_path / "cache")
+    first = build_file(write_kernel(tmp_path / "a"), ["k"], cache).path
+    path, expressions, compiler = write_kernel(tmp_path / "b"), ["k"], find_compiler()
+    if change == "include":
+        write_kernel(tmp_path / "b", value=2)
+    elif change == "expressions":
+        expressions = ["&k == nullptr ? k : k"]
+        monkeypatch.setattr(compile_module, "write_rows", lambda names: "\n// other rows\n")
+    elif change == "simulator":
+        monkeypatch.setattr(compile_module, "_hash_simulator", lambda: "another version")
+    else:
+        other = replace(compiler, machine_flags=("-DX",)) if change == "flags" else replace(compiler, version="g++ 99")
+        monkeypatch.setattr(compile_module, "find_compiler", lambda: other)
+    assert build_file(path, expressions, cache).path != first
+
+
+def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
+    real = find_compiler().path
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    os.mkfifo(gate)
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\necho run >> {log}\nread line < {gate}\nexec {real} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    path = write_kernel(tmp_path / "kernels")
+    script = (
+        "import sys; from pathlib import Path; from gpuexec.runtime.simulator.compile import build_file\n"
+        "print('ready', flush=True); print(build_file(Path(sys.argv[1]), ['k']).path)"
+    )
+    environment = {**os.environ, "GPUEXEC_CXX": str(compiler), "GPUEXEC_CACHE_DIR": str(tmp_path / "cache")}
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", script, str(path)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    first = start()
+    with open(gate, "w") as opened:  # blocks until the first process's compiler runs, and holds it
+        second = start()
+        assert second.stdout is not None
+        assert second.stdout.readline() == "ready\n"
+        opened.write("go\n")
+    answers = [process.communicate(timeout=60)[0].split()[-1] for process in (first, second)]
+    assert answers[0] == answers[1]
+    assert is_whole(Path(answers[0]))
+    assert log.read_text().count("run") == 1
+
+
+def test_cut_library_in_the_cache_is_compiled_again(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "cache")
+    source = write_kernel(tmp_path / "a")
+    path = build_file(source, ["k"], cache).path
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    assert build_file(source, ["k"], cache).path == path
+    assert is_whole(path)
+
+
+def test_runtime_is_built_from_the_installed_sources(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path)
+    assert build_runtime(cache) != build_runtime(cache, ["GPUEXEC_UCONTEXT"])
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,97 @@
+"""What a kernel does wrong is an error that names the line and the thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec.errors import KernelError
+from gpuexec.runtime.simulator.library import GridError, Schedule
+from gpuexec.runtime.simulator.module import Function
+
+Kernels = Mapping[str, Function]
+OUT = np.zeros(64, np.float32)
+INTS = np.zeros(64, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "arguments", "message"),
+    [
+        ("divergent_barrier", 64, (OUT,), r"mistakes.cu:7: divergent barrier: .* at mistakes.cu:4 \(thread 32 of block"),
+        ("deadlock", 32, (INTS,), r"deadlock in block 0,0,0: 32 of 32 .*; 1 in the warp operation at mistakes.cu:13 with "
+         r"mask 0xffffffff; 31 in the barrier at mistakes.cu:15"),
+        ("exited_lane", 32, (OUT,), r"mistakes.cu:21: the mask of this warp operation names lane 3, which has exited"),
+        ("lane_outside_mask", 32, (INTS,), r"mistakes.cu:25: .* lacks the calling lane 16 \(thread 16 of block 0,0,0"),
+        ("different_operations", 32, (INTS,), r"mistakes.cu:30: .* different warp operations, .* at mistakes.cu:32"),
+        ("shared_overrun", 32, (OUT,), r"shared 'row' of 128 bytes was written at byte 128, past its end"),
+        ("too_much_shared", 32, (OUT,), r"shared memory of 240000 bytes \('big' included\) exceeds the limit of 232448"),
+        ("divide", 32, (INTS, INTS, np.int32(0)), r"integer division by zero or overflow \(thread 0 of block 0,0,0\)"),
+        ("trap_at", 32, (np.int32(9),), r"mistakes.cu:65: __trap was called \(thread 9 of block 0,0,0\)"),
+        ("store", 1, (None, np.int32(2), np.int32(0)), r"illegal address 0x8 \(thread 0 of block 0,0,0\)"),
+        ("overflow_stack", 1, (INTS, np.int32(100)), r"illegal address"),
+    ],
+)  # fmt: skip
+def test_mistake_is_named(kernels: Kernels, name: str, block: int, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(GridError, match=f"^mistakes.cu:{name}: .*{message}"):
+        kernels[name].launch_arrays(1, block, *arguments)
+
+
+def test_exited_lane_is_found_in_every_order(kernels: Kernels, schedule: Schedule) -> None:
+    with pytest.raises(GridError, match="names lane 3, which has exited"):
+        kernels["exited_lane"].launch_arrays(1, 32, OUT, schedule=schedule)
+
+
+@pytest.mark.parametrize("blocks", [1, 300])
+def test_runner_works_on_after_a_mistake(kernels: Kernels, schedule: Schedule, blocks: int) -> None:
+    for _ in range(3):
+        with pytest.raises(GridError):
+            kernels["deadlock"].launch_arrays(blocks, 64, INTS, schedule=schedule)
+        with pytest.raises(GridError):
+            kernels["store"].launch_arrays(1, 1, None, np.int32(2), np.int32(0), schedule=schedule)
+        x, out = np.ones(3000, np.float32), np.zeros(1, np.float32)
+        kernels["block_sum"].launch_arrays(4, 256, x, out, np.int32(3000), schedule=schedule)
+        assert out[0] == 3000
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared_bytes", "message"),
+    [
+        (1, 2048, 0, r"block \(2048, 1, 1\) exceeds the device limit 1024 \(sm_90\)"),
+        (1, (1, 1, 65), 0, r"block \(1, 1, 65\) exceeds"),
+        ((1, 65536), 32, 0, r"grid \(1, 65536, 1\) exceeds the device limit"),
+        (0, 32, 0, r"grid \(0, 1, 1\) .* must be positive"),
+        (1, 32, 300_000, r"300000 bytes of shared memory exceed the device limit 232448 \(sm_90\)"),
+        (1, 512, 0, r"block \(512, 1, 1\) has 512 threads, its __launch_bounds__ are 256"),
+    ],
+)
+def test_launch_beyond_a_limit_is_refused(
+    kernels: Kernels, grid: Any, block: Any, shared_bytes: int, message: str
+) -> None:
+    function = kernels["binary<int, 1>"]
+    with pytest.raises(KernelError, match=r"basic.cu:binary<int, 1>: " + message):
+        function.launch_arrays(grid, block, INTS, INTS, INTS, np.int32(0), shared_bytes=shared_bytes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((OUT, OUT, OUT), "expected 4 arguments, got 3"),
+        ((OUT, OUT, np.int32(4), OUT), "argument 2 must be a pointer, got an integer of 4 bytes"),
+        ((OUT, OUT, OUT, OUT), "argument 3 must be an integer of 4 bytes, got a pointer"),
+        ((OUT, OUT, OUT, np.int64(4)), "argument 3 must be an integer of 4 bytes, got an integer of 8 bytes"),
+        ((OUT, OUT, OUT, np.float32(4)), "argument 3 must be an integer of 4 bytes, got a float of 4 bytes"),
+        ((OUT, OUT, OUT, 4), "argument 3 must be .* got int; its width would be a guess"),
+    ],
+)
+def test_argument_that_does_not_fit_is_refused(kernels: Kernels, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(KernelError, match=f"basic.cu:add: {message}"):
+        kernels["add"].launch_arrays(1, 32, *arguments)
+
+
+def test_struct_of_another_size_is_refused(kernels: Kernels) -> None:
+    scalars = (np.float32(1), np.float64(2), np.int32(3), np.uint8(4), np.bool_(True))
+    with pytest.raises(KernelError, match=r"argument 6 must be a struct of 16 bytes, got a struct of 12 bytes"):
+        kernels["take"].launch_arrays(1, 1, OUT, *scalars, bytes(12), np.float16(1), np.float16(1), OUT)

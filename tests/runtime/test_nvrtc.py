@@ -1,0 +1,114 @@
+"""Compiling CUDA C++ without a GPU."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gpuexec.errors import DeviceNotFoundError, KernelError
+from gpuexec.runtime import nvrtc
+
+SOURCE = r"""
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+template <typename T>
+__global__ void __launch_bounds__(256) scale(const T* __restrict__ x, T* __restrict__ y, int n) {
+    __shared__ float staged[300];
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    staged[threadIdx.x] = i < n ? (float)x[i] : 0.0f;
+    __syncthreads();
+    if (i < n) y[i] = (T)(staged[255 - threadIdx.x] * 2.0f + 1.0f);
+}
+extern "C" __global__ void plain(float* x) { x[0] = 1.0f; }
+"""
+SPILLING = r"""
+extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
+    float r[80];
+    for (int i = 0; i < 80; i++) r[i] = x[i * n];
+    __syncthreads();
+    for (int j = 0; j < n; j++) for (int i = 0; i < 80; i++) r[i] = r[i] * r[(i + 7) % 80] + x[j];
+    for (int i = 0; i < 80; i++) x[i * n] = r[i];
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_120"])
+def test_compile_cubin_gives_an_elf_image_for_each_architecture(architecture: str) -> None:
+    cubin = nvrtc.compile_cubin(SOURCE, ["scale<float>"], architecture)
+    assert cubin.image.startswith(b"\x7fELF")
+    assert cubin.kernels[0].lowered_name.encode() in cubin.image
+
+
+def test_compile_cubin_reports_what_each_kernel_takes() -> None:
+    cubin = nvrtc.compile_cubin(SOURCE, ["plain", "scale<__half>", "scale<float>"], "sm_90")
+    assert [kernel.expression for kernel in cubin.kernels] == ["plain", "scale<__half>", "scale<float>"]
+    assert cubin.kernels[0].lowered_name == "plain"
+    assert [kernel.shared_bytes for kernel in cubin.kernels] == [0, 1200, 1200]
+    assert all(0 < kernel.registers <= 255 and kernel.spill_bytes == 0 for kernel in cubin.kernels)
+
+
+def test_compile_cubin_reports_spills_when_registers_do_not_suffice() -> None:
+    assert nvrtc.compile_cubin(SPILLING, ["spills"], "sm_80").kernels[0].spill_bytes > 0
+
+
+def test_compile_cubin_contracts_nothing_unless_asked() -> None:
+    text = 'extern "C" __global__ void f(float* x) { x[0] = x[1] * x[2] + x[3]; }'
+    strict = nvrtc.compile_cubin(text, ["f"], "sm_90")
+    contracted = nvrtc.compile_cubin(text, ["f"], "sm_90", [o for o in nvrtc.OPTIONS if o != "--fmad=false"])
+    assert strict.image != contracted.image
+
+
+def test_compile_cubin_names_file_line_and_instance_when_source_is_wrong() -> None:
+    with pytest.raises(KernelError, match=r"(?s)norm\.cu:f does not compile for sm_90.*norm\.cu\(7\): error"):
+        nvrtc.compile_cubin(
+            '#line 7 "norm.cu"\nextern "C" __global__ void f() { oops; }', ["f"], "sm_90", source="norm.cu"
+        )
+
+
+def test_compile_cubin_names_the_instance_when_it_does_not_exist() -> None:
+    with pytest.raises(KernelError, match=r"kernel\.cu:scale<Nothing> does not compile"):
+        nvrtc.compile_cubin(SOURCE, ["scale<Nothing>"], "sm_90")
+
+
+def test_compile_cubin_says_so_when_architecture_is_unknown() -> None:
+    with pytest.raises(KernelError, match="sm_999"):
+        nvrtc.compile_cubin(SOURCE, ["plain"], "sm_999")
+
+
+def test_parse_usage_adds_stores_and_loads_of_each_entry() -> None:
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'a' for 'sm_90'
+ptxas         .     1120 bytes stack frame, 1972 bytes spill stores, 2372 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 1120 bytes cumulative stack size
+ptxas info    : Compiling entry function 'b' for 'sm_90'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 1 barriers, 1200 bytes smem"""
+    assert nvrtc.parse_usage(log) == {"a": (32, 4344, 0), "b": (8, 0, 1200)}
+
+
+def test_load_nvrtc_names_the_command_when_bindings_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc.load_nvrtc.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(DeviceNotFoundError, match=r"pip install 'gpuexec\[kernels\]'"):
+        nvrtc.load_nvrtc()
+
+
+def test_load_nvrtc_names_the_command_when_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import nvrtc as bindings
+    from cuda.pathfinder import DynamicLibNotFoundError
+
+    def fail() -> None:
+        raise DynamicLibNotFoundError("libnvrtc.so")
+
+    nvrtc.load_nvrtc.cache_clear()
+    monkeypatch.setattr(bindings, "nvrtcVersion", fail)
+    with pytest.raises(DeviceNotFoundError, match=r"NVRTC library.*pip install 'gpuexec\[kernels\]'"):
+        nvrtc.load_nvrtc()
+
+
+def test_compile_cubin_names_the_command_when_headers_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_include_options", lambda: ())
+    with pytest.raises(KernelError, match=r"(?s)cuda_fp16\.h.*pip install 'gpuexec\[kernels\]'"):
+        nvrtc.compile_cubin(SOURCE, ["plain"], "sm_90")
