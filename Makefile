@@ -11,7 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
 
-DEMO = $(BIN)/gpuexec run examples/models/digits.onnx --input examples/data/digits.npz $(ARGS)
+DIGITS := examples/data/digits.npz
+DEMO = $(BIN)/gpuexec run examples/models/digits.onnx --input image=$(DIGITS):images --labels $(DIGITS):labels \
+  --rows=-360: --repeat 50 --show 10 $(ARGS)
 ARCHITECTURES := sm_80 sm_90
 
 help:  ## print this

@@ -1,7 +1,7 @@
 """The instruction set: what a device is told to do, as plain data over slots. No pointers, no callables.
 
-    command  = Launch | Copy | Fill | HostCall
-    argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a scalar by value; a struct by value)
+command  = Launch | Copy | Fill | HostCall
+argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a scalar by value; a struct by value)
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from gpuexec.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A typed window on a buffer: byte offset of the first element, spec, strides in elements (may be 0 or negative)."""
+    """A typed window on a buffer: byte offset of the first element, spec, and strides in elements.
+
+    Strides may be 0 (broadcast) or negative (reversed).
+    """
 
     buffer: int
     offset_bytes: int

@@ -18,8 +18,8 @@
         ├── OutOfMemoryError
         └── DeviceLostError      a fault ended the context; every object on it is gone
 
-Errors are picklable: they hold text and plain values only. ``code`` carries ExecuTorch's numbering so that callers of either
-system can switch on it.
+Errors are picklable: they hold text and plain values only. ``code`` carries ExecuTorch's numbering so that callers of
+either system can switch on it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class NeedsHostValue(InputError):
     ``index`` is the operator's input position, ``role`` what it is for (``"axes"``).
     """
 
-    def __init__(self, message: str, *, index: int, role: str, node: str | None = None, value: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, index: int, role: str, node: str | None = None, value: str | None = None
+    ) -> None:
         super().__init__(message, node=node, value=value)
         self.index = index
         self.role = role
@@ -141,7 +143,7 @@ class SyncError(GpuexecError, RuntimeError):
 
 
 class KernelError(GpuexecError, RuntimeError):
-    """A kernel does not compile, does not load, or does not fit the device; or its arguments do not fit its signature."""
+    """A kernel does not compile, load or fit the device, or its arguments do not fit its signature."""
 
 
 class DeviceError(GpuexecError, RuntimeError):

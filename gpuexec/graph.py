@@ -4,8 +4,8 @@
     Node     = operator, inputs: (Value | None)*, outputs: (Value | None)*, name
     Value    = name, declared spec or None                 (equal only to itself)
 
-Nodes stand in an order in which every value is made before it is used; every value has one origin: an input, a constant, or
-one output of one node. `check` holds exactly this.
+Nodes stand in an order in which every value is made before it is used; every value has one origin: an input, a
+constant, or one output of one node. `check` holds exactly this.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Node:
 class RawNode:
     """A node as the file has it, before its operator is built; what upgrades rewrite.
 
-    ``inputs`` and ``outputs`` are names (``""``: absent). ``constants`` are arrays an upgrade adds, by new input name: an
-    attribute that became an input in a later opset.
+    ``inputs`` and ``outputs`` are names (``""``: absent). ``constants`` are arrays an upgrade adds, by new input
+    name: an attribute that became an input in a later opset.
     """
 
     op_type: str
@@ -121,7 +121,9 @@ def check(graph: Graph) -> None:
     names: set[str] = set()
     for value in (*graph.inputs, *graph.constants):
         if value in known:
-            raise ModelError(f"Graph {graph.name!r}: value {value} is listed twice among inputs and constants.", value=value.name)
+            raise ModelError(
+                f"Graph {graph.name!r}: value {value} is listed twice among inputs and constants.", value=value.name
+            )
         known.add(value)
     for value in graph.inputs:
         if value.name in names:
@@ -130,7 +132,9 @@ def check(graph: Graph) -> None:
     for node in graph.nodes:
         for item in node.inputs:
             if item is not None and item not in known:
-                raise ModelError(f"{node}: input {item} is not made before it is used.", node=node.name, value=item.name)
+                raise ModelError(
+                    f"{node}: input {item} is not made before it is used.", node=node.name, value=item.name
+                )
         for item in node.outputs:
             if item is None:
                 continue

@@ -1,7 +1,8 @@
 """What an operator is: a frozen value with three methods and one class attribute.
 
-An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and dtypes,
-``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a test may compare.
+An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and
+dtypes, ``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a
+test may compare.
 
     @operator("Softmax")
     @dataclass(frozen=True, slots=True)
@@ -9,7 +10,8 @@ An operator is an ONNX op with its attributes bound, as typed fields with ONNX's
         axis: int = -1
         ...
 
-Operators register themselves by ONNX name; ``build`` makes one from a name and attributes, ``describe`` goes the other way.
+Operators register themselves by ONNX name; ``build`` makes one from a name and attributes, ``describe`` goes the
+other way.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ Array = np.ndarray[Any, Any]
 class Tolerance(Enum):
     """How the outputs of two implementations may differ.
 
-    EXACT: the same bits (any NaN equals any NaN). ROUNDING: 4 ulp of the output type. REDUCTION: n * eps(accumulator) * sum of
-    magnitudes, plus 1 ulp, where n is the number of elements that enter one output.
+    EXACT: the same bits (any NaN equals any NaN). ROUNDING: 4 ulp of the output type. REDUCTION: n * eps(accumulator)
+    * sum of magnitudes, plus 1 ulp, where n is the number of elements that enter one output.
     """
 
     EXACT = "exact"
@@ -44,8 +46,8 @@ class Tolerance(Enum):
 class Emitter(Protocol):
     """What ``lower`` speaks to. It sees the device only as ``target``.
 
-    On a target without kernels, ``lower`` is asked all the same: what it aliases, places and reuses stays; its launches, copies
-    and fills are replaced by one host call of the operator.
+    On a target without kernels, ``lower`` is asked all the same: what it aliases, places and reuses stays; its
+    launches, copies and fills are replaced by one host call of the operator.
     """
 
     target: Target
@@ -67,7 +69,8 @@ class Emitter(Protocol):
     def in_place(self, output: Slot, source: Slot) -> None:
         """Allow the output to take the bytes of an input that nobody reads afterwards.
 
-        Only where thread i reads nothing but element i of ``source``, and ``compute(out=)`` may be given the same memory.
+        Only where thread i reads nothing but element i of ``source``, and ``compute(out=)`` may be given the same
+        memory.
         """
 
     def place(self, source: Slot, window: Slot) -> bool:
@@ -101,12 +104,14 @@ class Operator:
     # Absent where the device has no kernel for the operator: the planner then makes a HostCall and reports it.
     lower: ClassVar[Callable[..., None] | None] = None
 
-    # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input not given.
+    # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input
+    # not given.
     def infer(self, *inputs: Any, **named: Any) -> tuple[TensorSpec, ...]:
         """Return the specs of all outputs, optional ones included.
 
         Raises:
-            InputError: The inputs don't fit the operator; says expected and got, without the node's name (the caller adds it).
+            InputError: The inputs don't fit the operator; says expected and got, without the node's name (the caller
+            adds it).
             NeedsHostValue: A shape depends on the content of an input that is not known.
         """
         raise TypeError(f"{type(self).__name__} lacks infer")
@@ -114,8 +119,8 @@ class Operator:
     def compute(self, *inputs: Any, **named: Any) -> tuple[Array | None, ...]:
         """Return the outputs as arrays.
 
-        ``out`` holds an array for each output wanted (None: not wanted), possibly strided. The method may write into it and
-        return it, or return fresh arrays; the caller copies what is not already in place.
+        ``out`` holds an array for each output wanted (None: not wanted), possibly strided. The method may write into
+        it and return it, or return fresh arrays; the caller copies what is not already in place.
         """
         raise TypeError(f"{type(self).__name__} lacks compute")
 
@@ -132,7 +137,9 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
         NeedsHostValue: The content is not known on the host.
     """
     if spec is None or spec.value is None:
-        raise NeedsHostValue(f"the content of input {index} ({role}) is needed on the host while planning", index=index, role=role)
+        raise NeedsHostValue(
+            f"the content of input {index} ({role}) is needed on the host while planning", index=index, role=role
+        )
     if spec.value.log is not None:
         spec.value.log(role)
     return spec.value.array
@@ -192,11 +199,14 @@ def build(name: str, attributes: Mapping[str, Any]) -> Operator:
 
 
 def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """Return the qualified name and the attributes that differ from their defaults; ``build`` makes an equal operator of them."""
+    """Return the qualified name and the attributes that differ from their defaults.
+
+    ``build`` makes an equal operator of them.
+    """
     rows = []
     for f in dataclasses.fields(op):  # type: ignore[arg-type]
         value = getattr(op, f.name)
-        if _is_required(f) or value is not f.default and value != f.default:
+        if _is_required(f) or (value is not f.default and value != f.default):
             rows.append((f.name, value))
     return op.name, tuple(rows)
 
@@ -204,8 +214,8 @@ def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
 def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that brings a node of opset < ``below`` to the form of opset ``below``.
 
-    The function takes and returns a `gpuexec.graph.RawNode`; it stands beside the operator. The importer applies all that fit,
-    oldest first, so that one canonical form reaches the passes.
+    The function takes and returns a `gpuexec.graph.RawNode`; it stands beside the operator. The importer applies all
+    that fit, oldest first, so that one canonical form reaches the passes.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

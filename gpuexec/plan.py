@@ -4,8 +4,9 @@
     step    = Segment | Branch | Repeat
     Segment = commands + edges + origins        (one recording; ends where the host must read)
 
-Execution order is partial: a device may run two commands of a segment together unless a path of edges joins them. A plan is
-made for the upper end of a size class (``dims``); `Variant` holds the commands of one size of the class, over the same buffers.
+Execution order is partial: a device may run two commands of a segment together unless a path of edges joins them. A
+plan is made for the upper end of a size class (``dims``); `Variant` holds the commands of one size of the class, over
+the same buffers.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from gpuexec.spec import TensorSpec, dtype_row
 class Role(Enum):
     """What a buffer is for, which says who owns its bytes and whether its address is known when recording.
 
-    TEMP lies in the arena; CONSTANT with the weights; INPUT, OUTPUT, STATE and EXCHANGE are bound at submit; OBJECT lives on the
-    host (strings, containers).
+    TEMP lies in the arena; CONSTANT with the weights; INPUT, OUTPUT, STATE and EXCHANGE are bound at submit; OBJECT
+    lives on the host (strings, containers).
     """
 
     INPUT = "input"
@@ -72,7 +73,7 @@ class ArenaLayout:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Commands between two host reads. ``edges`` are pairs (before, after) of positions; ``origins`` name the node of each."""
+    """Commands between two host reads. ``edges`` are pairs (before, after) of positions; ``origins`` name the nodes."""
 
     commands: tuple[Command, ...]
     edges: tuple[tuple[int, int], ...]
@@ -185,7 +186,10 @@ def format_plan(plan: Plan) -> str:
     """Return the plan as a readable table: ports, arena, commands with their edges."""
     lines = [f"plan for {plan.target}"]
     for label, ports in (("input", plan.inputs), ("output", plan.outputs)):
-        lines += [f"  {label:6} {port.name}: {port.spec}" + ("" if port.buffer is None else f" in %{port.buffer}") for port in ports]
+        lines += [
+            f"  {label:6} {port.name}: {port.spec}" + ("" if port.buffer is None else f" in %{port.buffer}")
+            for port in ports
+        ]
     arena = plan.layout
     lines.append(f"  arena  {arena.nbytes} bytes (lower bound {arena.lower_bound})")
     offsets = arena.as_dict()

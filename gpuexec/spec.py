@@ -57,8 +57,11 @@ def dtype_row(dtype: Any) -> DTypeRow:
     Raises:
         InputError: The type is not in the table.
     """
-    row = _BY_CODE.get(dtype) if isinstance(dtype, int) else _BY_NAME.get(dtype) if isinstance(dtype, str) else None
-    if row is None and not isinstance(dtype, (int, str)):
+    if isinstance(dtype, int):
+        row = _BY_CODE.get(dtype)
+    elif isinstance(dtype, str):
+        row = _BY_NAME.get(dtype)
+    else:
         row = _BY_NUMPY.get(np.dtype(dtype))
     if row is None:
         raise InputError(f"Element type {dtype!r} is not supported; known are {', '.join(r.name for r in DTYPES)}.")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gpuexec.errors import InputError
 
 _KIB = 1024
-# Dynamic shared memory a block may ask for, in KiB (CUDA C++ programming guide, technical specifications per compute capability).
+# Dynamic shared memory a block may ask for, in KiB (CUDA C++ programming guide, technical specifications per compute
+# capability).
 _SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 OLDEST_ARCHITECTURE = 75
 
@@ -17,8 +18,8 @@ OLDEST_ARCHITECTURE = 75
 class Target:
     """The device kind, architecture and limits that planning may depend on.
 
-    ``kind`` is ``"cuda"`` or ``"cpu"``. The simulator and the tracer run plans of kind ``cuda``. Nothing here depends on how
-    many multiprocessors a device has, so a plan computes the same bits on every device of its kind.
+    ``kind`` is ``"cuda"`` or ``"cpu"``. The simulator and the tracer run plans of kind ``cuda``. Nothing here depends
+    on how many multiprocessors a device has, so a plan computes the same bits on every device of its kind.
     """
 
     kind: str
@@ -53,6 +54,8 @@ class Target:
             raise InputError(f"Target {name!r} is unknown; expected 'cpu' or a name like 'sm_90'.")
         architecture = int(match[1])
         if architecture < OLDEST_ARCHITECTURE:
-            raise InputError(f"Target {name!r} is older than sm_{OLDEST_ARCHITECTURE}, the oldest architecture supported.")
+            raise InputError(
+                f"Target {name!r} is older than sm_{OLDEST_ARCHITECTURE}, the oldest architecture supported."
+            )
         known = max((a for a in _SHARED_KIB if a <= architecture), default=OLDEST_ARCHITECTURE)
         return Target("cuda", architecture, match[2], shared_bytes_per_block=_SHARED_KIB[known] * _KIB)

@@ -2,7 +2,7 @@
 #include "index.cuh"
 #include "reduce.cuh"
 
-// Computes y = scale * (x - mean) / sqrt(variance + epsilon) + bias, parameters per channel.
+// Computes y = (x - mean) * (scale / sqrt(variance + epsilon)) + bias, parameters per channel.
 // Shapes   x, y [n, channels, inner] dense; scale, bias, mean, variance [channels].
 // Grid     1024 elements per block.
 // Needs    nothing of alignment.
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
     channels.divide(inner.divide(element), channel);
     const A centered = widen(x[element]) - cast<A>(mean[channel]);
     const A deviation = root_of(cast<A>(variance[channel]) + A(epsilon));
-    y[element] = cast<T>(cast<A>(scale[channel]) * centered / deviation + cast<A>(bias[channel]));
+    y[element] = cast<T>(centered * (cast<A>(scale[channel]) / deviation) + cast<A>(bias[channel]));
   }
 }
 
@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
 // Numerics in Acc<T>, mean before variance, divided by n * inner; 256 lanes.
 template <class T, class S>
 __global__ void __launch_bounds__(kBlockThreads) measure_channels(
-    const T* __restrict__ x, const S* __restrict__ mean, const S* __restrict__ variance, Acc<T>* __restrict__ batch_mean,
-    Acc<T>* __restrict__ batch_variance, S* __restrict__ running_mean, S* __restrict__ running_variance, i64 n, i64 channels,
-    FastDiv64 inner_divisor, double momentum, double rest) {
+    const T* __restrict__ x, const S* __restrict__ mean, const S* __restrict__ variance,
+    Acc<T>* __restrict__ batch_mean, Acc<T>* __restrict__ batch_variance, S* __restrict__ running_mean,
+    S* __restrict__ running_variance, i64 n, i64 channels, FastDiv64 inner_divisor, double momentum, double rest) {
   typedef Acc<T> A;
   __shared__ A shared[kBlockThreads];
   const Team team(kBlockThreads, 1);

@@ -7,7 +7,7 @@ struct ConvSizes {
   FastDiv64 by_outputs;       // outputs of one channel
   FastDiv64 by_out_channels;  // all groups
   FastDiv32 by_group_outs;    // output channels of a group
-  i32 groups, group_ins, has_bias;
+  i32 group_ins;
   i64 batch;
 };
 
@@ -64,10 +64,10 @@ struct PatchLoader {
 // Shapes    x [batch, channels, spatial] by strides, w [out channels, group_ins, taps], bias [out channels], y dense
 // Grid      one block of 256 per 64 output channels of a group x 64 windows: x = (group * row tiles + row tile) * column tiles
 //           + column tile, windows of all images in one row
-// Needs     w, bias, y dense; group_ins * taps < 2^31; bias is not read unless has_bias
+// Needs     w, bias, y dense; group_ins * taps < 2^31; bias may be null
 // Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias
 template <class T>
-__global__ void __launch_bounds__(256, kResidentBlocks<T>) conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
+__global__ void __launch_bounds__(256, 2) conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
                                                  T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes) {
   typedef Acc<T> A;
   i64 outputs = i64(sizes.by_outputs.divisor);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(256, kResidentBlocks<T>) conv_gemm(const T* __
     for (int i = 0; i < kSums; ++i) {
       if (row + i >= rows) continue;
       i64 channel = group * rows + row + i;
-      A sum = sizes.has_bias ? sums[i][j] + widen(bias[channel]) : sums[i][j];
+      A sum = bias ? sums[i][j] + widen(bias[channel]) : sums[i][j];
       y[(i64(n) * i64(sizes.by_out_channels.divisor) + channel) * outputs + i64(position)] = cast<T>(sum);
     }
     if (++position == u64(outputs)) {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(256, kResidentBlocks<T>) conv_gemm(const T* __
 // Computes  what conv_gemm computes, for groups of one input or one output channel
 // Shapes    as conv_gemm
 // Grid      one thread per output: x = output / 256
-// Needs     w, bias, y dense; bias is not read unless has_bias
+// Needs     w, bias, y dense; bias may be null
 // Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias. Taps in the padding are left out
 template <class T>
 __global__ void __launch_bounds__(256, 1) conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(256, 1) conv_direct(const T* __restrict__ x, c
     }
     image += strides.channel;
   }
-  if (sizes.has_bias) sum += widen(bias[channel]);
+  if (bias) sum += widen(bias[channel]);
   y[index] = cast<T>(sum);
 }
 
@@ -163,7 +163,7 @@ __device__ inline bool find_source(const Windows& windows, int axis, int at, int
 //           - begin = p; the windows run over y, one for each position of x
 // Shapes    x [batch, channels, counts] by strides, w [channels, group outs, taps], bias [out channels], y [.., extents] dense
 // Grid      one thread per output: x = output / 256
-// Needs     w, bias, y dense; bias is not read unless has_bias
+// Needs     w, bias, y dense; bias may be null
 // Numerics  half and bf16 in float, rounded once; order tap, then channel, one fma each; then the bias
 template <class T>
 __global__ void __launch_bounds__(256, 1) conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
@@ -202,6 +202,6 @@ __global__ void __launch_bounds__(256, 1) conv_transpose(const T* __restrict__ x
       }
     }
   }
-  if (sizes.has_bias) sum += widen(bias[channel]);
+  if (bias) sum += widen(bias[channel]);
   y[index] = cast<T>(sum);
 }

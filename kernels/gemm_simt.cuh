@@ -11,10 +11,6 @@ constexpr int kSums = 4;        // rows and columns of a thread's sums
 constexpr int kSide = kTile / kSums;
 constexpr int kPitch = kTile + 4;  // keeps 16-byte alignment, spreads the rows of a slab over the banks
 
-// Blocks that shall fit a multiprocessor: what the registers of a tile kernel are cut for.
-template <class T>
-constexpr int kResidentBlocks = sizeof(Acc<T>) > 4 ? 2 : 3;
-
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 template <class T>

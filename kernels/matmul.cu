@@ -2,72 +2,113 @@
 #include "gemm_simt.cuh"
 
 constexpr int kMaxBatchAxes = 8;
+constexpr int kFewRows = 4;     // up to here a block makes 8 columns instead of a tile
+constexpr int kFewColumns = 8;
+constexpr int kFolds = 32;      // partial sums of one element: of k, k + 32, k + 64, ...
 
-// Packed by launch_gemm of gpuexec/ops/matmul.py. Strides are in elements; y is dense along its columns.
+// Packed by launch_gemm of gpuexec/ops/matmul.py. Strides are in elements.
 struct Gemm {
   i64 rows, columns, inner;
-  i64 a_row, a_inner, b_inner, b_column, c_row, c_column, y_row;
+  i64 a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column;
   double alpha, beta;
-  i32 has_c, batch_axes;
+  i64 batch_axes;
   i64 batch_extents[kMaxBatchAxes];
   i64 a_batch[kMaxBatchAxes];
   i64 b_batch[kMaxBatchAxes];
   i64 y_batch[kMaxBatchAxes];
 };
 
-// alpha * sum + beta * c as the operator has it: integers go through double only where a factor is not 1.
-template <class A>
-__device__ inline A scale_and_add(A sum, A c, const Gemm& gemm) {
+// Stores alpha * sum + beta * c: integers go through double only where a factor is not 1.
+template <class T>
+__device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c, T* y) {
+  typedef Acc<T> A;
+  if (row >= gemm.rows || column >= gemm.columns) return;
+  A addend = c ? widen(c[row * gemm.c_row + column * gemm.c_column]) : A(0);
   bool is_scaled = gemm.alpha != 1.0;
-  bool is_c_scaled = gemm.has_c && gemm.beta != 1.0;
+  bool is_c_scaled = c && gemm.beta != 1.0;
   if constexpr (kIsInteger<A>) {
     if (is_scaled || is_c_scaled) {
       double scaled = double(sum) * gemm.alpha;
-      return cast<A>(gemm.has_c ? scaled + double(c) * gemm.beta : scaled);
+      sum = cast<A>(c ? scaled + double(addend) * gemm.beta : scaled);
+      addend = A(0);
     }
   } else {
     if (is_scaled) sum = sum * A(gemm.alpha);
-    if (is_c_scaled) c = c * A(gemm.beta);
+    if (is_c_scaled) addend = addend * A(gemm.beta);
   }
-  return gemm.has_c ? wrapping_add(sum, c) : sum;
+  y[row * gemm.y_row + column * gemm.y_column] = cast<T>(c ? wrapping_add(sum, addend) : sum);
 }
 
-// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent.
-// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns] by strides (0 where broadcast), y [..., rows, columns]
-// Grid      one block of 256 per 64 x 64 tile: x = (batch * row tiles + row tile) * column tiles + column tile
-// Needs     nothing; y dense along columns; c is not read unless has_c
-// Numerics  half and bf16 in float, rounded once; k in order, one fma each; integers wrap
+// Up to kFewRows rows and kFewColumns columns: 32 threads share a column. Neighbouring threads are neighbours along k where a
+// column lies dense in k, else along the columns; the sums are the same.
 template <class T>
-__global__ void __launch_bounds__(256, kResidentBlocks<T>) gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c,
-                                            T* __restrict__ y, Gemm gemm) {
+__device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* y, const Gemm& gemm, i64 first_column) {
   typedef Acc<T> A;
-  i64 column_tiles = (gemm.columns + kTile - 1) / kTile;
+  __shared__ A partial[kFolds][kFewRows * kFewColumns + 1];
+  int thread = threadIdx.x;
+  int column = gemm.b_inner == 1 ? thread / kFolds : thread % kFewColumns;
+  int fold = gemm.b_inner == 1 ? thread % kFolds : thread / kFewColumns;
+  A sums[kFewRows];
+#pragma unroll
+  for (int row = 0; row < kFewRows; ++row) sums[row] = A(0);
+  if (first_column + column < gemm.columns) {
+    const T* right = b + (first_column + column) * gemm.b_column;
+    for (i64 k = fold; k < gemm.inner; k += kFolds) {
+      A value = widen(right[k * gemm.b_inner]);
+#pragma unroll
+      for (int row = 0; row < kFewRows; ++row) {
+        if (row < gemm.rows) sums[row] = multiply_add(widen(a[row * gemm.a_row + k * gemm.a_inner]), value, sums[row]);
+      }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kFewRows; ++row) partial[fold][row * kFewColumns + column] = sums[row];
+  __syncthreads();
+  if (thread >= kFewRows * kFewColumns) return;
+  A sum = partial[0][thread];
+  for (int i = 1; i < kFolds; ++i) sum = wrapping_add(sum, partial[i][thread]);
+  store_scaled(gemm, thread / kFewColumns, first_column + thread % kFewColumns, sum, c, y);
+}
+
+// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
+// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides
+// Grid      one block of 256 per 64 x 64 tile, or per 8 columns where there are at most 4 rows:
+//           x = (batch * row tiles + row tile) * column tiles + column tile
+// Needs     c may be null
+// Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such sums over
+//           every 32nd k, added in order
+template <class T>
+__global__ void __launch_bounds__(256, 2)
+    gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm) {
+  bool has_few_rows = gemm.rows <= kFewRows;
+  i64 tile_columns = has_few_rows ? kFewColumns : kTile;
+  i64 column_tiles = (gemm.columns + tile_columns - 1) / tile_columns;
   i64 row_tiles = (gemm.rows + kTile - 1) / kTile;
   i64 tile = blockIdx.x;
-  i64 first_column = tile % column_tiles * kTile;
+  i64 first_column = tile % column_tiles * tile_columns;
   tile /= column_tiles;
   i64 first_row = tile % row_tiles * kTile;
   i64 batch = tile / row_tiles;
-  for (int axis = gemm.batch_axes - 1; axis >= 0; --axis) {
+  for (int axis = int(gemm.batch_axes) - 1; axis >= 0; --axis) {
     i64 index = batch % gemm.batch_extents[axis];
     batch /= gemm.batch_extents[axis];
     a += index * gemm.a_batch[axis];
     b += index * gemm.b_batch[axis];
     y += index * gemm.y_batch[axis];
   }
-  i64 row = first_row + sums_row(threadIdx.x);
-  i64 column = first_column + sums_column(threadIdx.x);
+  if (has_few_rows) {
+    multiply_few_rows(a, b, c, y, gemm, first_column);
+    return;
+  }
   StridedLoader<T> left(a, first_row, gemm.rows, gemm.inner, gemm.a_row, gemm.a_inner, threadIdx.x);
   StridedLoader<T> right(b, first_column, gemm.columns, gemm.inner, gemm.b_column, gemm.b_inner, threadIdx.x);
-  A sums[kSums][kSums];
+  i64 row = first_row + sums_row(threadIdx.x);
+  i64 column = first_column + sums_column(threadIdx.x);
+  Acc<T> sums[kSums][kSums];
   multiply_tile(left, right, gemm.inner, row < gemm.rows && column < gemm.columns, sums);
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) {
-      if (row + i >= gemm.rows || column + j >= gemm.columns) continue;
-      A addend = gemm.has_c ? widen(c[(row + i) * gemm.c_row + (column + j) * gemm.c_column]) : A(0);
-      y[(row + i) * gemm.y_row + column + j] = cast<T>(scale_and_add(sums[i][j], addend, gemm));
-    }
+    for (int j = 0; j < kSums; ++j) store_scaled(gemm, row + i, column + j, sums[i][j], c, y);
   }
 }

@@ -2,25 +2,29 @@
 #include "index.cuh"
 #include "reduce.cuh"
 
-constexpr int kHeld = 8;  // elements a lane keeps in registers
+// The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
+template <class A>
+constexpr int kHeld = sizeof(A) > 4 ? 8 : 16;  // elements a lane keeps in registers
 
 // A dense row in registers: visit(f) calls f(column, value) for the columns of this lane, in order.
 template <class T, class A>
 struct HeldRow {
-  A values[kHeld];
+  A values[kHeld<A>];
   i64 lane;
   int lanes, own;
 
   __device__ HeldRow(const T* __restrict__ x, const Team& team, i64 end)
-      : lane(team.lane), lanes(team.lanes), own(end > team.lane ? int(end - team.lane + team.lanes - 1) / team.lanes : 0) {
+      : lane(team.lane),
+        lanes(team.lanes),
+        own(end > team.lane ? int(end - team.lane + team.lanes - 1) / team.lanes : 0) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) values[i] = i < own ? cast<A>(x[lane + i * lanes]) : A(0);
+    for (int i = 0; i < kHeld<A>; ++i) values[i] = i < own ? cast<A>(x[lane + i * lanes]) : A(0);
   }
 
   template <class F>
   __device__ void visit(F f) const {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kHeld<A>; ++i) {
       if (i >= own) break;
       f(lane + i * lanes, values[i]);
     }
@@ -53,8 +57,8 @@ struct Affine {
 // Normalises a row into y; `finish` is called with its mean and inverse deviation.
 template <class Row, class V, class A, class F>
 __device__ inline void normalize_row(
-    const Row& row, const Team& team, A* shared, const V* scale, const V* bias, V* y, i64 columns, const Affine& affine, A epsilon,
-    bool is_centered, F finish) {
+    const Row& row, const Team& team, A* shared, const V* scale, const V* bias, V* y, i64 columns, const Affine& affine,
+    A epsilon, bool is_centered, F finish) {
   A center = A(0);
   if (is_centered) {
     row.visit([&](i64, A x) { center += x; });
@@ -81,17 +85,17 @@ __device__ inline void normalize_row(
 // Chooses where the row is kept while it is worked on.
 template <class A, class T, class V, class F>
 __device__ inline void normalize(
-    const T* x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, int lane_stride, const Affine& affine,
+    const T* x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, const Affine& affine,
     double epsilon, bool is_centered, F finish) {
   __shared__ A shared[kBlockThreads];
-  const Team team(lanes, lane_stride);
+  const Team team(lanes, 1);
   const bool is_live = team.row < rows;
   const i64 end = is_live ? columns : 0;
   x += is_live ? team.row * columns : 0;
   const auto finish_live = [&](A mean, A inverse) {
     if (is_live && team.lane == 0) finish(team.row, mean, inverse);
   };
-  if (columns <= i64(kHeld) * lanes) {
+  if (columns <= i64(kHeld<A>) * lanes) {
     const HeldRow<T, A> row(x, team, end);
     normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, finish_live);
   } else {
@@ -100,18 +104,18 @@ __device__ inline void normalize(
   }
 }
 
-// Computes y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each row; without centering the mean counts as 0.
+// Computes y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each row; mean is 0 unless is_centered.
 // Shapes   x, y [rows, columns] dense; scale, bias as `affine` says.
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment.
-// Numerics in A (float; double where T or V is), mean before variance, one rounding; rows of up to 8 * lanes columns are read
-//          once, longer ones three times.
+// Numerics in A (float; double where T or V is), mean before variance, one rounding; rows of up to 16 * lanes columns
+//          (doubles 8 * lanes) are read once, longer ones three times.
 template <class T, class V>
-__global__ void __launch_bounds__(kBlockThreads) normalize_rows(
-    const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias, V* __restrict__ y, i64 rows, i64 columns,
-    int lanes, int lane_stride, Affine affine, double epsilon, int is_centered) {
+__global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
+    const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias, V* __restrict__ y, i64 rows,
+    i64 columns, int lanes, Affine affine, double epsilon, int is_centered) {
   typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
-  normalize<A>(x, scale, bias, y, rows, columns, lanes, lane_stride, affine, epsilon, is_centered, [](i64, A, A) {});
+  normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered, [](i64, A, A) {});
 }
 
 // Computes what normalize_rows does, and mean and 1 / sqrt(variance + epsilon) of each row.
@@ -120,11 +124,12 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_rows(
 // Needs    nothing of alignment.
 // Numerics as normalize_rows; the statistics are rounded to U.
 template <class T, class U>
-__global__ void __launch_bounds__(kBlockThreads) normalize_and_measure_rows(
-    const T* __restrict__ x, const T* __restrict__ scale, const T* __restrict__ bias, T* __restrict__ y, U* __restrict__ mean,
-    U* __restrict__ inverse_deviation, i64 rows, i64 columns, int lanes, int lane_stride, Affine affine, double epsilon) {
+__global__ void __launch_bounds__(kBlockThreads, 1) normalize_and_measure_rows(
+    const T* __restrict__ x, const T* __restrict__ scale, const T* __restrict__ bias, T* __restrict__ y,
+    U* __restrict__ mean, U* __restrict__ inverse_deviation, i64 rows, i64 columns, int lanes, Affine affine,
+    double epsilon) {
   typedef Acc<T> A;
-  normalize<A>(x, scale, bias, y, rows, columns, lanes, lane_stride, affine, epsilon, true, [=](i64 row, A center, A inverse) {
+  normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, true, [=](i64 row, A center, A inverse) {
     mean[row] = cast<U>(center);
     inverse_deviation[row] = cast<U>(inverse);
   });

@@ -27,9 +27,9 @@ struct Place {
 //           spatial part); lowest and -1 for a window of padding alone
 // Shapes    x [batch, channels, spatial] by strides, y and indices [batch, channels, windows] dense
 // Grid      one thread per window: x = window / 256
-// Needs     nothing; indices is not touched unless WithIndices
+// Needs     nothing; indices may be null
 // Numerics  exact; the first of equal values stays, a NaN wins and the first NaN stays
-template <class T, bool WithIndices>
+template <class T>
 __global__ void __launch_bounds__(256, 1) max_pool(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, Windows windows,
                                                 WindowStrides strides, FastDiv64 by_windows, FastDiv64 by_channels, i64 batch,
                                                 int is_column_major) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(256, 1) max_pool(const T* __restrict__ x, T* _
     }
   }
   y[index] = best;
-  if constexpr (WithIndices) {
+  if (indices) {
     i64 positions = i64(windows.extents[0]) * windows.extents[1] * windows.extents[2];
     indices[index] = where < 0 ? -1 : place.plane * positions + where;
   }

@@ -10,12 +10,6 @@ enum Finish : int { kAsIs, kMean, kRoot, kLog };
 __device__ inline float power_of(float x, float p) { return powf(x, p); }
 __device__ inline double power_of(double x, double p) { return pow(x, p); }
 
-template <class A>
-__device__ inline A magnitude_of(A x) {
-  if constexpr (kIsFloat<A>) return x < A(0) ? -x : x + A(0);
-  else return x < A(0) ? wrapping_neg(x) : x;
-}
-
 // An operation has a Partial, its identity, the lift of an element, an order-keeping merge, and the finish.
 // Integers wrap; then mean and root are taken in double and truncated. The mean of nothing is NaN, or 0 for integers.
 template <class T>
@@ -80,7 +74,8 @@ struct LogSumExp {
 };
 
 // ---------------------------------------------------------------- kernels
-// Folds the terms first, first + step, ... below `end` of the row at x, in this order. On a single run of memory loads run ahead.
+// Folds the terms first, first + step, ... below `end` of the row at x, in this order. On a single run of memory loads
+// run ahead.
 template <class Op, class T>
 __device__ inline typename Op::Partial fold_serially(
     const T* __restrict__ x, const Strided<kMaxRank, 1>& walk, i64 first, i64 step, i64 end) {
@@ -150,7 +145,8 @@ __global__ void __launch_bounds__(kBlockThreads) lp_norm(
   if (is_live && team.lane == 0) y[team.row] = cast<T>(power_of(total, A(1) / A(power)));
 }
 
-// Computes partials[chunk] = fold of the terms [chunk * length, (chunk + 1) * length): the first half of a reduction to one value.
+// Computes partials[chunk] = fold of the terms [chunk * length, (chunk + 1) * length): the first half of a reduction to
+//          one value.
 // Shapes   x any strides, walked by `reduced`; partials [chunks] dense.
 // Grid     one block per chunk.
 // Needs    partials aligned to 16 bytes.

@@ -1,11 +1,47 @@
-// How the threads of a block share rows, and how lanes fold what they hold. gpuexec/ops/team.py chooses lanes and lane_stride.
+// How the threads of a block share rows, and how lanes fold what they hold. gpuexec/ops/team.py chooses the team.
 #pragma once
 #include "safe.cuh"
 #include "types.cuh"
 
 constexpr int kBlockThreads = 256;
 
-// The threads that work on one row; see team.py. All threads of a block, those past the last row too, must take part in folds.
+constexpr int kWarpThreads = 32;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+// A value of any size as the 32-bit words that warps exchange.
+template <class Value>
+union Words {
+  static constexpr int kCount = (sizeof(Value) + 3) / 4;
+  Value value;
+  u32 words[kCount];
+
+  __device__ Words(Value given) {
+    words[kCount - 1] = 0;
+    value = given;
+  }
+};
+
+// The value of the lane `distance` further within groups of `width` lanes.
+template <class Value>
+__device__ inline Value shuffle_down(Value value, int distance, int width) {
+  Words<Value> pun(value);
+#pragma unroll
+  for (int i = 0; i < Words<Value>::kCount; ++i) {
+    pun.words[i] = __shfl_down_sync(kWholeWarp, pun.words[i], distance, width);
+  }
+  return pun.value;
+}
+
+// The value of the first lane of each group of `width` lanes.
+template <class Value>
+__device__ inline Value shuffle_first(Value value, int width) {
+  Words<Value> pun(value);
+#pragma unroll
+  for (int i = 0; i < Words<Value>::kCount; ++i) pun.words[i] = __shfl_sync(kWholeWarp, pun.words[i], 0, width);
+  return pun.value;
+}
+
+// The threads that work on one row; see team.py. All threads of a block take part in folds, those past the last row too.
 struct Team {
   int lane, lanes, lane_stride;
   i64 row;
@@ -16,10 +52,32 @@ struct Team {
     row = i64(blockIdx.x) * rows + (lane_stride == 1 ? thread / lanes : thread & (rows - 1));
   }
 
-  // Folds one value per lane in a fixed tree and gives the result to every lane. `shared` holds a value per thread and may
-  // be used again at once.
+  // Folds one value per lane in a fixed order and gives the result to every lane. `shared` holds a value per thread and
+  // may be used again at once.
   template <class Value, class Merge>
   __device__ Value fold(Value value, Value* shared, Merge merge) const {
+    return lane_stride == 1 ? fold_warps(value, shared, merge) : fold_columns(value, shared, merge);
+  }
+
+ private:
+  // Neighbouring threads are neighbouring lanes: a tree within each warp, then the warps of the team in order.
+  template <class Value, class Merge>
+  __device__ Value fold_warps(Value value, Value* shared, Merge merge) const {
+    const int width = lanes < kWarpThreads ? lanes : kWarpThreads;
+    for (int half = width / 2; half > 0; half /= 2) value = merge(value, shuffle_down(value, half, width));
+    if (lanes <= kWarpThreads) return shuffle_first(value, width);
+    const int warp = threadIdx.x / kWarpThreads, warps = lanes / kWarpThreads, first = warp & ~(warps - 1);
+    if (threadIdx.x % kWarpThreads == 0) shared[warp] = value;
+    __syncthreads();
+    Value result = shared[first];
+    for (int i = 1; i < warps; ++i) result = merge(result, shared[first + i]);
+    __syncthreads();
+    return result;
+  }
+
+  // Neighbouring threads belong to neighbouring rows: a tree over the block.
+  template <class Value, class Merge>
+  __device__ Value fold_columns(Value value, Value* shared, Merge merge) const {
     const int thread = threadIdx.x;
     shared[thread] = value;
     __syncthreads();
@@ -39,6 +97,17 @@ __device__ inline double root_of(double x) { return sqrt(x); }
 template <class A>
 __device__ inline A add(A a, A b) {
   return a + b;
+}
+
+template <class A>
+__device__ inline A magnitude_of(A x) {
+  if constexpr (kIsFloat<A>) return x < A(0) ? -x : x + A(0);
+  else return x < A(0) ? wrapping_neg(x) : x;
+}
+
+// Where a row of a dense [outer, columns, inner] tensor starts; its elements are `inner` apart, rows lie side by side.
+__device__ inline i64 row_start(i64 row, i64 columns, i64 inner) {
+  return inner == 1 ? row * columns : row / inner * columns * inner + row % inner;
 }
 
 // Of two zeros the positive one is greater, a NaN on either side wins: so the result does not depend on the order.
@@ -67,7 +136,7 @@ struct Placed {
   i64 place;
 };
 
-// Whether `a` comes before `b` as an extremum: a NaN before any number, of equals the first place, or the last if so asked.
+// Whether `a` comes before `b` as an extremum: NaN before any number, of equals the first place, or the last if asked.
 // The answer is the same in whatever order candidates meet.
 template <class A>
 __device__ inline bool wins(Placed<A> a, Placed<A> b, bool is_minimum, bool is_last_wanted) {

@@ -1,22 +1,19 @@
 // Softmax, LogSoftmax and Hardmax along one axis of a dense tensor.
 #include "softmax_state.cuh"
 
-constexpr int kHeld = 8;  // elements a lane keeps in registers
-
-// A row of `columns` elements, `inner` apart; rows with the same outer index lie side by side.
-__device__ inline i64 row_start(i64 row, i64 columns, i64 inner) {
-  return inner == 1 ? row * columns : row / inner * columns * inner + row % inner;
-}
+// The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
+constexpr int kHeld = 16;  // elements a lane keeps in registers
 
 // Computes y = exp(x - max) / sum(exp(x - max)) along the columns, or its logarithm x - max - log(sum).
 // Shapes   x, y [rows / inner, columns, inner] dense.
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment.
-// Numerics in Acc<T>, one rounding; rows of up to 8 * lanes columns in registers (one read), longer ones by running sums
-//          (two reads). A row whose maximum is not finite gives NaN.
+// Numerics in Acc<T>, one rounding; rows of up to 16 * lanes columns in registers (one read), longer ones by running
+//          sums (two reads). A row whose maximum is not finite gives NaN.
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads) softmax(
-    const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride, int is_log) {
+__global__ void __launch_bounds__(kBlockThreads, 1) softmax(
+    const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride,
+    int is_log) {
   typedef Acc<T> A;
   typedef SoftmaxState<A> State;
   __shared__ A shared[kBlockThreads];
@@ -60,7 +57,9 @@ __global__ void __launch_bounds__(kBlockThreads) softmax(
   }
 
   State state = State::empty();
-  for (i64 column = team.lane; column < end; column += lanes) state = State::merge(state, State::of(widen(x[column * inner])));
+  for (i64 column = team.lane; column < end; column += lanes) {
+    state = State::merge(state, State::of(widen(x[column * inner])));
+  }
   state = team.fold(state, shared_states, State::merge);
   const A sum = state.strict_sum();
   const A log_sum = is_log ? log_of(sum) : A(0);
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax(
 // Needs    nothing of alignment.
 // Numerics exact; a NaN counts as the maximum.
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads) hardmax(
+__global__ void __launch_bounds__(kBlockThreads, 1) hardmax(
     const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride) {
   typedef Placed<Acc<T>> Candidate;
   __shared__ Candidate shared[kBlockThreads];

@@ -1,4 +1,4 @@
-// The running state of sum(exp(x)): the largest x and the sum of exp(x - largest). Used by softmax, log-sum-exp, attention.
+// The running state of sum(exp(x)): the largest x and the sum of exp(x - largest).
 #pragma once
 #include "reduce.cuh"
 

@@ -37,7 +37,11 @@ def run_template(template: Template, graph: Any, arrays: Mapping[str, Array], de
 
 
 def run_plan(
-    plan: Plan, arrays: Mapping[str, Array], constants: Mapping[str, Array], device: Device, variant: Variant | None = None
+    plan: Plan,
+    arrays: Mapping[str, Array],
+    constants: Mapping[str, Array],
+    device: Device,
+    variant: Variant | None = None,
 ) -> list[Array]:
     """Run a plan of one segment and return its outputs. Memory is poisoned first, so that stale bytes show."""
     (segment,) = plan.steps

@@ -11,7 +11,9 @@ from gpuexec.errors import GpuexecError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (0, or 1 after an error in one line)."""
-    parser = argparse.ArgumentParser(prog="gpuexec", description="Run array programs (ONNX models) and see how they run.")
+    parser = argparse.ArgumentParser(
+        prog="gpuexec", description="Run array programs (ONNX models) and see how they run."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor")
     from gpuexec.cli import doctor, explain, info, run
 

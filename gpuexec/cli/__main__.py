@@ -1,4 +1,4 @@
-"""python -m gpuexec.cli"""
+"""The command line as ``python -m gpuexec.cli``."""
 
 import sys
 

@@ -11,12 +11,25 @@ from gpuexec.errors import GpuexecError
 from gpuexec.runtime import driver
 from gpuexec.runtime.backend import BackendType, open_backend
 
-_PACKAGES = ("numpy", "onnx", "ml_dtypes", "safetensors", "rich", "cuda-bindings", "nvidia-cuda-nvrtc", "cupy-cuda13x", "cupy-cuda12x", "onnxruntime")
+_PACKAGES = (
+    "numpy",
+    "onnx",
+    "ml_dtypes",
+    "safetensors",
+    "rich",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "onnxruntime",
+)
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser: argparse.ArgumentParser = commands.add_parser("doctor", help="say what works on this machine, and what to install")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor", help="say what works on this machine, and what to install"
+    )
     parser.set_defaults(main=main)
 
 

@@ -15,9 +15,13 @@ from gpuexec.target import Target
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser: argparse.ArgumentParser = commands.add_parser("explain", help="print the plan: commands, memory, values kept on the host")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "explain", help="print the plan: commands, memory, values kept on the host"
+    )
     add_arguments(parser)
-    parser.add_argument("--target", metavar="NAME", help="plan for this target without the device, e.g. sm_90 (default: by --backend)")
+    parser.add_argument(
+        "--target", metavar="NAME", help="plan for this target without the device, e.g. sm_90 (default: by --backend)"
+    )
     parser.set_defaults(main=main)
 
 
@@ -30,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     model = models.load(options.model)
     feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), parse_rows(options.rows))
     for note in notes:
-        console.print(f"[dim]{note}[/dim]")
+        console.print(note, style="dim", markup=False)
     specs = {name: TensorSpec(array.shape, array.dtype).with_value(array) for name, array in feeds.items()}
     template = plan_graph(model.graph, specs, _target(options), model.dims)
     plan = template.plan

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[each.value for each in BackendType],
         help="where to run (default: the GPU when one works, else the CPU)",
     )
-    parser.add_argument("--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs")
+    parser.add_argument(
+        "--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs"
+    )
     parser.add_argument(
         "--input",
         action="append",
@@ -35,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]FILE[:KEY]",
         help="an input from a .npy file, or from an .npz file (by KEY, else by input name); may be given again",
     )
-    parser.add_argument("--rows", metavar="A:B", help="take these rows of the first axis of every array read, e.g. -360:")
+    parser.add_argument(
+        "--rows", metavar="A:B", help="take these rows of the first axis of every array read, e.g. -360:"
+    )
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
@@ -63,12 +67,18 @@ def parse_rows(text: str | None) -> slice:
         return slice(None)
     first, colon, last = text.partition(":")
     try:
-        return slice(int(first) if first else None, int(last) if last else None) if colon else slice(int(first), int(first) + 1)
+        return (
+            slice(int(first) if first else None, int(last) if last else None)
+            if colon
+            else slice(int(first), int(first) + 1)
+        )
     except ValueError:
         raise InputError(f"--rows {text!r} is not A:B, as in -360: or 0:8.") from None
 
 
-def read_feeds(model: Model, items: Sequence[str], dims: dict[str, int], rows: slice) -> tuple[dict[str, Array], list[str]]:
+def read_feeds(
+    model: Model, items: Sequence[str], dims: dict[str, int], rows: slice
+) -> tuple[dict[str, Array], list[str]]:
     """Return an array for each input, and a line for each thing done to make one fit.
 
     Inputs without a file are random: a fixed seed, normal floats, small non-negative integers.
@@ -79,7 +89,10 @@ def read_feeds(model: Model, items: Sequence[str], dims: dict[str, int], rows: s
         for name, array in _read(model, item).items():
             port = next((each for each in model.inputs if each.name == name), None)
             if port is None:
-                raise InputError(f"The model has no input {name!r}; it has {', '.join(each.name for each in model.inputs)}.", value=name)
+                raise InputError(
+                    f"The model has no input {name!r}; it has {', '.join(each.name for each in model.inputs)}.",
+                    value=name,
+                )
             feeds[name] = fit(port, array[rows] if array.ndim else array, notes)
     rng = np.random.default_rng(_SEED)
     for port in model.inputs:
@@ -133,7 +146,10 @@ def _read(model: Model, item: str) -> dict[str, Array]:
     if "input_names" in loaded.files:
         found.update({str(each): np.asarray(loaded[f"in_{i}"]) for i, each in enumerate(loaded["input_names"])})
     if not found:
-        raise InputError(f"{path} holds {', '.join(loaded.files)}, none of them an input ({', '.join(sorted(names))}); use NAME=FILE:KEY.")
+        raise InputError(
+            f"{path} holds {', '.join(loaded.files)}, none of them an input ({', '.join(sorted(names))}); "
+            "use NAME=FILE:KEY."
+        )
     return found
 
 

@@ -11,7 +11,9 @@ from gpuexec import model as models
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser: argparse.ArgumentParser = commands.add_parser("info", help="show inputs, outputs, operators and size of a model")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "info", help="show inputs, outputs, operators and size of a model"
+    )
     parser.add_argument("model", help="the ONNX file")
     parser.set_defaults(main=main)
 
@@ -19,16 +21,19 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     model = models.load(options.model)
     info = model.info
-    console.print(f"[bold]{options.model}[/bold]: opset {info.opset}, IR {info.ir_version}, by {info.producer or 'unknown'}")
+    console.print(
+        f"[bold]{options.model}[/bold]: opset {info.opset}, IR {info.ir_version}, by {info.producer or 'unknown'}"
+    )
     ports = Table("", "name", "type", box=None)
     for kind, rows in (("input", model.inputs), ("output", model.outputs)):
         for port in rows:
-            ports.add_row(kind, port.name, str(port.spec))
+            ports.add_row(kind, port.name, escape(str(port.spec)))
     console.print(ports)
     weights = sum(array.nbytes for array in model.graph.constants.values())
     console.print(f"{info.node_count} nodes, {len(model.graph.nodes)} after the load passes; weights {weights:,} bytes")

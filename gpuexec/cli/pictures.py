@@ -14,7 +14,7 @@ _SHADES = " ░▒▓█"
 
 
 def show(console: Console, images: Array, scores: Array, labels: Array | None, count: int) -> None:
-    """Print the first ``count`` images side by side, each with its predicted class under it, a wrong one with the true class.
+    """Print the first ``count`` images side by side, each over its predicted class, a wrong one with the true class.
 
     Args:
         console: Where to print.

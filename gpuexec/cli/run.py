@@ -24,11 +24,19 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser("run", help="run a model on inputs from files or random ones")
     add_arguments(parser)
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times more and give p50, p99 and throughput")
-    parser.add_argument("--check", action="store_true", help="compare with onnxruntime, or onnx.reference where that is missing")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="run N times more and give p50, p99 and throughput"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with onnxruntime, or onnx.reference where that is missing"
+    )
     parser.add_argument("--output", metavar="FILE.npz", help="write the outputs")
-    parser.add_argument("--labels", metavar="FILE[:KEY]", help="class of each row: print the accuracy of the first output")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="show N rows of the first input as pictures with their class")
+    parser.add_argument(
+        "--labels", metavar="FILE[:KEY]", help="class of each row: print the accuracy of the first output"
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, metavar="N", help="show N rows of the first input as pictures with their class"
+    )
     parser.set_defaults(main=main)
 
 
@@ -36,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     rows = parse_rows(options.rows)
     start = time.perf_counter()
     model = models.load(options.model)
@@ -46,22 +54,23 @@ def main(options: argparse.Namespace) -> int:
     with Worker(model, backend=BackendType(options.backend)) as worker:
         console.print(f"[bold]{options.model}[/bold]: {len(model.graph.nodes)} nodes")
         for port in model.inputs:
-            console.print(f"  input   {port}")
+            console.print(f"  input   {port}", markup=False)
         for port in model.outputs:
-            console.print(f"  output  {port}")
+            console.print(f"  output  {port}", markup=False)
         for note in notes:
-            console.print(f"  [dim]{note}[/dim]")
-        console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}")
+            console.print(f"  {note}", style="dim", markup=False)
+        console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)
         outputs, first_ms = _run(worker, feeds)
         report = worker.report()
         console.print(
-            f"load {load_ms:.1f} ms, plan {report.plan_ms:.1f} ms, compile {report.compile_ms:.1f} ms, first run {first_ms:.1f} ms in all"
+            f"load {load_ms:.1f} ms, plan {report.plan_ms:.1f} ms, compile {report.compile_ms:.1f} ms, "
+            f"first run {first_ms:.1f} ms with these"
         )
         if options.repeat > 0:
             _time(console, worker, feeds, options.repeat)
         status = _check(console, options.model, feeds, outputs) if options.check else 0
         for name, array in outputs.items():
-            console.print(f"{name}: {array.dtype}{list(array.shape)}, {_describe(array)}")
+            console.print(f"{name}: {array.dtype}{list(array.shape)}, {_describe(array)}", markup=False)
         first = next(iter(outputs.values()))
         if labels is not None:
             _print_accuracy(console, first, labels)
@@ -70,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
 
             show(console, next(iter(feeds.values())), first, labels, options.show)
         if options.output:
-            np.savez(options.output, **outputs)
+            np.savez(options.output, allow_pickle=False, **outputs)
             console.print(f"written to {options.output}")
     return status
 
@@ -98,7 +107,10 @@ def _time(console: Console, worker: Worker, feeds: dict[str, Array], repeat: int
         previous.wait()
     seconds = time.perf_counter() - start
     rows = next((array.shape[0] for array in feeds.values() if array.ndim), 1)
-    console.print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms over {repeat} runs; throughput {repeat * rows / seconds:,.0f} rows/s")
+    console.print(
+        f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms over {repeat} runs; "
+        f"throughput {repeat * rows / seconds:,.0f} rows/s"
+    )
 
 
 def _check(console: Console, path: str, feeds: dict[str, Array], outputs: dict[str, Array]) -> int:
@@ -121,7 +133,10 @@ def _check(console: Console, path: str, feeds: dict[str, Array], outputs: dict[s
 
 def _print_accuracy(console: Console, scores: Array, labels: Array) -> None:
     if scores.ndim != 2 or scores.shape[0] != labels.shape[0]:
-        raise InputError(f"The first output is {list(scores.shape)}, the labels {list(labels.shape)}: expected [rows, classes] and [rows].")
+        raise InputError(
+            f"The first output is {list(scores.shape)}, the labels {list(labels.shape)}: "
+            "expected [rows, classes] and [rows]."
+        )
     right = int(np.sum(scores.argmax(axis=1) == labels))
     console.print(f"[bold]accuracy {100 * right / len(labels):.2f} %[/bold] ({right} of {len(labels)})")
 

@@ -19,6 +19,7 @@ from gpuexec.spec import dtype_row
 # The newest opset that the engines used as oracles know.
 EXPORT_OPSET = 24
 EXPORT_IR_VERSION = 10
+_FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 # Types of an attribute, single and as a list, by the type of its (first) item.
 _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
     bool: (AttributeProto.INT, AttributeProto.INTS),
@@ -38,10 +39,10 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
         opset: Version to declare for ai.onnx. Operators are written in their newest form whatever it says.
 
     Raises:
-        InputError: An input has no declared type, or an attribute has no form in ONNX.
+        InputError: An input has no declared type, or an attribute has no form in this opset.
     """
     names = _name_values(graph)
-    nodes = [_write_node(node, names, opset) for node in graph.nodes]
+    nodes = [proto for node in graph.nodes for proto in _write_node(node, names, opset)]
     domains = sorted({node.domain for node in nodes if node.domain})
     proto = helper.make_graph(
         nodes,
@@ -68,22 +69,36 @@ def _name_values(graph: Graph) -> dict[Value, str]:
     return names
 
 
-def _write_node(node: Node, names: dict[Value, str], opset: int) -> onnx.NodeProto:
+def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.NodeProto]:
     qualified, attributes = describe(node.operator)
     domain, _, op_type = qualified.rpartition(".")
     schema = find_schema(op_type, domain, opset)
-    proto = helper.make_node(
-        op_type,
-        ["" if value is None else names[value] for value in node.inputs],
-        ["" if value is None else names[value] for value in node.outputs],
-        name=node.name,
-        domain=domain or None,
-    )
-    for key, value in attributes:
-        if value is not None:
-            kind = schema.attribute_types.get(key) if schema is not None else None
-            proto.attribute.append(_write_attribute(node, key, value, kind))
-    return proto
+    inputs = ["" if value is None else names[value] for value in node.inputs]
+    outputs = ["" if value is None else names[value] for value in node.outputs]
+    if schema is not None and schema.needs_all_outputs:
+        outputs = [name or f"{node.name}.unwanted{index}" for index, name in enumerate(outputs)]
+    proto = helper.make_node(op_type, inputs, outputs, name=node.name, domain=domain or None)
+    given = {key: value for key, value in attributes if value is not None}
+    is_flat = op_type in _FLATTENING and bool(given.pop("flatten", 0))
+    for key, value in given.items():
+        if schema is not None and key not in schema.attribute_types:
+            message = f"{node}: attribute {key} = {value!r}, kept from an older opset, has no form in opset {opset}."
+            raise InputError(message, node=node.name)
+        proto.attribute.append(_write_attribute(node, key, value, schema.attribute_types[key] if schema else None))
+    return _write_flattened(proto, given.get("axis", -1)) if is_flat else [proto]
+
+
+def _write_flattened(proto: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:
+    """Write the Softmax of before opset 13, whose rows are those of the input flattened at the axis, as four nodes."""
+    (source,), (result,) = proto.input, proto.output
+    shape, flat, rows = (f"{result}.{proto.op_type}.{part}" for part in ("shape", "flat", "rows"))
+    inner = helper.make_node(proto.op_type, [flat], [rows], name=proto.name, axis=-1)
+    return [
+        helper.make_node("Shape", [source], [shape]),
+        helper.make_node("Flatten", [source], [flat], axis=axis),
+        inner,
+        helper.make_node("Reshape", [rows, shape], [result], allowzero=1),
+    ]
 
 
 def _write_attribute(node: Node, key: str, value: Any, kind: int | None) -> AttributeProto:

@@ -16,11 +16,15 @@ from gpuexec.importer.order import describe_node
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The form of an operator at one opset. ``required`` are positions of inputs that can't be absent."""
+    """The form of an operator at one opset.
+
+    ``required`` are positions of inputs that can't be absent; with ``needs_all_outputs``, no output can be.
+    """
 
     required: tuple[int, ...]
     max_inputs: int
     max_outputs: int
+    needs_all_outputs: bool
     attribute_types: Mapping[str, int]
     has_body: bool
 
@@ -33,11 +37,12 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         schema: Any = defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
     except defs.SchemaError:
         return None
-    single = defs.OpSchema.FormalParameterOption.Single
+    option = defs.OpSchema.FormalParameterOption
     return Schema(
-        required=tuple(index for index, formal in enumerate(schema.inputs) if formal.option == single),
+        required=tuple(index for index, formal in enumerate(schema.inputs) if formal.option == option.Single),
         max_inputs=schema.max_input,
         max_outputs=schema.max_output,
+        needs_all_outputs=any(formal.option == option.Variadic for formal in schema.outputs),
         attribute_types={name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
         has_body=schema.has_function or schema.has_context_dependent_function,
     )

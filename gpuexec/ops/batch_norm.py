@@ -1,4 +1,4 @@
-"""BatchNormalization: elementwise once the statistics of the channels are known; in training they are measured first."""
+"""BatchNormalization: elementwise once the statistics of the channels are known; training measures them first."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class BatchNormalization(Operator):
     """``scale * (x - mean) / sqrt(variance + epsilon) + bias`` with parameters per channel.
 
     With ``training_mode`` mean and variance are those of the batch, and the running ones are moved towards them by
-    ``1 - momentum``; without it they are the inputs and stay as they are. ``per_activation`` is the form before opset 9 with
-    ``spatial=0``: each element of an image has its own parameters. It comes from the upgrade.
+    ``1 - momentum``; without it they are the inputs and stay as they are. ``per_activation`` is the form before opset 9
+    with ``spatial=0``: each element of an image has its own parameters. It comes from the upgrade.
     """
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
@@ -53,13 +53,16 @@ class BatchNormalization(Operator):
         """Return the specs of y, running mean and running variance.
 
         Raises:
-            InputError: Not float types, scale and B or mean and variance of different types, or not one entry per channel.
+            InputError: Not float types, types that differ within scale and B or within mean and variance, or not one
+                entry per channel.
         """
         x = check_dtype(self.name, inputs[0], _FLOATS)
         if not x.rank:
             raise InputError(f"{self.name} expects an input of rank 1 or more, [n, channels, ...], got {x}.")
         _, channels, _ = self._split(x.shape)
-        parameters = [check_dtype(self.name, spec, _FLOATS, role) for role, spec in zip(_ROLES, inputs[1:5], strict=True)]
+        parameters = [
+            check_dtype(self.name, spec, _FLOATS, role) for role, spec in zip(_ROLES, inputs[1:5], strict=True)
+        ]
         for role, spec in zip(_ROLES, parameters, strict=True):
             if spec.size != channels or (spec.rank != 1 and not self.per_activation):
                 raise InputError(f"{self.name} expects {role} of shape [{channels}] for input {x}, got {spec}.")
@@ -89,12 +92,13 @@ class BatchNormalization(Operator):
                 )
                 used[2:] = statistics
             # [channels] against [n, channels, ...]; per activation [channels, ...] is [1, ...] of the image.
-            spread = (1, *x.shape[1:]) if self.per_activation else (channels, *(1,) * (x.ndim - 2)) if x.ndim > 1 else (1,)
+            spread = (
+                (1, *x.shape[1:]) if self.per_activation else (channels, *(1,) * (x.ndim - 2)) if x.ndim > 1 else (1,)
+            )
             scale, bias, mean, variance = (p.reshape(spread) for p in used)
             buffer = out[0] if out and wide.dtype == x.dtype else None
             y = np.asarray(np.subtract(wide, mean, out=buffer))
-            y *= scale
-            y /= np.sqrt(variance + kind(self.epsilon))
+            y *= scale / np.sqrt(variance + kind(self.epsilon))
             y += bias
             return (y.astype(x.dtype, copy=False), *running)
 
@@ -114,7 +118,9 @@ class BatchNormalization(Operator):
         expression = f"normalize_channels<{', '.join(dtype_row(s.dtype).cuda for s in (x, scale, mean))}>"
         if expression not in _MAPS:
             parameters = [_widen(emit, slot, accumulator(x.dtype)) for slot in parameters]
-            expression = f"normalize_channels<{', '.join(dtype_row(s.dtype).cuda for s in (x, parameters[0], parameters[2]))}>"
+            expression = (
+                f"normalize_channels<{', '.join(dtype_row(s.dtype).cuda for s in (x, parameters[0], parameters[2]))}>"
+            )
         _, channels, inner = self._split(x.shape)
         arguments: list[Argument] = [x, *parameters, y, np.int64(x.spec.size)]
         arguments += [pack_fast_div64(max(1, inner)), pack_fast_div64(max(1, channels)), np.float64(self.epsilon)]
@@ -163,8 +169,7 @@ def _name_training(node: RawNode) -> RawNode:
     """
     if any(node.outputs[3:]):
         raise InputError("BatchNormalization below opset 14 with outputs saved_mean or saved_var is not supported.")
-    node = node.with_attributes(training_mode=1) if any(node.outputs[1:]) else node
-    return node
+    return node.with_attributes(training_mode=1) if any(node.outputs[1:]) else node
 
 
 def _measure(x: Array) -> tuple[Array, Array]:

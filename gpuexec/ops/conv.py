@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-import numpy as np
-
-from gpuexec.command import Kernel, Slot
+from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, conv_transpose_output
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
@@ -56,7 +54,9 @@ class Conv(Operator):
         """
         x, w = _check_inputs(self, inputs, out_axis=0)
         if x.shape[1] != w.shape[1] * self.group:
-            raise InputError(f"Conv expects {w.shape[1] * self.group} input channels (shape[1] * group of the weight {w}), got {x}.")
+            raise InputError(
+                f"Conv expects {w.shape[1] * self.group} input channels (shape[1] * group of the weight {w}), got {x}."
+            )
         if w.shape[0] % self.group:
             raise InputError(f"Conv expects out channels that group={self.group} divides, got weight {w}.")
         return (TensorSpec((x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts), x.dtype),)
@@ -84,7 +84,7 @@ class Conv(Operator):
         else:
             name = "conv_gemm"
             blocks = ceil_div(x.shape[0] * prod(windows.counts), TILE) * ceil_div(group_outs, TILE) * self.group
-        _launch(emit, name, blocks, (x, w, bias, y), windows, (self.group, w.shape[1], group_outs))
+        _launch(emit, name, blocks, (x, w, bias, y), windows, (w.shape[1], group_outs))
 
 
 @operator("ConvTranspose")
@@ -110,7 +110,10 @@ class ConvTranspose(Operator):
         """
         x, w = _check_inputs(self, inputs, out_axis=1)
         if x.shape[1] != w.shape[0] or x.shape[1] % self.group:
-            raise InputError(f"ConvTranspose expects shape[0] of the weight {w} input channels, a multiple of group={self.group}, got {x}.")
+            raise InputError(
+                f"ConvTranspose expects {w.shape[0]} input channels (shape[0] of the weight {w}), "
+                f"a multiple of group={self.group}, got {x}."
+            )
         return (TensorSpec((x.shape[0], w.shape[1] * self.group, *self.windows(x.shape, w.shape).extents), x.dtype),)
 
     def windows(self, x_shape: Sequence[int], w_shape: Sequence[int]) -> Windows:
@@ -136,7 +139,7 @@ class ConvTranspose(Operator):
         x, w, bias = (*inputs, None)[:3]
         y = outputs[0]
         assert x is not None and w is not None and y is not None
-        sizes = (self.group, w.shape[0] // self.group, w.shape[1])
+        sizes = (w.shape[0] // self.group, w.shape[1])
         blocks = ceil_div(y.spec.size, _THREADS)
         _launch(emit, "conv_transpose", blocks, (x, w, bias, y), self.windows(x.shape, w.shape), sizes)
 
@@ -147,11 +150,11 @@ def _launch(
     blocks: int,
     slots: tuple[Slot, Slot, Slot | None, Slot],
     windows: Windows,
-    channels: tuple[int, int, int],
+    channels: tuple[int, int],
 ) -> None:
-    """Launch a kernel of conv.cu; ``channels`` are groups, input channels and output channels of a group."""
+    """Launch a kernel of conv.cu; ``channels`` are the input and output channels of a group."""
     x, w, bias, y = slots
-    group, group_ins, group_outs = channels
+    group_ins, group_outs = channels
     outputs = prod(y.shape[2:])
     _check_index("outputs of one channel", outputs)
     sizes = b"".join(
@@ -159,13 +162,14 @@ def _launch(
             pack_fast_div64(max(1, outputs)),
             pack_fast_div64(max(1, y.shape[1])),
             pack_fast_div32(max(1, group_outs)),
-            struct.pack("<3iq", group, group_ins, int(bias is not None), x.shape[0]),
+            struct.pack("<iq", group_ins, x.shape[0]),
         )
     )
-    w = emit.contiguous(w)
-    bias = w if bias is None else emit.contiguous(bias)  # of a bias that is absent nothing is read
-    arguments = [x, w, bias, y, windows.pack(), pack_strides(x.strides), sizes]
-    emit.launch(Kernel("conv.cu", f"{name}<{dtype_row(y.dtype).cuda}>"), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[3])
+    bias = None if bias is None else emit.contiguous(bias)
+    arguments: list[Argument] = [x, emit.contiguous(w), bias, y, windows.pack(), pack_strides(x.strides), sizes]
+    emit.launch(
+        Kernel("conv.cu", f"{name}<{dtype_row(y.dtype).cuda}>"), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[3]
+    )
 
 
 def _check_index(what: str, count: int) -> None:
@@ -181,14 +185,18 @@ def _check_inputs(
     if x is None or w is None:
         raise InputError(f"{name} expects an input and a weight.")
     if x.rank != w.rank or not 3 <= x.rank <= MAX_AXES + 2:
-        raise InputError(f"{name} expects input and weight of equal rank with 1 to {MAX_AXES} spatial axes, got {x} and {w}.")
-    if x.dtype not in DTYPES or w.dtype != x.dtype or bias is not None and bias.dtype != x.dtype:
+        raise InputError(
+            f"{name} expects input and weight of equal rank with 1 to {MAX_AXES} spatial axes, got {x} and {w}."
+        )
+    if x.dtype not in DTYPES or w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         got = ", ".join(str(spec) for spec in (x, w, bias) if spec is not None)
         raise InputError(f"{name} expects inputs of one type among {', '.join(t.name for t in DTYPES)}, got {got}.")
     if op.group < 1:
         raise InputError(f"{name} expects group of at least 1, got {op.group}.")
     if op.kernel_shape and op.kernel_shape != w.shape[2:]:
-        raise InputError(f"{name} expects kernel_shape to be the weight's {list(w.shape[2:])}, got {list(op.kernel_shape)}.")
+        raise InputError(
+            f"{name} expects kernel_shape to be the weight's {list(w.shape[2:])}, got {list(op.kernel_shape)}."
+        )
     outs = w.shape[out_axis] * (op.group if out_axis else 1)
     if bias is not None and bias.shape != (outs,):
         raise InputError(f"{name} expects a bias of [{outs}], got {bias}.")

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from gpuexec.operator import Array
-from gpuexec.ops.windows import Windows
+from gpuexec.ops.windows import Windows, trailing
 from gpuexec.spec import accumulator
 
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
@@ -25,7 +25,11 @@ def convolve(x: Array, w: Array, bias: Array | None, windows: Windows, group: in
             _depthwise(x, w, windows, group, y)
         elif _is_pointwise(windows):
             columns = np.ascontiguousarray(x).reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
-            np.matmul(_by_group(w, group), columns, out=y.reshape(x.shape[0], group, w.shape[0] // group, -1) if y.size else None)
+            np.matmul(
+                _by_group(w, group),
+                columns,
+                out=y.reshape(x.shape[0], group, w.shape[0] // group, -1) if y.size else None,
+            )
         elif y.size:
             _by_patches(x, w, windows, group, y)
         if bias is not None:
@@ -43,7 +47,7 @@ def convolve_transposed(x: Array, w: Array, bias: Array | None, windows: Windows
         columns = np.ascontiguousarray(x, acc).reshape(batch, group, ins, prod(windows.counts))
         for tap, positions, reached in windows.seen():
             products = np.matmul(weights[..., tap].transpose(0, 2, 1), columns)
-            y[(..., *reached)] += products.reshape(batch, group, outs, *windows.counts)[(..., *positions)]
+            y[trailing(reached)] += products.reshape(batch, group, outs, *windows.counts)[trailing(positions)]
         y = y.reshape(batch, group * outs, *windows.extents)
         if bias is not None:
             y += bias.astype(acc, copy=False).reshape(-1, *(1,) * len(windows.extents))
@@ -73,8 +77,8 @@ def _depthwise(x: Array, w: Array, windows: Windows, group: int, y: Array) -> No
             source = x[n : n + 1, part, None]
             for tap, positions, seen in windows.seen():
                 product = scratch[(slice(None), slice(0, part.stop - part.start), slice(None), *positions)]
-                np.multiply(source[(..., *seen)], weights[:, part, :, tap], out=product)
-                sums[(..., *positions)] += product
+                np.multiply(source[trailing(seen)], weights[:, part, :, tap], out=product)
+                sums[trailing(positions)] += product
 
 
 def _by_patches(x: Array, w: Array, windows: Windows, group: int, y: Array) -> None:
@@ -85,7 +89,7 @@ def _by_patches(x: Array, w: Array, windows: Windows, group: int, y: Array) -> N
     patches = _patches(_padded(x, windows), windows, group)  # [batch, group, ins, taps..., windows...]
     planes = y.reshape(batch, group, outs, windows.counts[0], -1)
     for images, rows in _pieces(batch, windows, group * ins * windows.taps):
-        part = patches[(images, *(slice(None),) * (2 + rank), rows)]
+        part = patches[images][trailing((rows, *(slice(None),) * (rank - 1)))]
         columns = part.reshape(part.shape[0], group, ins * windows.taps, prod(part.shape[3 + rank :]))
         target = planes[images, :, :, rows]
         np.matmul(weights, columns, out=target.reshape(*target.shape[:3], -1))
@@ -114,7 +118,7 @@ def _padded(x: Array, windows: Windows) -> Array:
         return x
     extents = [max(last, begin + extent) for last, begin, extent in zip(lasts, windows.begins, windows.extents)]
     padded = np.zeros((*x.shape[:2], *extents), x.dtype)
-    padded[(..., *(slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents)))] = x
+    padded[trailing(slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents))] = x
     return padded
 
 

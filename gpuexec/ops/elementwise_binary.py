@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpuexec.operator import Array, Tolerance
-from gpuexec.ops.elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, Form, Row, add_table, unsigned_storage
+from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
+from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS
 from gpuexec.spec import dtypes_of
 
 EXACT = Tolerance.EXACT

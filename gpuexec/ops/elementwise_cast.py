@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
-from gpuexec.ops.elementwise import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
+from gpuexec.ops.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, dtype_row
 
 SOURCE = "elementwise_cast.cu"
@@ -18,8 +18,8 @@ SOURCE = "elementwise_cast.cu"
 def cast_expression(to: DType, source: DType) -> str:
     """Return the kernel instance for a pair of dtypes; pairs that move the same bits share one.
 
-    Integers come out as the unsigned type of their width, but from floats int64 and uint64 differ. The sign of what goes in
-    counts only where the result is wider or a float.
+    Integers come out as the unsigned type of their width, but from floats int64 and uint64 differ. The sign of what
+    goes in counts only where the result is wider or a float.
     """
     to_name = "bool" if to == BOOL else dtype_row(to).cuda
     if to not in FLOATS and to != BOOL and not (source in FLOATS and to.itemsize == 8):
@@ -90,8 +90,8 @@ class _Conversion(Operator):
 class Cast(_Conversion):
     """x in another element type.
 
-    To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``. ``saturate`` and
-    ``round_mode`` concern 8-bit floats alone.
+    To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``.
+    ``saturate`` and ``round_mode`` concern 8-bit floats alone.
     """
 
     to: int

@@ -1,11 +1,12 @@
 """The error function, which NumPy lacks, for float32 and float64 arrays.
 
-float32 takes one rational function of x**2 on [-3.95, 3.95], beyond which erf rounds to 1. Its coefficients are our own, fitted
-to erf(x) / x by iteratively reweighted least squares; the relative error of the fit is 2.1e-8. Evaluated in float64 the result is
-within 0.9 ulp; in float32 it would be within 6.
+float32 takes one rational function of x**2 on [-3.95, 3.95], beyond which erf rounds to 1. Its coefficients are our
+own, fitted to erf(x) / x by iteratively reweighted least squares, with a relative error of 2.1e-8. Evaluated in
+float64 the result is within 0.9 ulp; in float32 it would be within 6.
 
-float64 follows W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969): a rational function
-of x**2 up to 0.46875, beyond it 1 - exp(-x**2) times a rational function of the absolute value, up to 6, where erf rounds to 1.
+float64 follows W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969): a rational
+function of x**2 up to 0.46875, beyond it 1 - exp(-x**2) times a rational function of the absolute value, up to 6, where
+erf rounds to 1.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
-from gpuexec.ops.elementwise import FLOATS, NUMBERS, DType, apply, launch_units, require_inputs
 from gpuexec.ops.elementwise_cast import truncate
+from gpuexec.ops.elementwise_engine import FLOATS, NUMBERS, DType, apply, launch_units, require_inputs
 from gpuexec.spec import TensorSpec, dtype_row
 
 BASES = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
@@ -25,8 +25,8 @@ instantiate(SOURCE, (f"power<{dtype_row(dtype).cuda}>" for dtype in BASES))
 class Pow(Operator):
     """base ** exponent, in the type of the base.
 
-    Integer powers of integers wrap; a negative one leaves 1, -1 or 0. A float base takes float arithmetic where float holds
-    every value of the exponent's type, else double, as an integer base with a float exponent does.
+    Integer powers of integers wrap; a negative one leaves 1, -1 or 0. A float base takes float arithmetic where float
+    holds every value of the exponent's type, else double, as an integer base with a float exponent does.
     """
 
     tolerance = Tolerance.ROUNDING

@@ -12,7 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
-from gpuexec.ops.elementwise import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, launch_units, require_inputs
+from gpuexec.ops.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, launch_units, require_inputs
 from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
 
 SOURCE = "elementwise_select.cu"

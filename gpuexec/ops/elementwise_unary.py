@@ -7,18 +7,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.operator import Array, Tolerance
-from gpuexec.ops.elementwise import (
-    BOOL,
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
-    SIGNED,
-    Form,
-    Row,
-    add_table,
-    unsigned_storage,
-)
+from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_cast import truncate
+from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
 from gpuexec.ops.elementwise_erf import erf
 from gpuexec.spec import BFLOAT16
 

@@ -1,7 +1,8 @@
 """Matrix products: MatMul, Gemm.
 
-One kernel serves both, for every type: a tile of 64 x 64 per block, operands by strides, so that a transposed or broadcast
-view costs no copy. Rows that share one right operand are one long axis, however many batch axes they came from.
+One kernel serves both, for every type: a tile of 64 x 64 per block (8 columns where there are few rows), operands by
+strides, so that a transposed or broadcast view costs no copy. Rows that share one right operand are one long axis,
+however many batch axes they came from.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
+from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
@@ -21,6 +23,7 @@ from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of gemm_simt.cuh
+FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of matmul.cu
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu
 
 instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
@@ -108,7 +111,8 @@ class Gemm(Operator):
         inner_b, columns = b.shape[::-1] if self.transB else b.shape
         if inner != inner_b:
             raise InputError(
-                f"Gemm expects equal inner extents, got {inner} of {a} (transA={self.transA}) and {inner_b} of {b} (transB={self.transB})."
+                f"Gemm expects equal inner extents, got {inner} of {a} (transA={self.transA}) "
+                f"and {inner_b} of {b} (transB={self.transB})."
             )
         if c is not None:
             if c.dtype != a.dtype:
@@ -128,7 +132,7 @@ class Gemm(Operator):
         dtype, acc = a.dtype, accumulator(a.dtype)
         with np.errstate(all="ignore"):
             result = multiply(a.astype(acc, copy=False), b.astype(acc, copy=False), target if dtype == acc else None)
-            if dtype.kind in "iu" and (self.alpha != 1 or reads_c and self.beta != 1):
+            if dtype.kind in "iu" and (self.alpha != 1 or (reads_c and self.beta != 1)):
                 scaled = result * np.float64(self.alpha)
                 if c is not None and reads_c:
                     scaled += c * np.float64(self.beta)
@@ -170,6 +174,7 @@ def launch_gemm(
     """Launch ``y = alpha * a @ b + beta * c`` over batches.
 
     Args:
+        emit: Where the launch goes.
         slots: a, b, c (or None), y; only their first elements and types count.
         extents: Rows, columns and the inner extent of one product.
         strides: a by row and inner, b by inner and column, c by row and column, y by row; y is dense along its columns.
@@ -179,18 +184,24 @@ def launch_gemm(
     Raises:
         InputError: More batch axes than the kernel's table holds.
     """
-    a, b, c, y = slots
-    if len(batch[0]) > MAX_BATCH_AXES:
-        raise InputError(f"MatMul expects batch axes that join to at most {MAX_BATCH_AXES}, got {len(batch[0])}.")
-    pad = (0,) * (MAX_BATCH_AXES - len(batch[0]))
-    tables = [entry for row in (batch[0], *batch[1]) for entry in (*row, *pad)]
-    sizes = struct.pack(
-        f"<10q2d2i{4 * MAX_BATCH_AXES}q", *extents, *strides, *scale, int(c is not None), len(batch[0]), *tables
-    )
-    tiles = ceil_div(extents[0], TILE) * ceil_div(extents[1], TILE)
+    (a, b, c, y), (rows, columns, inner), (batch_extents, walks) = slots, extents, batch
+    a_row, a_inner, b_inner, b_column, c_row, c_column, y_row = strides
+    y_column = 1
+    if columns <= FEW_ROWS < rows:  # the product of the transposed has few rows
+        a, b, rows, columns, walks = b, a, columns, rows, (walks[1], walks[0], walks[2])
+        a_row, a_inner, b_inner, b_column = b_column, b_inner, a_inner, a_row
+        c_row, c_column, y_row, y_column = c_column, c_row, y_column, y_row
+    if len(batch_extents) > MAX_BATCH_AXES:
+        raise InputError(f"MatMul expects batch axes that join to at most {MAX_BATCH_AXES}, got {len(batch_extents)}.")
+    pad = (0,) * (MAX_BATCH_AXES - len(batch_extents))
+    tables = [entry for row in (batch_extents, *walks) for entry in (*row, *pad)]
+    walk = (a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column)
+    layout = f"<11q2dq{4 * MAX_BATCH_AXES}q"
+    packed = struct.pack(layout, rows, columns, inner, *walk, *scale, len(batch_extents), *tables)
+    tiles = ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)
     kernel = Kernel("matmul.cu", f"gemm<{dtype_row(y.dtype).cuda}>")
-    arguments = [a, b, c if c is not None else a, y, sizes]
-    emit.launch(kernel, (tiles * int(np.prod(batch[0], dtype=np.int64)), 1, 1), (256, 1, 1), arguments, writes=[3])
+    arguments: list[Argument] = [a, b, c, y, packed]
+    emit.launch(kernel, (tiles * prod(batch_extents), 1, 1), (256, 1, 1), arguments, writes=[3])
 
 
 def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -209,13 +220,17 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
         if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one tall product instead of one per batch
             shape = (*a.shape[:-1], b.shape[1])
             target = None if out is None else out.reshape(-1, b.shape[1])
-            return np.matmul(a.reshape(-1, a.shape[-1]), b, out=target).reshape(shape) if a.size else np.zeros(shape, a.dtype)
+            return (
+                np.matmul(a.reshape(-1, a.shape[-1]), b, out=target).reshape(shape)
+                if a.size
+                else np.zeros(shape, a.dtype)
+            )
         return np.asarray(np.matmul(a, b, out=out))
 
 
 def _walkable(x: Array) -> Array:
     """Return the array, copied if neither of its last two axes is dense."""
-    if x.ndim < 2 or x.itemsize in x.strides[-2:] and min(x.strides[-2:]) > 0:
+    if x.ndim < 2 or (x.itemsize in x.strides[-2:] and min(x.strides[-2:]) > 0):
         return x
     return np.ascontiguousarray(x)
 

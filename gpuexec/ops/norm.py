@@ -1,7 +1,7 @@
 """Normalisation of rows: LayerNormalization, RMSNormalization, InstanceNormalization, GroupNormalization.
 
-All normalise rows of a dense tensor, a team of threads per row; they differ in what a row is and in which element of scale and
-bias goes with an element. A row is worked on by one block at most.
+All normalise rows of a dense tensor, a team of threads per row; they differ in what a row is and in which element of
+scale and bias goes with an element. A row is worked on by one block at most.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _STASH = {1: _FLOAT, 16: BFLOAT16}  # stash_type: the type of Mean and InvStdDev
 instantiate(_SOURCE, [f"normalize_rows<{t}, {v}>" for t in _CUDA for v in _CUDA])
 instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for u in ("float", "bf16")])
 
+
 @dataclass(frozen=True, slots=True)
 class _Affine:
     """The struct ``Affine`` of norm.cu, less whether there is a bias.
@@ -53,7 +54,7 @@ class _Affine:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What normalising the rows of a dense tensor takes: elements in a row, where its parameters lie, and the two constants."""
+    """What normalising the rows of a dense tensor takes: elements in a row, where its parameters lie, two constants."""
 
     columns: int
     affine: _Affine
@@ -64,7 +65,7 @@ class _Rows:
         """Launch the kernel for y alone, or that for y, mean and inverse deviation."""
         count = x.spec.size // self.columns if self.columns else 0
         team = choose_team(self.columns, count)
-        sizes = (np.int64(count), np.int64(self.columns), *team.arguments())
+        sizes = (np.int64(count), np.int64(self.columns), np.int32(team.lanes))
         constants = (self.affine.pack(bias is not None), np.float64(self.epsilon))
         y, *statistics = outputs
         types = [dtype_row(slot.dtype).cuda for slot in (x, scale)]
@@ -82,8 +83,10 @@ class _Rows:
         emit.launch(kernel, team.grid(count), _BLOCK, [*tensors, *wanted, *sizes, *constants], writes=[3, 4, 5])
 
 
-def _standardize(x: Array, axes: tuple[int, ...], epsilon: float, buffer: Array | None = None) -> tuple[Array, Array, Array]:
-    """Return ``(x - mean) / sqrt(variance + epsilon)`` over some axes, the mean and the inverse deviation, axes kept as 1."""
+def _standardize(
+    x: Array, axes: tuple[int, ...], epsilon: float, buffer: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """Return ``(x - mean) / sqrt(variance + epsilon)`` over axes kept as 1, the mean and the inverse deviation."""
     mean = _mean(x, axes)
     centered = np.asarray(np.subtract(x, mean, out=buffer))
     inverse = _inverse_deviation(centered, axes, epsilon)
@@ -124,7 +127,9 @@ class _TrailingNormalization(Operator):
                 _check_broadcast(self.name, role, spec, x)
         return axis
 
-    def _lower(self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None], centered: bool) -> None:
+    def _lower(
+        self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None], centered: bool
+    ) -> None:
         axis = normalize_axis(self.axis, x.spec.rank)
         columns = prod(x.shape[axis:])
         scale, scale_stride = _spread(emit, scale, x.shape, axis)
@@ -142,9 +147,11 @@ def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> N
 
 
 def _spread(emit: Emitter, parameter: Slot, shape: Shape, axis: int) -> tuple[Slot, int]:
-    """Return a parameter as a dense row with row stride 0; where it differs between rows, as dense rows one after the other."""
+    """Return a parameter as a dense row with row stride 0; where it differs between rows, as all its rows."""
     strides = broadcast_strides(parameter.shape, parameter.strides, shape)
-    first = 0 if any(stride and extent != 1 for stride, extent in zip(strides[:axis], shape[:axis], strict=True)) else axis
+    first = (
+        0 if any(stride and extent != 1 for stride, extent in zip(strides[:axis], shape[:axis], strict=True)) else axis
+    )
     spec = parameter.spec.with_shape(shape[first:])
     dense = emit.contiguous(Slot(parameter.buffer, parameter.offset_bytes, spec, strides[first:]))
     return dense, 0 if first == axis else prod(shape[axis:])
@@ -242,18 +249,24 @@ class _ChannelNormalization(Operator):
         for role, spec in (("scale", inputs[1]), ("bias", inputs[2])):
             parameter = check_dtype(self.name, spec, (x.dtype,), role)
             if parameter.shape != expected:
-                raise InputError(f"{self.name} expects {role} of shape {list(expected)} for input {x}, got {parameter}.")
+                raise InputError(
+                    f"{self.name} expects {role} of shape {list(expected)} for input {x}, got {parameter}."
+                )
         return x
 
     def _compute(self, inputs: Sequence[Array | None], rows: Shape, epsilon: float, per_row: int) -> tuple[Array, ...]:
-        """Normalise ``x`` seen as ``[n, *rows]`` over the axes from 2 on; parameters spread over the first ``per_row`` of rows."""
+        """Normalise ``x`` seen as ``[n, *rows]`` over the axes from 2 on.
+
+        Parameters have an entry for each element of the first ``per_row`` axes of rows.
+        """
         x, scale, bias = inputs
         assert x is not None and scale is not None and bias is not None
         wide = x.astype(accumulator(x.dtype), copy=False).reshape(x.shape[0], *rows)
         spread = (*rows[:per_row], *(1,) * (len(rows) - per_row))
         with np.errstate(all="ignore"):
-            y, _, _ = _standardize(wide, tuple(range(2, wide.ndim)), epsilon)
-            y *= scale.reshape(spread)
+            axes = tuple(range(2, wide.ndim))
+            y = wide - _mean(wide, axes)
+            y *= _inverse_deviation(y, axes, epsilon) * scale.reshape(spread)
             y += bias.reshape(spread)
             return (y.astype(x.dtype, copy=False).reshape(x.shape),)
 
@@ -307,8 +320,8 @@ class GroupNormalization(_ChannelNormalization):
         """Return the input's spec.
 
         Raises:
-            InputError: Types differ or are not float, a rank below 2, groups that don't divide the channels, or a wrong number
-                of scales.
+            InputError: Types differ or are not float, a rank below 2, groups that don't divide the channels, or a
+                wrong number of scales.
         """
         x = self._check(inputs, self.num_groups if self.per_group else None)
         if self.num_groups < 1 or x.shape[1] % self.num_groups:

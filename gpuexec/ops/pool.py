@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
+from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 FLOATS = dtypes_of("float")
@@ -23,7 +23,7 @@ _INT64 = np.dtype(np.int64)
 _THREADS = 256
 _LIMIT = 2**31
 
-instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}, {flag}>" for t in MAX_DTYPES for flag in ("false", "true")])
+instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}>" for t in MAX_DTYPES])
 instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_pool", "lp_pool") for t in FLOATS])
 
 
@@ -32,8 +32,8 @@ instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_poo
 class MaxPool(Operator):
     """Largest element of each window, and where it lies; padding takes no part, a NaN wins.
 
-    An index counts elements of the whole input. With ``storage_order`` 1 the spatial part of it is column-major. A window
-    of nothing but padding gives the lowest value and index -1.
+    An index counts elements of the whole input. With ``storage_order`` 1 the spatial part of it is column-major. A
+    window of nothing but padding gives the lowest value and index -1.
     """
 
     kernel_shape: tuple[int, ...]
@@ -71,9 +71,8 @@ class MaxPool(Operator):
         if y is None:
             assert indices is not None
             y = emit.temp(indices.shape, x.dtype)
-        name = f"max_pool<{dtype_row(x.dtype).cuda}, {'false' if indices is None else 'true'}>"
-        written = [y] if indices is None else [y, indices]
-        _launch(emit, name, x, [y, indices], len(written), _windows(self, x.shape), self.storage_order)
+        name = f"max_pool<{dtype_row(x.dtype).cuda}>"
+        _launch(emit, name, x, (y, indices), _windows(self, x.shape), self.storage_order)
 
 
 @operator("AveragePool")
@@ -120,7 +119,7 @@ class AveragePool(Operator):
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         name = f"average_pool<{dtype_row(x.dtype).cuda}>"
-        _launch(emit, name, x, [y], 1, _windows(self, x.shape), self.count_include_pad)
+        _launch(emit, name, x, (y,), _windows(self, x.shape), self.count_include_pad)
 
 
 @operator("LpPool")
@@ -163,39 +162,50 @@ class LpPool(Operator):
         """Launch one thread per window."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        _launch(emit, f"lp_pool<{dtype_row(x.dtype).cuda}>", x, [y], 1, _windows(self, x.shape), self.p)
+        _launch(emit, f"lp_pool<{dtype_row(x.dtype).cuda}>", x, (y,), _windows(self, x.shape), self.p)
 
 
 Pool = MaxPool | AveragePool | LpPool
 
 
-def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[np.generic]]) -> TensorSpec:
+def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[Any]]) -> TensorSpec:
     (x,) = inputs
     if x is None or x.dtype not in dtypes:
         raise InputError(f"{op.name} expects an input of type {', '.join(t.name for t in dtypes)}, got {x}.")
     if not 3 <= x.rank <= MAX_AXES + 2 or len(op.kernel_shape) != x.rank - 2:
         raise InputError(
-            f"{op.name} expects 1 to {MAX_AXES} spatial axes and a kernel_shape entry for each, got {x} and {list(op.kernel_shape)}."
+            f"{op.name} expects 1 to {MAX_AXES} spatial axes and a kernel_shape entry for each, "
+            f"got {x} and {list(op.kernel_shape)}."
         )
     return x
 
 
 def _windows(op: Pool, shape: Sequence[int]) -> Windows:
-    return resolve_windows(shape[2:], op.kernel_shape, op.strides, op.dilations, op.pads, op.auto_pad, bool(op.ceil_mode))
+    return resolve_windows(
+        shape[2:], op.kernel_shape, op.strides, op.dilations, op.pads, op.auto_pad, bool(op.ceil_mode)
+    )
 
 
-def _launch(emit: Emitter, name: str, x: Slot, outputs: list[Slot | None], written: int, windows: Windows, option: int) -> None:
+def _launch(emit: Emitter, name: str, x: Slot, outputs: tuple[Slot | None, ...], windows: Windows, option: int) -> None:
     """Launch a kernel of pool.cu; ``option`` is the one scalar by which the operators differ."""
     positions = prod(windows.counts)
     if max(positions, prod(windows.extents)) >= _LIMIT:
-        raise InputError(f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}.")
+        raise InputError(
+            f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}."
+        )
     arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides)]
-    arguments += [pack_fast_div64(max(1, positions)), pack_fast_div64(max(1, x.shape[1])), np.int64(x.shape[0]), np.int32(option)]
+    arguments += [
+        pack_fast_div64(max(1, positions)),
+        pack_fast_div64(max(1, x.shape[1])),
+        np.int64(x.shape[0]),
+        np.int32(option),
+    ]
     blocks = ceil_div(positions * prod(x.shape[:2]), _THREADS)
-    emit.launch(Kernel("pool.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=list(range(1, 1 + written)))
+    writes = [i for i, output in enumerate(outputs, 1) if output is not None]
+    emit.launch(Kernel("pool.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes)
 
 
-def _lowest(dtype: np.dtype[np.generic]) -> float:
+def _lowest(dtype: np.dtype[Any]) -> float:
     """Return the identity of max: -inf for floats."""
     return float("-inf") if dtype not in (np.int8, np.uint8) else float(np.iinfo(dtype).min)
 
@@ -204,8 +214,8 @@ def _maxima(x: Array, windows: Windows) -> Array:
     y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
     with np.errstate(all="ignore"):
         for _, positions, seen in windows.seen():
-            part = y[(..., *positions)]
-            np.maximum(part, x[(..., *seen)], out=part)
+            part = y[trailing(positions)]
+            np.maximum(part, x[trailing(seen)], out=part)
     return _settle_empty(y, windows)
 
 
@@ -213,14 +223,16 @@ def _maxima_with_indices(x: Array, windows: Windows, column_major: bool) -> tupl
     y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
     indices = np.full(y.shape, -1, np.int64)
     planes = np.arange(prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2], *(1,) * len(windows.counts))
-    within = np.arange(prod(windows.extents), dtype=np.int64).reshape(windows.extents, order="F" if column_major else "C")
+    within = np.arange(prod(windows.extents), dtype=np.int64).reshape(
+        windows.extents, order="F" if column_major else "C"
+    )
     flat = planes * prod(windows.extents) + within
     with np.errstate(all="ignore"):
         for _, positions, seen in windows.seen():
-            best, where, candidate = y[(..., *positions)], indices[(..., *positions)], x[(..., *seen)]
+            best, where, candidate = y[trailing(positions)], indices[trailing(positions)], x[trailing(seen)]
             wins = (candidate > best) | (where < 0) | ((candidate != candidate) & (best == best))
             np.copyto(best, candidate, where=wins)
-            np.copyto(where, flat[(..., *seen)], where=wins)
+            np.copyto(where, flat[trailing(seen)], where=wins)
     return _settle_empty(y, windows), indices
 
 
@@ -231,7 +243,9 @@ def _settle_empty(y: Array, windows: Windows) -> Array:
     for axis in range(len(windows.kernel)):
         empty = np.array(windows.count_inside(axis, with_padding=False), np.int64) == 0
         if empty.any():
-            row_bits = {2: 0xFBFF if y.dtype == np.float16 else 0xFF7F, 4: 0xFF7FFFFF, 8: 0xFFEFFFFFFFFFFFFF}[y.dtype.itemsize]
+            row_bits = {2: 0xFBFF if y.dtype == np.float16 else 0xFF7F, 4: 0xFF7FFFFF, 8: 0xFFEFFFFFFFFFFFFF}[
+                y.dtype.itemsize
+            ]
             lowest = np.array(row_bits, f"u{y.dtype.itemsize}").view(y.dtype)
             y[(..., empty, *(slice(None),) * (len(windows.kernel) - 1 - axis))] = lowest
     return y
@@ -242,5 +256,5 @@ def _sums(x: Array, windows: Windows) -> Array:
     sums = np.zeros((*x.shape[:2], *windows.counts), acc)
     x = x.astype(acc, copy=False)
     for _, positions, seen in windows.seen():
-        sums[(..., *positions)] += x[(..., *seen)]
+        sums[trailing(positions)] += x[trailing(seen)]
     return sums

@@ -1,10 +1,11 @@
 """Reductions: Reduce*, ArgMax and ArgMin, GlobalAveragePool, GlobalMaxPool, GlobalLpPool.
 
-A reduction is a row of a table: name, types, NumPy function, CUDA functor. All share the kernels of ``kernels/reduce.cu``: the
-kept axes are walked as rows, the reduced ones as the terms of a row, in whatever layout the input has.
+A reduction is a row of a table: name, types, NumPy function, CUDA functor. All share the kernels of
+``kernels/reduce.cu``: the kept axes are walked as rows, the reduced ones as the terms of a row, in whatever layout the
+input has.
 
-Where all axes are reduced there is one row, so it is cut into chunks and folded in a second launch. Otherwise one block at most
-works on a row: few rows of very many terms leave a large device idle.
+Where all axes are reduced there is one row, so it is cut into chunks and folded in a second launch. Otherwise one block
+at most works on a row: few rows of very many terms leave a large device idle.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _INDEX = np.dtype(np.int64)
 Fold = Callable[[Array, tuple[int, ...]], Array]
 
 
-# ---------------------------------------------------------------- NumPy: (x in its accumulator, axes) -> kept axes stay as 1
+# ---------------------------------------------------------------- NumPy: (x in its accumulator, axes), axes kept as 1
 
 
 def _sum(x: Array, axes: tuple[int, ...]) -> Array:
@@ -45,7 +46,11 @@ def _sum(x: Array, axes: tuple[int, ...]) -> Array:
 
 def _mean(x: Array, axes: tuple[int, ...]) -> Array:
     total, terms = _sum(x, axes), prod(x.shape[axis] for axis in axes)
-    return _truncate(total.astype(np.float64) / np.float64(terms), x.dtype) if x.dtype.kind in "iu" else total / x.dtype.type(terms)
+    return (
+        _truncate(total.astype(np.float64) / np.float64(terms), x.dtype)
+        if x.dtype.kind in "iu"
+        else total / x.dtype.type(terms)
+    )
 
 
 def _prod(x: Array, axes: tuple[int, ...]) -> Array:
@@ -126,7 +131,8 @@ class Finish(IntEnum):
 class ReductionRow:
     """One way to reduce: ONNX name, CUDA functor and finish, NumPy function, element types.
 
-    ``axes_input_since`` is the opset that made axes an input; ``keeps_single`` says that reducing over no axes gives the input.
+    ``axes_input_since`` is the opset that made axes an input; ``keeps_single`` says that reducing over no axes gives
+    the input.
     """
 
     name: str
@@ -195,7 +201,13 @@ ROWS = (
 
 
 def _register(row: ReductionRow) -> type[Reduction]:
-    body = {"__slots__": (), "__doc__": f"{row.name}: see `Reduction`.", "row": row, "tolerance": row.tolerance, "__module__": __name__}
+    body = {
+        "__slots__": (),
+        "__doc__": f"{row.name}: see `Reduction`.",
+        "row": row,
+        "tolerance": row.tolerance,
+        "__module__": __name__,
+    }
     cls = operator(row.name)(type(row.name, (Reduction,), body))
     upgrade(row.name, below=row.axes_input_since)(_axes_to_input)
     instantiate(_SOURCE, [f"{kernel}<{row.functor}<{t}>, {t}>" for t in _cuda_types(row.dtypes) for kernel in _KERNELS])
@@ -424,12 +436,16 @@ def lower_reduction(emit: Emitter, row: ReductionRow, x: Slot, y: Slot, axes: tu
     fields = 2 if row.functor == "LogSumExp" else 1  # SoftmaxState is a pair
     partials = emit.temp((chunks, fields), accumulator(x.dtype))
     arguments: list[Argument] = [x, partials, terms.pack(), np.int64(CHUNK_TERMS)]
-    emit.launch(Kernel(_SOURCE, f"reduce_chunks{instance}"), (chunks, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+    emit.launch(
+        Kernel(_SOURCE, f"reduce_chunks{instance}"), (chunks, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1]
+    )
     arguments = [partials, y, np.int64(chunks), np.int64(terms.count), finish]
     emit.launch(Kernel(_SOURCE, f"reduce_partials{instance}"), (1, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 
 
-def _launch_rows(emit: Emitter, kernel: str, x: Slot, y: Slot, axes: tuple[int, ...], scalars: Sequence[Argument]) -> None:
+def _launch_rows(
+    emit: Emitter, kernel: str, x: Slot, y: Slot, axes: tuple[int, ...], scalars: Sequence[Argument]
+) -> None:
     """Launch a kernel that gives each row of kept axes to a team of threads."""
     others = tuple(axis for axis in range(x.spec.rank) if axis not in axes)
     kept = _walk(x, others)

@@ -1,7 +1,7 @@
 """Resize, and Upsample as its old name.
 
-Coordinates are tables made while planning (`gpuexec.ops.resize_tables`) and lie on the device as constants. They belong to
-one pair of extents: for other extents the operator is planned anew, with tables of their own.
+Coordinates are tables made while planning (`gpuexec.ops.resize_tables`) and lie on the device as constants. They belong
+to one pair of extents: for other extents the operator is planned anew, with tables of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,8 +39,8 @@ instantiate("resize.cu", [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in 
 class Resize(Operator):
     """Sample a tensor at other positions: the nearest element, or a linear or cubic blend of its neighbours.
 
-    Axes are blended one after the other, the last one first, in float (half, bfloat16, float) or double (double, integers);
-    integers are rounded to nearest even and saturate.
+    Axes are blended one after the other, the last one first, in float (half, bfloat16, float) or double (double,
+    integers); integers are rounded to nearest even and saturate.
     """
 
     antialias: int = 0
@@ -66,8 +66,8 @@ class Resize(Operator):
             raise InputError("Resize expects an input.")
         if self.mode not in _MODES or self.keep_aspect_ratio_policy not in _POLICIES:
             raise InputError(
-                f"Resize expects mode among {', '.join(_MODES)} and keep_aspect_ratio_policy among {', '.join(_POLICIES)}, "
-                f"got {self.mode!r} and {self.keep_aspect_ratio_policy!r}."
+                f"Resize expects mode among {', '.join(_MODES)} and keep_aspect_ratio_policy among "
+                f"{', '.join(_POLICIES)}, got {self.mode!r} and {self.keep_aspect_ratio_policy!r}."
             )
         if self.mode == "nearest" and self.antialias:
             raise InputError("Resize expects mode linear or cubic with antialias=1, got 'nearest'.")
@@ -89,7 +89,11 @@ class Resize(Operator):
         with np.errstate(all="ignore"):
             for table in reversed(tables):
                 y = _sample(y, table)
-            y = y.astype(x.dtype, copy=False) if x.dtype.kind not in "iu" or self.mode == "nearest" else _to_dtype(y, x.dtype)
+            y = (
+                y.astype(x.dtype, copy=False)
+                if x.dtype.kind not in "iu" or self.mode == "nearest"
+                else _to_dtype(y, x.dtype)
+            )
         for table in tables:
             outside = table.positions[:, 0] < 0
             if outside.any():
@@ -105,10 +109,15 @@ class Resize(Operator):
             return
         tables = self._tables(x.shape, [None if slot is None else slot.spec for slot in inputs])
         if len(tables) > MAX_LEVELS or any(table.positions.size >= _LIMIT for table in tables):
-            raise InputError(f"Resize expects at most {MAX_LEVELS} axes to change on a device, with tables below 2**29, got {self} for {x}.")
+            raise InputError(
+                f"Resize expects at most {MAX_LEVELS} axes to change on a device, with tables below 2**29, "
+                f"got {self} for {x}."
+            )
         taps = [table.taps for table in tables] + [1] * (MAX_LEVELS - len(tables))
         starts = [sum(table.positions.size for table in tables[:level]) for level in range(MAX_LEVELS)]
-        positions = emit.constant(np.concatenate([table.positions.ravel() for table in tables] or [np.zeros(1, np.int32)]))
+        positions = emit.constant(
+            np.concatenate([table.positions.ravel() for table in tables] or [np.zeros(1, np.int32)])
+        )
         strides = [x.strides[table.axis] for table in tables] + [0] * (MAX_LEVELS - len(tables))
         walk = _pack_axes(x, y, tables) + struct.pack(f"<{MAX_LEVELS}q{2 * MAX_LEVELS}i", *strides, *taps, *starts)
         fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
@@ -116,12 +125,19 @@ class Resize(Operator):
         written = 2
         if self.mode == "nearest":
             name = f"resize_nearest<u{8 * x.dtype.itemsize}>"
-            arguments += [y, walk, fill.view(f"u{x.dtype.itemsize}")[()]]
+            arguments += [y, walk, fill.reshape(1).view(f"u{x.dtype.itemsize}")[0]]
         else:
             name = f"resize_blend<{dtype_row(x.dtype).cuda}>"
-            weights = np.concatenate([table.weights.ravel() for table in tables if table.weights is not None] or [np.ones(1)])
+            weights = np.concatenate(
+                [table.weights.ravel() for table in tables if table.weights is not None] or [np.ones(1)]
+            )
             written = 3
-            arguments += [emit.constant(weights.astype(_blend_dtype(x.dtype))), y, walk, np.float64(self.extrapolation_value)]
+            arguments += [
+                emit.constant(weights.astype(_blend_dtype(x.dtype))),
+                y,
+                walk,
+                np.float64(self.extrapolation_value),
+            ]
         blocks = ceil_div(y.spec.size, _THREADS)
         emit.launch(Kernel("resize.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[written])
 
@@ -153,7 +169,7 @@ class Resize(Operator):
             _check_length("scales", factors, axes)
             if any(factor <= 0 for factor in factors):
                 raise InputError(f"Resize expects scales above 0, got {factors}.")
-            counts = [int(math.floor(scale * shape[axis])) for axis, scale in zip(axes, factors)]
+            counts = [math.floor(scale * shape[axis]) for axis, scale in zip(axes, factors)]
             resized = [ResizedAxis(a, shape[a], count, scale) for a, count, scale in zip(axes, counts, factors)]
         if self.coordinate_transformation_mode != "tf_crop_and_resize":
             return resized
@@ -164,7 +180,10 @@ class Resize(Operator):
 
     def _resolve_sizes(self, shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> list[ResizedAxis]:
         if any(size < 0 or (size > 0 and shape[axis] == 0) for axis, size in zip(axes, sizes)):
-            raise InputError(f"Resize expects sizes of 0 or more, and 0 where the input is empty, got {list(sizes)} for {list(shape)}.")
+            raise InputError(
+                f"Resize expects sizes of 0 or more, and 0 where the input is empty, "
+                f"got {list(sizes)} for {list(shape)}."
+            )
         ratios = [size / shape[axis] if shape[axis] else 1.0 for axis, size in zip(axes, sizes)]
         if self.keep_aspect_ratio_policy == "stretch":
             return [ResizedAxis(axis, shape[axis], size, ratio) for axis, size, ratio in zip(axes, sizes, ratios)]
@@ -181,11 +200,11 @@ def _is_identity(r: ResizedAxis) -> bool:
     return r.extent == r.count and math.isclose(r.scale, 1.0) and r.roi == (0.0, 1.0)
 
 
-def _blend_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+def _blend_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype.kind in "iu" else accumulator(dtype)
 
 
-def _to_dtype(values: Array, dtype: np.dtype[np.generic]) -> Array:
+def _to_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
     """Convert from double; integers round to nearest even and saturate, NaN gives 0."""
     with np.errstate(all="ignore"):
         if dtype.kind not in "iu":
@@ -211,7 +230,9 @@ def _sample(x: Array, table: AxisTable) -> Array:
     return y
 
 
-def _merge_axes(shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]) -> list[tuple[int, int, int]]:
+def _merge_axes(
+    shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]
+) -> list[tuple[int, int, int]]:
     """Return (extent, stride, level) of the axes to walk, outermost first; level is -1 for what does not change.
 
     Neighbours that do not change and are walked as one are joined, by strides of the input.
@@ -232,7 +253,9 @@ def _merge_axes(shape: Sequence[int], strides: Sequence[int], tables: Sequence[A
 def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
     merged = _merge_axes(y.shape, x.strides, tables)
     if len(merged) > MAX_RANK:
-        raise InputError(f"Resize expects at most {MAX_RANK} axes that can't be joined on a device, got {len(merged)} of {x}.")
+        raise InputError(
+            f"Resize expects at most {MAX_RANK} axes that can't be joined on a device, got {len(merged)} of {x}."
+        )
     padded = [*reversed(merged), *[(1, 0, -1)] * (MAX_RANK - len(merged))]
     return (
         struct.pack("<q2i", y.spec.size, len(merged), len(tables))
@@ -262,4 +285,5 @@ def _upsample_7(node: RawNode) -> RawNode:
 @upgrade("Upsample", below=10)
 def _upsample_9(node: RawNode) -> RawNode:
     """Upsample is Resize of opset 10."""
-    return _resize_10(replace(node, op_type="Resize"))
+    resize: RawNode = _resize_10(replace(node, op_type="Resize"))
+    return resize

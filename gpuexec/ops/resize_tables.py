@@ -1,8 +1,8 @@
 """Where Resize samples: for each axis a table of positions and weights, worked out on the host in double.
 
-Every coordinate rule of the operator ends here, so that the kernels and the NumPy loops know only tables and give the same
-bits. A table has a row per output position: the input positions it reads (clamped to the input) and their weights. A row
-of positions -1 stands outside the input and takes the extrapolation value.
+Every coordinate rule of the operator ends here, so that the kernels and the NumPy loops know only tables and give the
+same bits. A table has a row per output position: the input positions it reads (clamped to the input) and their weights.
+A row of positions -1 stands outside the input and takes the extrapolation value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ResizedAxis:
 
 @dataclass(frozen=True, slots=True)
 class AxisTable:
-    """Positions ``[count, taps]`` of type int32, and weights ``[count, taps]`` in double (None: one tap, taken as it is)."""
+    """Positions ``[count, taps]`` as int32, and weights ``[count, taps]`` in double (None: one tap, taken as it is)."""
 
     axis: int
     positions: Array
@@ -65,7 +65,8 @@ def make_table(sampling: Sampling, resized: ResizedAxis) -> AxisTable:
     mapping = COORDINATES.get(sampling.coordinates)
     if mapping is None:
         raise InputError(
-            f"Resize expects coordinate_transformation_mode among {', '.join(COORDINATES)}, got {sampling.coordinates!r}."
+            f"Resize expects coordinate_transformation_mode among {', '.join(COORDINATES)}, "
+            f"got {sampling.coordinates!r}."
         )
     with np.errstate(all="ignore"):
         x = mapping(np.arange(resized.count, dtype=np.float64), resized)
@@ -151,7 +152,7 @@ def _round_nearest(x: Array, nearest_mode: str, scale: float) -> Array:
 
 
 def _interpolate(x: Array, sampling: Sampling, resized: ResizedAxis) -> tuple[Array, Array]:
-    """Return positions (not clamped) and weights. The base is the nearest integer below x, so that 0 < x - base <= 1."""
+    """Return positions (not clamped) and weights. The base is the next integer below x: 0 < x - base <= 1."""
     base = np.ceil(x) - 1
     reach = 1 if sampling.mode == "linear" else 2
     stretch = min(resized.scale, 1.0) if sampling.antialias else 1.0

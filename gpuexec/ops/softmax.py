@@ -30,8 +30,8 @@ instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax",
 class RowMap(Operator):
     """A map of each row along ``axis`` to a row.
 
-    ``flatten`` is the form before opset 13: axes before ``axis`` are joined to one, so are the others, and rows lie along the
-    second. It comes from the upgrade; a file of opset 13 or later never has it.
+    ``flatten`` is the form before opset 13: axes before ``axis`` are joined to one, so are the others, and rows lie
+    along the second. It comes from the upgrade; a file of opset 13 or later never has it.
     """
 
     _along: ClassVar[Any]  # (x in its accumulator, axis, a buffer or None) -> result

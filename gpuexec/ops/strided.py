@@ -4,19 +4,20 @@ A kernel that takes ``Strided<8, 3> walk`` is launched with ``walk.pack()`` at t
 
     walk = join(output.shape, (x_strides, y_strides, output.strides))
 
-Joining drops axes of extent 1, puts axes in the order of the last operand's strides (the output: so that neighbouring
-threads write neighbouring elements) and merges neighbours that every operand walks as one; most nodes end with rank 1 to 3.
+Strides of operands that stretch come from `geometry.broadcast_strides`. Joining drops axes of extent 1, puts axes in
+the order of the last operand's strides (the output: so that neighbouring threads write neighbouring elements) and
+merges neighbours that every operand walks as one; most nodes end with rank 1 to 3.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import Shape, Strides, broadcast_strides, ceil_div, coalesce, element_count, max_offset
+from gpuexec.geometry import Shape, Strides, ceil_div, coalesce, element_count, max_offset
 
 MAX_RANK = 8  # kMaxRank of index.cuh
 _NARROW = 2**31
@@ -53,15 +54,14 @@ class Walk:
 
     def pack(self) -> bytes:
         """Return the bytes of ``Strided<8, number of operands>``."""
-        wide = self.is_wide
-        divide = _magic64 if wide else _magic32
-        filler = MAX_RANK - len(self.shape)
-        fields: list[int] = [self.count, len(self.shape), wide]
-        for extent in (*reversed(self.shape), *(1,) * filler):
-            fields += (max(extent, 1), *divide(max(extent, 1)), 0)  # of an empty shape nothing is divided
+        rank = len(self.shape)
+        pack_extent = _pack_wide if self.is_wide else _pack_narrow
+        parts = [struct.pack("<q2i", self.count, rank, self.is_wide)]
+        parts += [pack_extent(extent) for extent in reversed(self.shape)]
+        parts.append(pack_extent(1) * (MAX_RANK - rank))
         for strides in self.strides:
-            fields += (*reversed(strides), *(0,) * filler)
-        return struct.pack(_layout(len(self.strides)), *fields)
+            parts.append(struct.pack(f"<{rank}q{8 * (MAX_RANK - rank)}x", *reversed(strides)))
+        return b"".join(parts)
 
 
 def join(shape: Sequence[int], strides_per_operand: Sequence[Sequence[int]]) -> Walk:
@@ -83,12 +83,6 @@ def join(shape: Sequence[int], strides_per_operand: Sequence[Sequence[int]]) -> 
     return Walk(merged, strides)
 
 
-def join_slots(output: Slot, *inputs: Slot) -> Walk:
-    """Return the walk of inputs that broadcast to the output's shape: operands are the inputs, then the output."""
-    shape = output.shape
-    return join(shape, [*(broadcast_strides(x.shape, x.strides, shape) for x in inputs), output.strides])
-
-
 def pack_fast_div32(divisor: int) -> bytes:
     """Return the bytes of ``FastDiv32``, which divides 0 <= n < 2**31."""
     return struct.pack("<3I", divisor, *_magic32(divisor))
@@ -97,6 +91,16 @@ def pack_fast_div32(divisor: int) -> bytes:
 def pack_fast_div64(divisor: int) -> bytes:
     """Return the bytes of ``FastDiv64``, which divides 0 <= n < 2**63."""
     return struct.pack("<2Q2I", divisor, *_magic64(divisor), 0)
+
+
+@functools.lru_cache(4096)
+def _pack_narrow(extent: int) -> bytes:
+    return struct.pack("<2Q2I", extent, *_magic32(extent), 0) if extent else bytes(24)  # of nothing nothing is divided
+
+
+@functools.lru_cache(4096)
+def _pack_wide(extent: int) -> bytes:
+    return struct.pack("<2Q2I", extent, *_magic64(extent), 0) if extent else bytes(24)
 
 
 def _magic32(divisor: int) -> tuple[int, int]:
@@ -113,7 +117,3 @@ def _magic(divisor: int, bits: int) -> tuple[int, int]:
         raise InputError(f"a divisor of {bits}-bit indices must lie in [1, 2**{bits - 1}), got {divisor}.")
     shift = (divisor - 1).bit_length()
     return ((1 << shift) - divisor << bits) // divisor + 1, shift
-
-
-def _layout(operands: int) -> str:
-    return f"<q2i{'2Q2I' * MAX_RANK}{operands * MAX_RANK}q"

@@ -1,8 +1,8 @@
 """How the threads of a block share rows: what reductions, softmax and normalisation have in common on a GPU.
 
-A row is what one result is made of. A *team* of ``lanes`` threads (a power of two) works on a row; a block of 256 threads
-holds ``256 / lanes`` teams. Each lane folds every ``lanes``-th term in order, then the lanes fold in a fixed tree, so the
-order of a sum follows from shapes and strides alone. ``kernels/reduce.cuh`` is the other half of this page.
+A row is what one result is made of. A *team* of ``lanes`` threads (a power of two) works on a row; a block of 256
+threads holds ``256 / lanes`` teams. Each lane folds every ``lanes``-th term in order, then the lanes fold in a fixed
+tree, so the order of a sum follows from shapes and strides alone. ``kernels/reduce.cuh`` is the other half.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _FEW_ROWS = 4096
 class Team:
     """The threads that share a row.
 
-    ``lane_stride`` is the distance in threads between two lanes of a team: 1 where the row itself lies dense in memory, the
-    number of teams where rows lie side by side. Either way neighbouring threads read neighbouring elements.
+    ``lane_stride`` is the distance in threads between two lanes of a team: 1 where the row itself lies dense in memory,
+    the number of teams where rows lie side by side. Either way neighbouring threads read neighbouring elements.
     """
 
     lanes: int

@@ -1,16 +1,17 @@
 """Sliding windows over spatial axes: what convolution and pooling have in common, on the host.
 
-A window has taps; tap ``t`` of window ``o`` lies at ``o * stride + t * dilation - begin``. `Windows` counts windows, says
-which of them see the input through a given tap, and packs ``Windows`` of ``kernels/windows.cuh``.
+A window has taps; tap ``t`` of window ``o`` lies at ``o * stride + t * dilation - begin``. `Windows` counts windows,
+says which of them see the input through a given tap, and packs ``Windows`` of ``kernels/windows.cuh``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, conv_output_extent, window_pads
@@ -24,8 +25,8 @@ _INT_LIMIT = 2**31
 class Windows:
     """Windows over an input, one entry per spatial axis.
 
-    ``begins`` is the padding before the input (it may be negative), ``ends`` the padding after it, ``counts`` the number of
-    windows.
+    ``begins`` is the padding before the input (it may be negative), ``ends`` the padding after it, ``counts`` the
+    number of windows.
     """
 
     extents: tuple[int, ...]
@@ -70,7 +71,12 @@ class Windows:
             raise InputError(f"kernels walk at most {MAX_AXES} spatial axes, got {rank}.")
         lead = MAX_AXES - rank
         columns = (
-            (self.extents, 1), (self.counts, 1), (self.kernel, 1), (self.strides, 1), (self.dilations, 1), (self.begins, 0),
+            (self.extents, 1),
+            (self.counts, 1),
+            (self.kernel, 1),
+            (self.strides, 1),
+            (self.dilations, 1),
+            (self.begins, 0),
             (self.ends, 0),
         )
         fields = [entry for values, filler in columns for entry in (*(filler,) * lead, *values)]
@@ -111,6 +117,11 @@ def resolve_windows(
     )
     begins, ends = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
     return Windows(tuple(extents), tuple(kernel), strides, dilations, begins, ends, counts)
+
+
+def trailing(slices: Iterable[slice]) -> tuple[Any, ...]:
+    """Return the index that takes slices of the last axes."""
+    return (..., *slices)
 
 
 def pack_strides(strides: Sequence[int]) -> bytes:

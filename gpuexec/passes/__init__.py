@@ -1,7 +1,7 @@
 """Graph -> Graph, one file per pass, in two lists.
 
-AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. A pass keeps the graph's inputs and
-outputs, their names and order, and what is computed for them.
+AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. A pass keeps the graph's inputs
+and outputs, their names and order, and what is computed for them.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Array, Graph, Node
+from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.spec import TensorSpec
 
-# What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a shape
-# is not expanded to gigabytes that a kernel would fill in no time.
+# What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a
+# shape is not expanded to gigabytes that a kernel would fill in no time.
 FREE_NBYTES = 1 << 20
 GROWTH = 4
 # Every run gives another result.
@@ -35,14 +35,12 @@ def fold_constants(graph: Graph) -> Graph:
         if folded is None:
             nodes.append(node)
             continue
-        for value, array in zip(node.outputs, folded, strict=False):
-            if value is not None:
-                constants[value] = array
+        constants.update(folded)
     return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
-def fold_node(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...] | None:
-    """Return a node's outputs as dense read-only arrays, or None where they are random, too large or wrong."""
+def fold_node(node: Node, arrays: Sequence[Array | None]) -> dict[Value, Array] | None:
+    """Return the content of a node's outputs, dense and read-only, or None where it is random, too large or wrong."""
     if node.operator.name in RANDOM:
         return None
     limit = max(FREE_NBYTES, GROWTH * sum(0 if array is None else array.nbytes for array in arrays))
@@ -53,17 +51,13 @@ def fold_node(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...] |
         computed = node.operator.compute(*arrays)
     except GpuexecError:
         return None
-    outputs = []
-    for array in computed[: len(node.outputs)]:
-        if array is None:
-            return None
-        outputs.append(freeze(array))
-    return tuple(outputs) if len(outputs) == len(node.outputs) else None
+    made = dict(zip(node.outputs, computed, strict=False))
+    content = {value: freeze(array) for value, array in made.items() if value is not None and array is not None}
+    return content if len(content) == sum(value is not None for value in node.outputs) else None
 
 
 def freeze(array: Array) -> Array:
     """Return the array dense and closed to writing."""
-    dense = np.asarray(array, order="C")
-    dense = dense.view()
+    dense = np.asarray(array, order="C").view()
     dense.flags.writeable = False
     return dense

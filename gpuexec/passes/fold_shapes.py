@@ -16,8 +16,8 @@ Specs = Mapping[Value, TensorSpec]
 def fold_shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     """Replace nodes that follow from shapes and constants by their content, if no extent of any input may change.
 
-    Where one may, the graph stays: the planner propagates these values anew for each size. Content of inputs is not looked
-    at, and a node that can't be inferred is left for the planner to report.
+    Where one may, the graph stays: the planner propagates these values anew for each size. Content of inputs is not
+    looked at, and a node that can't be inferred is left for the planner to report.
 
     Args:
         graph: The graph as loaded.
@@ -54,7 +54,7 @@ def _fold(node: Node, known: dict[Value, TensorSpec]) -> dict[Value, Array] | No
     if inputs and all(spec is None or spec.value is not None for spec in inputs):
         folded = fold_node(node, arrays)
         if folded is not None:
-            return {value: array for value, array in zip(node.outputs, folded, strict=True) if value is not None}
+            return folded
     try:
         outputs = dict(zip(node.outputs, node.operator.infer(*inputs), strict=False))
     except GpuexecError:

@@ -2,83 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count
 
 import numpy as np
 
 from gpuexec.graph import Array, Graph, Node, Value
 
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A Conv and the BatchNormalization that alone reads it."""
-
-    conv: Node
-    norm: Node
+_INPUTS_OF_NORM = 5  # data, scale, bias, mean, variance
 
 
 def fuse_conv_batchnorm(graph: Graph) -> Graph:
     """Fold BatchNormalization into the weights of the Conv before it.
 
-    ``y = (conv(x, w) + b - mean) * s + beta`` with ``s = scale / sqrt(var + epsilon)`` is ``conv(x, w * s) + (b - mean) * s +
-    beta``. The new weights are computed in float64 and rounded once. Results differ from the unfused ones as much as any
-    other order of summation does: the product ``w * s`` is rounded instead of ``conv(x, w) * s``.
+    With ``s = scale / sqrt(var + epsilon)``: ``(conv(x, w) + b - mean) * s + beta`` is
+    ``conv(x, w * s) + (b - mean) * s + beta``. The new weights are computed in float64 and rounded once. Results differ
+    from the unfused ones as with any other order of summation: ``w * s`` is rounded, not ``conv(x, w) * s``. Where new
+    weights would leave the range of their type, nothing is fused.
     """
-    pairs = _find_pairs(graph)
-    if not pairs:
-        return graph
     constants = dict(graph.constants)
-    nodes = []
-    gone = {pair.norm for pair in pairs.values()}
-    for node in graph.nodes:
-        if node in pairs:
-            nodes.append(_fuse(pairs[node], constants))
-        elif node not in gone:
-            nodes.append(node)
-    return replace(graph, nodes=tuple(nodes), constants=constants)
+    names = {value.name for value in constants}
+    fused: dict[Node, Node] = {}
+    gone: set[Node] = set()
+    for conv, norm in _find_pairs(graph):
+        arrays = _fold_weights(conv, norm, constants)
+        if arrays is not None:
+            weight, bias = (
+                _add(norm, part, array, constants, names) for part, array in zip(("weight", "bias"), arrays)
+            )
+            fused[conv] = Node(conv.operator, (conv.inputs[0], weight, bias), norm.outputs[:1], conv.name)
+            gone.add(norm)
+    nodes = tuple(fused.get(node, node) for node in graph.nodes if node not in gone)
+    return replace(graph, nodes=nodes, constants=constants) if fused else graph
 
 
-def _find_pairs(graph: Graph) -> dict[Node, _Pair]:
-    """Return by Conv the pairs in which everything but the data is constant."""
+def _find_pairs(graph: Graph) -> list[tuple[Node, Node]]:
+    """Return each Conv with the BatchNormalization that alone reads it, where everything but the data is constant."""
     producers, consumers, outputs = graph.producers(), graph.consumers(), set(graph.outputs)
-    pairs = {}
+    pairs = []
     for norm in graph.nodes:
-        if norm.operator.name != "BatchNormalization" or getattr(norm.operator, "training_mode", 0):
+        if norm.operator.name != "BatchNormalization" or getattr(norm.operator, "training_mode", False):
             continue
-        source, *parameters = norm.inputs
+        source = norm.inputs[0]
         conv = producers.get(source) if source is not None else None
-        if source is None or conv is None or conv.operator.name != "Conv":
+        if source is None or source in outputs or conv is None or conv.operator.name != "Conv":
             continue
-        is_private = len(consumers[source]) == 1 and source not in outputs
-        has_extra = any(value in outputs or consumers.get(value) for value in norm.outputs[1:] if value is not None)
-        weights = [value for value in (*conv.inputs[1:], *parameters) if value is not None]
-        if is_private and not has_extra and norm.outputs[0] is not None and _are_floats(weights, graph.constants):
-            pairs[conv] = _Pair(conv, norm)
+        has_extra = any(value in outputs or value in consumers for value in norm.outputs[1:] if value is not None)
+        parameters = [value for value in (*conv.inputs[1:], *norm.inputs[1:]) if value is not None]
+        if len(consumers[source]) == 1 and not has_extra and _fit(parameters, graph.constants):
+            pairs.append((conv, norm))
     return pairs
 
 
-def _are_floats(values: list[Value], constants: Mapping[Value, Array]) -> bool:
-    return all(value in constants and constants[value].dtype.kind not in "biu" for value in values)
+def _fit(parameters: Sequence[Value], constants: Mapping[Value, Array]) -> bool:
+    """Return whether the weights and the vectors of both nodes are constant, floats, and of as many channels."""
+    arrays = [constants[value] for value in parameters if value in constants]
+    if len(arrays) < len(parameters) or len(arrays) < _INPUTS_OF_NORM:
+        return False
+    weight, *vectors = arrays
+    is_float = all(array.dtype.kind not in "biu" for array in arrays)
+    return is_float and weight.ndim > 0 and all(vector.shape == weight.shape[:1] for vector in vectors)
 
 
-def _fuse(pair: _Pair, constants: dict[Value, Array]) -> Node:
-    """Return the Conv that does both, and add its weights to the constants."""
-    conv, norm = pair.conv, pair.norm
-    data, weight, *bias = conv.inputs
-    assert weight is not None
-    scale, beta, mean, variance = (constants[v].astype(np.float64) for v in norm.inputs[1:5] if v is not None)
-    old = constants[weight]
+def _fold_weights(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> tuple[Array, Array] | None:
+    """Return the weight and bias that do both, or None where they do not fit their type."""
+    weight, *vectors = (constants[value] for value in (*conv.inputs[1:], *norm.inputs[1:]) if value is not None)
+    *bias, scale, beta, mean, variance = (vector.astype(np.float64) for vector in vectors)
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(variance + getattr(norm.operator, "epsilon", 1e-5))
-        shift = constants[bias[0]].astype(np.float64) if bias and bias[0] is not None else np.float64(0)
-        new = (old.astype(np.float64) * factor.reshape(-1, *[1] * (old.ndim - 1))).astype(old.dtype)
-        offset = ((shift - mean) * factor + beta).astype(old.dtype)
-    inputs = (data, _add(f"{norm.name}.weight", new, constants), _add(f"{norm.name}.bias", offset, constants))
-    return Node(conv.operator, inputs, norm.outputs[:1], conv.name)
+        shifted = ((bias[0] if bias else 0) - mean) * factor + beta
+        scaled = weight.astype(np.float64) * factor.reshape(-1, *[1] * (weight.ndim - 1))
+        arrays = scaled.astype(weight.dtype), shifted.astype(weight.dtype)
+    return arrays if all(np.isfinite(array).all() for array in arrays) else None
 
 
-def _add(name: str, array: Array, constants: dict[Value, Array]) -> Value:
+def _add(norm: Node, part: str, array: Array, constants: dict[Value, Array], names: set[str]) -> Value:
+    """Add a constant under a name of its own."""
+    base = f"{norm.name}.{part}"
+    name = next(name for name in chain((base,), (f"{base}.{i}" for i in count(2))) if name not in names)
+    names.add(name)
     array.flags.writeable = False
     value = Value(name)
     constants[value] = array

@@ -13,7 +13,7 @@ _COMPARED_NBYTES = 4096
 
 
 def merge_common(graph: Graph) -> Graph:
-    """Merge nodes of equal operators and inputs, and small constants of equal content. Graph outputs stay as they are."""
+    """Merge nodes of equal operators and inputs, and small constants of equal content. Graph outputs stay."""
     outputs = set(graph.outputs)
     stands_for = _merge_constants(graph.constants, outputs)
     first: dict[Hashable, int] = {}
@@ -22,10 +22,9 @@ def merge_common(graph: Graph) -> Graph:
         inputs = tuple(value if value is None else stands_for.get(value, value) for value in node.inputs)
         if inputs != node.inputs:
             node = replace(node, inputs=inputs)
-        # Equal operators may differ in the sign of a zero; their text tells.
-        key = (node.operator, repr(node.operator), inputs, len(node.outputs))
+        key = _key(node)
         is_final = any(value in outputs for value in node.outputs)
-        if node.operator.name in RANDOM or (is_final and key in first):
+        if key is None or (is_final and key in first):
             nodes.append(node)
         elif key not in first:
             first[key] = len(nodes)
@@ -37,13 +36,24 @@ def merge_common(graph: Graph) -> Graph:
 
 
 def _merge(kept: Node, other: Node, stands_for: dict[Value, Value]) -> Node:
-    """Let the outputs of ``kept`` stand for those of ``other``; an output that only the other wants is made by ``kept``."""
+    """Let the outputs of ``kept`` stand for those of ``other``; it makes those that only the other wants."""
     outputs = []
     for mine, theirs in zip(kept.outputs, other.outputs, strict=True):
         if mine is not None and theirs is not None:
             stands_for[theirs] = mine
         outputs.append(mine or theirs)
     return replace(kept, outputs=tuple(outputs))
+
+
+def _key(node: Node) -> Hashable | None:
+    """Return what nodes that compute the same have in common; None where a node is like no other."""
+    # Equal operators may differ in the sign of a zero; their text tells.
+    key = (node.operator, repr(node.operator), node.inputs, len(node.outputs))
+    try:
+        hash(key)
+    except TypeError:  # an attribute is an array
+        return None
+    return None if node.operator.name in RANDOM else key
 
 
 def _merge_constants(constants: Mapping[Value, Array], outputs: set[Value]) -> dict[Value, Value]:

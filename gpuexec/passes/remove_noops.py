@@ -56,7 +56,7 @@ def remove_noops(graph: Graph) -> Graph:
     A graph output keeps its name: what made the input of the node then makes the output.
     """
     outputs, dtypes = set(graph.outputs), _find_dtypes(graph)
-    used = outputs.union(*(node.inputs for node in graph.nodes))
+    used = outputs.union(value for node in graph.nodes for value in node.inputs if value is not None)
     stands_for: dict[Value, Value] = {}  # output of a node that goes -> what is read instead
     becomes: dict[Value, Value] = {}  # value -> graph output that its producer makes from now on
     made: set[Value] = set()
@@ -65,20 +65,17 @@ def remove_noops(graph: Graph) -> Graph:
         node = _redirect(node, stands_for)
         source = node.inputs[0] if node.inputs else None
         result = node.outputs[0] if node.outputs else None
-        is_noop = (
-            source is not None
-            and result is not None
-            and not any(value in used for value in node.outputs[1:] if value is not None)
-            and _is_noop(node, graph.constants, dtypes)
-        )
-        if is_noop and result not in outputs:
-            stands_for[result] = source
-        elif is_noop and source in made and source not in outputs and source not in becomes:
-            stands_for[result] = source
-            becomes[source] = result
-        else:
-            made.update(value for value in node.outputs if value is not None)
-            nodes.append(node)
+        is_alone = source is not None and result is not None and used.isdisjoint(node.outputs[1:])
+        if is_alone and _is_noop(node, graph.constants, dtypes):
+            assert source is not None and result is not None
+            is_renamed = result in outputs and source in made and source not in outputs and source not in becomes
+            if is_renamed:
+                becomes[source] = result
+            if is_renamed or result not in outputs:
+                stands_for[result] = source
+                continue
+        made.update(value for value in node.outputs if value is not None)
+        nodes.append(node)
     return replace(graph, nodes=tuple(_redirect(node, becomes, outputs_too=True) for node in nodes))
 
 
@@ -94,7 +91,7 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
     """Return whether the first output always equals the first input, which is given."""
     name, operator = node.operator.name, node.operator
     given = [value for value in node.inputs if value is not None]
-    second = node.inputs[1] if len(node.inputs) > 1 else None
+    second = None if len(node.inputs) < 2 or node.inputs[1] is None else constants.get(node.inputs[1])
     if name == "Identity" or (name in _OF_ONE and len(node.inputs) == 1):
         return True
     if name == "Clip":
@@ -110,8 +107,8 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
         perm = getattr(operator, "perm", None)
         return perm is not None and tuple(perm) == tuple(range(len(perm)))
     if name == "Pad":
-        return second in constants and not constants[second].any()
-    return name in _NEUTRAL and second in constants and _is_neutral(constants[second], _NEUTRAL[name])
+        return second is not None and not second.any()
+    return name in _NEUTRAL and second is not None and _is_neutral(second, _NEUTRAL[name])
 
 
 def _is_neutral(array: Array, neutral: float) -> bool:

@@ -1,7 +1,8 @@
 """Shapes and host values of every tensor of a graph, for given inputs.
 
-Values are propagated, not only shapes: what follows from shapes and constants alone (Shape, arithmetic on it) is computed here
-and its nodes never run. The content of an input is looked at only on demand, when a shape can't be known without it.
+Values are propagated, not only shapes: what follows from shapes and constants alone (Shape, arithmetic on it) is
+computed here and its nodes never run. The content of an input is looked at only on demand, when a shape can't be known
+without it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ HOST_VALUE_LIMIT = 1024
 class Analysis:
     """Specs by value (with content where known), and what was read on the host to get them.
 
-    ``known`` are the values whose content follows from shapes and constants. Content that was asked for stands in ``specs``
-    too, but belongs to one run: its nodes still run where a command wants it. ``reader`` is the node at work, to whom reads
-    are put down.
+    ``known`` are the values whose content follows from shapes and constants. Content that was asked for stands in
+    ``specs`` too, but belongs to one run: its nodes still run where a command wants it. ``reader`` is the node at work,
+    to whom reads are put down.
     """
 
     specs: dict[Value, TensorSpec]
@@ -42,7 +43,8 @@ class Analysis:
 class Analyser:
     """Analyses one graph again and again; nodes whose inputs did not change are not inferred anew.
 
-    The first call, for the upper end of a size class, decides which values are known on the host; later ones keep to it.
+    The first call, for the upper end of a size class, decides which values are known on the host; later ones keep to
+    it.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -152,7 +154,7 @@ class _Walk:
         return spec.with_value(_frozen(array), _Log(self._analysis, tuple(names)) if names else None)
 
     def _propagate(self, node: Node, inputs: Specs, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Add content to the outputs where all inputs' content follows from shapes and constants, and all of it is small."""
+        """Add content to the outputs where all inputs' content follows from shapes and constants, and is small."""
         if not inputs or all(spec.value is not None for spec in outputs):
             return outputs
         for spec in inputs:

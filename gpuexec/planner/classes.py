@@ -15,14 +15,14 @@ DeclaredDims = Mapping[str, int | tuple[int, int]]
 
 
 def bucket_end(extent: int) -> int:
-    """Return the upper end of the bucket an extent falls in: the next power of two up to 256, then the next multiple of 256."""
+    """Return the upper end of an extent's bucket: the next power of two up to 256, then the next multiple of 256."""
     if extent <= 0:
         return 0
     return 1 << (extent - 1).bit_length() if extent <= _POWERS_UP_TO else round_up(extent, _POWERS_UP_TO)
 
 
 def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str]:
-    """Return the axes whose extent may change from run to run: (input, axis) -> name of the dimension (``""``: nameless)."""
+    """Return the axes whose extent may change: (input, axis) -> name of the dimension (``""``: nameless)."""
     axes = {}
     for value in graph.inputs:
         dims = value.declared.dims if value.declared is not None else None
@@ -35,11 +35,12 @@ def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str
 def upper_ends(
     graph: Graph, inputs: Mapping[str, TensorSpec], declared: DeclaredDims
 ) -> Iterator[dict[str, TensorSpec]]:
-    """Yield specs a plan may be laid out for, largest first: the ends of the buckets, the ends reached together, the inputs.
+    """Yield specs a plan may be laid out for: the ends of the buckets, ends reached together, the inputs as they are.
 
-    Dimensions are often tied (total = past + new), and only the graph knows how. So the first candidate takes every dimension
-    to its end by itself; the second raises all by the same amount, which keeps sums with a fixed part: the least amount by
-    which one of them reaches its end. The last is the inputs as they are. Content stays with inputs whose shape stays.
+    Dimensions are often tied (total = past + new), and only the graph knows how. So the first candidate takes every
+    dimension to its end by itself; the second raises all by the same amount, which keeps sums with a fixed part: the
+    least amount by which one of them reaches its end. The last is the inputs as they are. Content stays with inputs
+    whose shape stays.
 
     Raises:
         InputError: An extent is outside what was declared of its dimension.
@@ -79,10 +80,20 @@ def check_declared(graph: Graph, declared: DeclaredDims) -> None:
     Raises:
         InputError: It does not.
     """
-    names = {dim for value in graph.inputs if value.declared and value.declared.dims for dim in value.declared.dims if isinstance(dim, str)}
+    names = {
+        dim
+        for value in graph.inputs
+        if value.declared and value.declared.dims
+        for dim in value.declared.dims
+        if isinstance(dim, str)
+    }
     for name, bound in declared.items():
         if name not in names:
-            raise InputError(f"The model has no dimension {name!r}; it has {', '.join(sorted(names)) or 'none that are free'}.")
+            raise InputError(
+                f"The model has no dimension {name!r}; it has {', '.join(sorted(names)) or 'none that are free'}."
+            )
         low, high = bound if isinstance(bound, tuple) else (bound, bound)
         if not 0 <= low <= high:
-            raise InputError(f"Dimension {name!r}: {bound!r} is not an extent, nor a range (low, high) with 0 <= low <= high.")
+            raise InputError(
+                f"Dimension {name!r}: {bound!r} is not an extent, nor a range (low, high) with 0 <= low <= high."
+            )

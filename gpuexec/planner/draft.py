@@ -2,8 +2,9 @@
 
     Draft = buffers: DraftBuffer*, groups: Group*, placed: {buffer: (host buffer, byte offset)}
 
-A group holds commands that come together: those of one node, the store of one host value, the copy to one output. Buffers and
-groups have the same numbers and keys at every size of a class; that is what makes one size comparable with another.
+A group holds commands that come together: those of one node, the store of one host value, the copy to one output.
+Buffers and groups have the same numbers and keys at every size of a class; that is what makes one size comparable with
+another.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBuffer:
-    """A buffer without a place. ``content`` is a host value that store commands write; ``data`` a table made while planning."""
+    """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning."""
 
     role: Role
     nbytes: int
@@ -41,8 +42,8 @@ class DraftBuffer:
 class Effects:
     """What lowering one node did; kept so that the same node with the same slots need not be lowered again.
 
-    ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its buffers;
-    ``choices`` the decisions that hold for the whole size class, in the order they were asked for.
+    ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its
+    buffers; ``choices`` the decisions that hold for the whole size class, in the order they were asked for.
     """
 
     first_buffer: int

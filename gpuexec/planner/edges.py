@@ -22,10 +22,10 @@ class Touch:
 
 
 def find_edges(commands: Sequence[Command], places: Mapping[int, tuple[int, int]] | None = None) -> tuple[Edge, ...]:
-    """Return pairs (before, after) so that any two commands that conflict are joined by a path, and no pair follows from others.
+    """Return pairs (before, after) so that a path joins any two commands in conflict, and no pair follows from others.
 
-    Within one buffer the bytes of the slots decide. Between buffers that share arena bytes the whole buffers do, so that the
-    edges hold for every size of the plan's class, whatever the slots' offsets.
+    Within one buffer the bytes of the slots decide. Between buffers that share arena bytes the whole buffers do, so
+    that the edges hold for every size of the plan's class, whatever the slots' offsets.
 
     Args:
         commands: In plan order, over root buffers.

@@ -1,4 +1,4 @@
-"""The emitters that operators' ``lower`` speaks to (see `gpuexec.operator.Emitter`): what they ask for becomes effects."""
+"""The emitters that operators' ``lower`` speaks to: what it asks for becomes effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
 _LARGEST_INT = 2**31 - 1
-# An input is placed in another buffer only where kernels may still take 16 bytes at once, as they may at a buffer's start.
+# An input is placed in another buffer only where kernels may still take 16 bytes at once, as they may at a buffer's
+# start.
 _PLACE_ALIGNMENT = 16
 
 

@@ -16,9 +16,9 @@ def merge_in_place(
 ) -> tuple[dict[int, Place], dict[GroupKey, Pair]]:
     """Grant the requests that harm nobody.
 
-    A request is granted where both buffers are of one size, the input's is a temporary made by a command, no later group
-    touches it, and the node itself reads it through no other window. Output buffers of the graph may take the bytes of an
-    input, never give theirs.
+    A request is granted where both buffers are of one size, the input's is a temporary made by a command, no later
+    group touches it, and the node itself reads it through no other window. Output buffers of the graph may take the
+    bytes of an input, never give theirs.
 
     Args:
         buffers: Of the draft, by id.

@@ -41,8 +41,8 @@ class Lowered:
 class Lowering:
     """Lowers one graph for one target again and again; nodes whose slots did not change keep their commands.
 
-    The first call, for the upper end of a size class, decides what the class has in common: index widths, and which inputs
-    are placed in an output. Later calls repeat those decisions.
+    The first call, for the upper end of a size class, decides what the class has in common: index widths, and which
+    inputs are placed in an output. Later calls repeat those decisions.
 
     Raises:
         UnsupportedError: Operators without a lowering for this target; lists all of them.
@@ -154,12 +154,13 @@ def _refuse_unsupported(nodes: Sequence[Node], target: Target) -> None:
             for op, names in lacking.items()
         )
         raise UnsupportedError(
-            f"No {target.kind.upper()} lowering for {rows}. Run these on the CPU backend, or add `lower` to the operators."
+            f"No {target.kind.upper()} lowering for {rows}. Run these on the CPU backend, or add `lower` to their "
+            "operators."
         )
 
 
 def _is_same(last: Remembered, inputs: tuple[Slot | None, ...], specs: list[TensorSpec | None]) -> bool:
-    """Return whether a node would be lowered as it was: slots, the content known of them, and output specs are equal."""
+    """Return whether a node would be lowered as it was: slots, what is known of their content, and output specs."""
     if last.specs != specs:
         return False
     for a, b in zip(last.inputs, inputs, strict=True):

@@ -69,8 +69,13 @@ class Resolver:
         self, pick: Pick, drafted: Sequence[Command], places: dict[int, Place], wheres: dict[int, Place]
     ) -> list[Command]:
         done = self._done.get(pick.key)
-        if done is not None and done.commands is drafted and all(
-            self._where(buffer, places, wheres) == place for buffer, place in zip(done.touched, done.places, strict=True)
+        if (
+            done is not None
+            and done.commands is drafted
+            and all(
+                self._where(buffer, places, wheres) == place
+                for buffer, place in zip(done.touched, done.places, strict=True)
+            )
         ):
             return done.resolved
         if pick.positions[-1] >= len(drafted):

@@ -1,7 +1,7 @@
 """What all sizes of a class have in common: which commands stay, who shares bytes, and how buffers are numbered.
 
-`settle` decides it once, at the upper end. Output copies and stores of host values join the draft here, since only now is it
-known who needs them.
+`settle` decides it once, at the upper end. Output copies and stores of host values join the draft here, since only now
+is it known who needs them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies)
 
 
 class OutputCopies:
-    """Gives the outputs of a graph their buffers, at one size after the other; copies that stay the same are the same."""
+    """Gives the outputs of a graph their buffers, size after size; copies that do not change are the same objects."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self._graph, self._target = graph, target
@@ -126,7 +126,7 @@ def make_stores(draft: Draft, target: Target, buffer: int, capacity: int) -> lis
 
 
 def _promote(lowered: Lowered) -> tuple[int | None, ...]:
-    """Return the buffers that outputs of the graph can be themselves: temporaries wholly their own, each for one output."""
+    """Return for each output the buffer that can be the output itself: a temporary that is wholly its own."""
     promoted: list[int | None] = []
     for slot in lowered.outputs:
         held = lowered.draft.buffers[slot.buffer]

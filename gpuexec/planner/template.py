@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from gpuexec.command import Command
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.graph import Graph
 from gpuexec.plan import Buffer, Plan, Port, Segment, Variant
@@ -48,7 +47,8 @@ def plan_graph(
             template = Template(graph, ends, target)
             template.specialise(inputs)
         except (GpuexecError, ValueError):
-            # Sizes are tied in a way that this guess of an upper end breaks; a fault of the graph's own comes up again below.
+            # Sizes are tied in a way that this guess of an upper end breaks; a fault of the graph's own comes up again
+            # below.
             continue
         return template
     return Template(graph, exact, target)
@@ -78,7 +78,7 @@ class Template:
         self._verifier = Verifier(self.plan)
 
     def covers(self, inputs: Mapping[str, TensorSpec]) -> bool:
-        """Return whether these inputs have the plan's dtypes and ranks, and no extent is beyond what it was laid out for."""
+        """Return whether these inputs have the plan's dtypes and ranks, and fit what it is laid out for."""
         for name, end in self._specs.items():
             spec = inputs[name]
             if spec.dtype != end.dtype or len(spec.shape) != len(end.shape):
@@ -135,9 +135,7 @@ class Template:
             ),
             outputs=tuple(
                 Port(value.name, numbers[buffer], _bare(slot.spec))
-                for value, buffer, slot in zip(
-                    self._graph.outputs, settlement.outputs, lowered.outputs, strict=True
-                )
+                for value, buffer, slot in zip(self._graph.outputs, settlement.outputs, lowered.outputs, strict=True)
             ),
             reads=tuple(analysis.reads),
             host_values=list_kept(self._graph, analysis),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from gpuexec.command import Command, Copy, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
@@ -16,10 +17,11 @@ _ALIGNMENT = 256
 def verify(plan: Plan, variant: Variant | None = None) -> None:
     """Check that the plan may be run in any order its edges allow.
 
-    Holds: every slot lies within its buffer; arena places are aligned and within the arena; two commands that touch common bytes,
-    one of them writing, are joined by a path; commands on two buffers that share arena bytes are joined by paths whatever
-    the size; what is read of a temporary or output was written before, by a path; constants and inputs are not written; a
-    command reads bytes that it writes through the same dense window only; every output is written.
+    Holds: every slot lies within its buffer; arena places are aligned and within the arena; two commands that touch
+    common bytes, one of them writing, are joined by a path; commands on two buffers that share arena bytes are joined
+    by paths whatever the size; what is read of a temporary or output was written before, by a path; constants and
+    inputs are not written; a command reads bytes that it writes through the same dense window only; every output is
+    written.
 
     Args:
         plan: The plan.
@@ -36,12 +38,13 @@ def verify(plan: Plan, variant: Variant | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Touch:
-    """A command touches bytes ``[low, high)`` of a buffer."""
+    """A command touches bytes ``[low, high)`` of a buffer, all of them if ``is_dense``."""
 
     command: int
     low: int
     high: int
     written: bool
+    is_dense: bool
 
 
 class Verifier:
@@ -124,7 +127,7 @@ class _SegmentCheck:
         self._commands[index], self._touches[index] = command, touches
 
     def _check_buffer(self, buffer: int) -> None:
-        """Walk the commands on a buffer in plan order, keeping for each piece of its bytes who wrote and who read it last."""
+        """Walk the commands on a buffer in plan order, keeping for each piece of it who wrote and read it last."""
         role = self._plan.buffers[buffer].role
         if role is Role.CONSTANT or role is Role.INPUT:
             return
@@ -144,14 +147,14 @@ class _SegmentCheck:
                     writer[piece], readers[piece] = touch.command, 0
                 elif writer[piece] < 0 and (role is Role.TEMP or role is Role.OUTPUT):
                     raise PlanError(
-                        f"{self._show(touch.command)} reads bytes {cuts[piece]} to {cuts[piece + 1]} of %{buffer} that no "
-                        "command before it writes."
+                        f"{self._show(touch.command)} reads bytes {cuts[piece]} to {cuts[piece + 1]} of %{buffer} that "
+                        "no command before it writes."
                     )
                 else:
                     readers[piece] |= 1 << touch.command
 
     def _check_arena(self) -> None:
-        """Check that buffers which share arena bytes are used one after the other, whichever of their bytes are touched."""
+        """Check that buffers which share arena bytes are used one after the other, whatever windows are touched."""
         rows = []
         for buffer, offset in self._plan.layout.offsets:
             users = sorted(self._users.get(buffer, ()))
@@ -180,14 +183,14 @@ class _SegmentCheck:
             if unordered or earlier >> user & 1:
                 other = unordered.bit_length() - 1 if unordered else user
                 raise PlanError(
-                    f"{self._show(other)} and {self._show(user)} use %{buffer} and %{buffer2}, which share bytes of the arena, "
-                    "and no path of edges orders them."
+                    f"{self._show(other)} and {self._show(user)} use %{buffer} and %{buffer2}, which share bytes of "
+                    "the arena, and no path of edges orders them."
                 )
 
     def _not_ordered(self, first: int, second: int, buffer: int) -> PlanError:
         return PlanError(
-            f"{self._show(first)} and {self._show(second)} touch the same bytes of %{buffer}, one of them writing, and no path "
-            "of edges orders them."
+            f"{self._show(first)} and {self._show(second)} touch the same bytes of %{buffer}, one of them writing, and "
+            "no path of edges orders them."
         )
 
     def _show(self, index: int) -> str:
@@ -196,41 +199,33 @@ class _SegmentCheck:
 
 def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_Touch]]:
     """Return the bytes a command touches by buffer, reads first; check what can be seen of the command alone."""
-    reads, writes = _slots(command)
     touches: dict[int, list[_Touch]] = {}
-    for slots, written in ((reads, False), (writes, True)):
-        for slot in slots:
-            if not 0 <= slot.buffer < len(plan.buffers):
-                raise PlanError(f"Command {index}, {format_command(command)}: there is no buffer %{slot.buffer}.")
-            buffer = plan.buffers[slot.buffer]
-            low, high = slot.byte_range()
-            if low < 0 or high > buffer.nbytes:
-                raise PlanError(
-                    f"Command {index}, {format_command(command)}: bytes {low} to {high} are outside %{buffer.id} of "
-                    f"{buffer.nbytes} bytes."
-                )
-            if written and (buffer.role is Role.CONSTANT or buffer.role is Role.INPUT):
-                raise PlanError(
-                    f"Command {index}, {format_command(command)}: writes %{buffer.id}, which is {buffer.role.value}."
-                )
-            if low < high:
-                touches.setdefault(slot.buffer, []).append(_Touch(index, low, high, written))
-    for write in writes:
-        for read in reads:
-            if read.buffer == write.buffer and _meet(read, write) and not _is_same_window(read, write):
+    for slot, written in _slots(command):
+        if not 0 <= slot.buffer < len(plan.buffers):
+            raise PlanError(f"Command {index}, {format_command(command)}: there is no buffer %{slot.buffer}.")
+        buffer = plan.buffers[slot.buffer]
+        low, high = slot.byte_range()
+        if low < 0 or high > buffer.nbytes:
+            raise PlanError(
+                f"Command {index}, {format_command(command)}: bytes {low} to {high} are outside %{buffer.id} of "
+                f"{buffer.nbytes} bytes."
+            )
+        if written and (buffer.role is Role.CONSTANT or buffer.role is Role.INPUT):
+            raise PlanError(
+                f"Command {index}, {format_command(command)}: writes %{buffer.id}, which is {buffer.role.value}."
+            )
+        if low == high:
+            continue
+        rows = touches.setdefault(slot.buffer, [])
+        for row in rows if written else ():
+            meets = low < row.high and row.low < high
+            is_same = row.is_dense and slot.is_contiguous and (row.low, row.high) == (low, high)
+            if meets and not row.written and not is_same:
                 raise PlanError(
                     f"Command {index}, {format_command(command)}: reads bytes that it writes through another window."
                 )
+        rows.append(_Touch(index, low, high, written, slot.is_contiguous))
     return touches
-
-
-def _meet(a: Slot, b: Slot) -> bool:
-    (low, high), (low2, high2) = a.byte_range(), b.byte_range()
-    return max(low, low2) < min(high, high2)
-
-
-def _is_same_window(a: Slot, b: Slot) -> bool:
-    return a.is_contiguous and b.is_contiguous and a.byte_range() == b.byte_range()
 
 
 def _check_layout(plan: Plan) -> None:
@@ -239,7 +234,9 @@ def _check_layout(plan: Plan) -> None:
         if buffer.id != index:
             raise PlanError(f"Buffer %{buffer.id} stands at position {index}.")
         if (buffer.role is Role.TEMP) != (buffer.id in places):
-            raise PlanError(f"Buffer %{buffer.id} ({buffer.role.value}): only temporaries, and all of them, lie in the arena.")
+            raise PlanError(
+                f"Buffer %{buffer.id} ({buffer.role.value}): only temporaries, and all of them, lie in the arena."
+            )
         offset = places.get(buffer.id)
         if offset is not None and (offset % _ALIGNMENT or offset < 0 or offset + buffer.nbytes > plan.layout.nbytes):
             raise PlanError(
@@ -248,18 +245,19 @@ def _check_layout(plan: Plan) -> None:
             )
 
 
-def _slots(command: Command) -> tuple[list[Slot], list[Slot]]:
-    """Return the slots read and written."""
+def _slots(command: Command) -> list[tuple[Slot, bool]]:
+    """Return the slots of a command with whether they are written; those read come first."""
     match command:
         case Launch():
-            slots = [(i, a) for i, a in enumerate(command.arguments) if isinstance(a, Slot)]
-            return [a for i, a in slots if i not in command.writes], [a for i, a in slots if i in command.writes]
+            slots = [(a, i in command.writes) for i, a in enumerate(command.arguments) if isinstance(a, Slot)]
+            return sorted(slots, key=itemgetter(1))
         case Copy():
-            return [command.source], [command.destination]
+            return [(command.source, False), (command.destination, True)]
         case HostCall():
-            return [s for s in command.inputs if s is not None], [s for s in command.outputs if s is not None]
+            rows = [(slot, False) for slot in command.inputs] + [(slot, True) for slot in command.outputs]
+            return [(slot, written) for slot, written in rows if slot is not None]
         case _:
-            return [], [command.destination]
+            return [(command.destination, True)]
 
 
 def _find_paths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:

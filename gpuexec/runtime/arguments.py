@@ -1,6 +1,7 @@
 """Kernel arguments as one block of bytes: values at natural alignment, and beside them the address of each value.
 
-``address`` is what the driver calls ``void** kernelParams``. Patching a pointer is one store; nothing is built per launch.
+``address`` is what the driver calls ``void** kernelParams``. Patching a pointer is one store; nothing is built per
+launch.
 """
 
 from __future__ import annotations
@@ -20,27 +21,37 @@ class PackedArguments:
         values: NumPy scalars, ``bytes`` for structs (aligned to 16), and None for pointers, which are set later.
     """
 
-    __slots__ = ("_block", "_offsets", "_places", "_pointers", "_values", "address")
+    __slots__ = ("_block", "_bytes", "_offsets", "_places", "_pointers", "_values", "address")
 
     def __init__(self, values: Sequence[np.generic | bytes | None]) -> None:
         offsets, end = [], 0
         for value in values:
-            alignment, size = (16, len(value)) if isinstance(value, bytes) else (8, 8) if value is None else (value.itemsize,) * 2
+            alignment, size = _measure(value)
             end = -(-end // alignment) * alignment
             offsets.append(end)
             end += size
         self._values = tuple(values)
         self._offsets = tuple(offsets)
-        # Room for one alignment step: NumPy's own allocations are aligned to 16 bytes, which is all a parameter needs.
+        # NumPy aligns to 16 bytes, which is all a parameter needs.
         self._block = np.zeros(-(-max(end, 1) // 8), np.uint64)
+        self._bytes = self._block.data.cast("B")
         self._places = np.array([self._block.ctypes.data + offset for offset in offsets] or [0], np.uint64)
-        self._pointers = {i: offset // 8 for i, (offset, value) in enumerate(zip(offsets, values, strict=True)) if value is None}
+        self._pointers = {i: offsets[i] // 8 for i, value in enumerate(values) if value is None}
         self.address: int = self._places.ctypes.data
-        block = self._block.view(np.uint8)
         for offset, value in zip(offsets, values, strict=True):
-            if value is not None:
-                data = value if isinstance(value, bytes) else value.tobytes()
-                block[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+            self._store(offset, value)
+
+    def update(self, values: Sequence[np.generic | bytes | None]) -> None:
+        """Take other values of the same kinds and sizes; pointers stay."""
+        for offset, new, old in zip(self._offsets, values, self._values, strict=True):
+            if new is not old:
+                self._store(offset, new)
+        self._values = tuple(values)
+
+    def _store(self, offset: int, value: np.generic | bytes | None) -> None:
+        if value is not None:
+            data = value if isinstance(value, bytes) else value.tobytes()
+            self._bytes[offset : offset + len(data)] = data
 
     def __len__(self) -> int:
         return len(self._values)
@@ -58,17 +69,28 @@ class PackedArguments:
         return tuple(_kind(value) for value in self._values)
 
     def items(self) -> tuple[Any, ...]:
-        """Return the arguments as NumPy scalars: addresses as uint64, structs as void. For launches that take objects."""
+        """Return the arguments as NumPy scalars: addresses as uint64, structs as void."""
         return tuple(
-            _ADDRESS.type(self.pointer(i)) if value is None else np.frombuffer(value, f"V{len(value)}")[0] if isinstance(value, bytes) else value
+            _ADDRESS.type(self.pointer(i)) if value is None else _as_scalar(value)
             for i, value in enumerate(self._values)
         )
 
     def read(self) -> list[bytes]:
         """Return the present bytes of each argument."""
         block = self._block.tobytes()
-        sizes = (8 if v is None else len(v) if isinstance(v, bytes) else v.itemsize for v in self._values)
-        return [block[offset : offset + size] for offset, size in zip(self._offsets, sizes, strict=True)]
+        rows = zip(self._offsets, self._values, strict=True)
+        return [block[offset : offset + _measure(value)[1]] for offset, value in rows]
+
+
+def _measure(value: np.generic | bytes | None) -> tuple[int, int]:
+    """Return alignment and size in bytes."""
+    if value is None:
+        return 8, 8
+    return (16, len(value)) if isinstance(value, bytes) else (value.itemsize, value.itemsize)
+
+
+def _as_scalar(value: np.generic | bytes) -> Any:
+    return np.frombuffer(value, f"V{len(value)}")[0] if isinstance(value, bytes) else value
 
 
 def _kind(value: np.generic | bytes | None) -> str:

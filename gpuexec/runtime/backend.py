@@ -1,6 +1,7 @@
 """Choosing a device, and what every user of one shares: its completion thread, staging and readback stream.
 
-One backend per device and process. AUTO may choose, and says which and why; whoever asks for a GPU by name gets it or an error.
+One backend per device and process. AUTO may choose, and says which and why; whoever asks for a GPU by name gets it or
+an error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, State
 from gpuexec.runtime import driver
 from gpuexec.runtime.completion import Completion
 from gpuexec.runtime.device import Device, Stream
+from gpuexec.runtime.keeper import Keeper
 from gpuexec.runtime.staging import Staging
 
 
@@ -33,6 +35,7 @@ class Backend:
         self.device, self.type, self.reason = device, type, reason
         self.completion = Completion(device.name)
         self.staging = Staging(device)
+        self.keeper = Keeper()
         self._readback: Stream | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -52,7 +55,9 @@ class Backend:
             StateError: The process was forked.
         """
         if os.getpid() != self._process:
-            raise StateError("This object was made before a fork; device handles don't survive it. Start processes with spawn.")
+            raise StateError(
+                "This object was made before a fork; device handles don't survive it. Start processes with spawn."
+            )
 
     def __repr__(self) -> str:
         return f"Backend({self.type.name}: {self.device.name}; {self.reason})"

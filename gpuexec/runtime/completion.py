@@ -6,6 +6,7 @@ No thread per request, no polling by sleep, no host function on a stream.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -27,7 +28,9 @@ class Completion:
         """Have ``callback`` called with None, or with what the work raised."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"gpuexec-completion-{self._name}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._serve, name=f"gpuexec-completion-{self._name}", daemon=True
+                )
                 self._thread.start()
         self._waiting.put((event, callback))
 
@@ -46,4 +49,10 @@ class Completion:
                 event.synchronize()
             except BaseException as raised:
                 error = raised
-            callback(error)
+            try:
+                callback(error)
+            except BaseException:
+                # The callbacks of others must still be called; this one's fault is shown, as a thread's own would be.
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            # Hold on to nothing while waiting for the next.
+            del row, event, callback, error

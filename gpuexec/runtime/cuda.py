@@ -81,13 +81,27 @@ class CudaEvent:
         return True
 
 
-class CudaStream:
-    """A non-blocking stream: it waits for no other, the null stream included."""
+class _ExternalHandle:
+    """A stream's handle in the form that CuPy takes it: by the CUDA stream protocol, version 0."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+
+class CudaStream:
+    """A non-blocking stream: it waits for no other, the null stream included. Or one of somebody else's, by its handle."""
+
+    def __init__(self, device: CudaDevice, external: int | None = None) -> None:
         self._device = device
         with device.calling("creating a stream"):
-            self.stream = device.cupy.cuda.Stream(non_blocking=True)
+            if external is None:
+                self.stream = device.cupy.cuda.Stream(non_blocking=True)
+            else:
+                self.stream = device.cupy.cuda.Stream.from_external(_ExternalHandle(external))
+        self.handle: int = self.stream.ptr
 
     def launch(
         self,
@@ -219,6 +233,10 @@ class CudaDevice:
     def create_stream(self) -> CudaStream:
         """Return a stream that waits for no other."""
         return CudaStream(self)
+
+    def external_stream(self, handle: int) -> CudaStream:
+        """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams."""
+        return CudaStream(self, handle)
 
     def create_event(self) -> CudaEvent:
         """Return an event, not recorded."""

@@ -1,7 +1,7 @@
 """What the runtime asks of a device. Four devices answer: cuda, simulator, tracer and cpu.
 
-Everything is explicit: streams are passed, nothing waits unless it is called ``synchronize``. After a device fault every call
-raises DeviceLostError.
+Everything is explicit: streams are passed, nothing waits unless it is called ``synchronize``. After a device fault
+every call raises DeviceLostError.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Memory(Protocol):
-    """Bytes on a device or in pinned host memory. ``array`` is their view where the host may touch them, else None."""
+    """Bytes on a device or in pinned host memory."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Address of the first byte, on its device."""
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes held."""
+
     @property
-    def array(self) -> ByteArray | None: ...
+    def array(self) -> ByteArray | None:
+        """The bytes where the host may touch them, else None."""
 
     def free(self) -> None:
         """Give the bytes back. The caller has seen to it that nothing uses them any more. Twice is harmless."""
@@ -59,14 +64,21 @@ class Event(Protocol):
 
 
 class Function(Protocol):
-    """A loaded kernel. ``signature`` lists kinds and sizes (``"P8"``, ``"i4"``, ``"s48"``) where the device knows them."""
+    """A loaded kernel."""
 
     @property
-    def signature(self) -> tuple[str, ...] | None: ...
+    def signature(self) -> tuple[str, ...] | None:
+        """Kind and size of each parameter (``"P8"``, ``"i4"``, ``"s48"``) where the device knows them."""
 
 
 class Stream(Protocol):
-    """Work in order. Every method returns before the work is done, but for ``synchronize``."""
+    """Work in order. Every method returns before the work is done, but for ``synchronize``.
+
+    ``handle`` is what other packages know the stream by (a cudaStream_t); 0 where the device has no such thing.
+    """
+
+    @property
+    def handle(self) -> int: ...
 
     def launch(
         self,
@@ -107,7 +119,7 @@ class Recording(Protocol):
     """The commands of a segment, ready to be issued again and again."""
 
     def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
-        """Issue commands ``[first, last)`` with bound buffers at the given places. No allocation, compilation or waiting."""
+        """Issue commands ``[first, last)``, bound buffers at the given places. Allocates and waits for nothing."""
 
     def patch(self, commands: Sequence[Any]) -> None:
         """Take the commands of another size of the same class: grids, scalars and offsets change, kernels don't."""
@@ -131,6 +143,13 @@ class Device(Protocol):
 
     def create_stream(self) -> Stream:
         """Return a stream that waits for no other."""
+
+    def external_stream(self, handle: int) -> Stream:
+        """Return somebody else's stream by its handle, as CUDA counts: 1 is the default stream, 2 that of the thread.
+
+        Raises:
+            InputError: The device knows no such stream.
+        """
 
     def create_event(self) -> Event:
         """Return an event, not recorded."""

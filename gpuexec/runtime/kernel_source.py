@@ -27,7 +27,9 @@ def kernels_dir() -> Path:
     for candidate in (package / "_kernels", package.parent / "kernels"):
         if candidate.is_dir():
             return candidate
-    raise KernelError(f"The kernel sources are missing: neither {package / '_kernels'} nor {package.parent / 'kernels'} exists.")
+    raise KernelError(
+        f"The kernel sources are missing: neither {package / '_kernels'} nor {package.parent / 'kernels'} exists."
+    )
 
 
 @functools.cache

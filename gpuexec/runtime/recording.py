@@ -1,8 +1,8 @@
 """Recordings for devices with kernels: a segment prepared once, issued again and again.
 
-What is known when recording is packed into argument blocks; for each bound buffer the recording keeps the places where its
-address goes, and ``submit`` patches those that changed. Two forms of one interface: a stream of launches in plan order, and a
-graph of the commands and edges.
+What is known when recording is packed into argument blocks; for each bound buffer the recording keeps the places where
+its address goes, and ``submit`` patches those that changed. Two forms of one interface: a stream of launches in plan
+order, and a graph of the commands and edges.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from gpuexec.errors import KernelError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Device, Function, Region, Stream
-from gpuexec.spec import TensorSpec
 
 
 class Prepared(Protocol):
@@ -36,12 +35,23 @@ class PreparedLaunch:
     __slots__ = ("arguments", "block", "function", "grid", "shared_bytes")
 
     def __init__(self, function: Function, command: Launch) -> None:
-        values = [None if isinstance(a, Slot) else a for a in command.arguments]
-        self.arguments = PackedArguments(values)
-        self.function, self.grid, self.block, self.shared_bytes = function, command.grid, command.block, command.shared_bytes
+        self.arguments = PackedArguments(_values(command))
+        self.function, self.grid, self.block, self.shared_bytes = (
+            function,
+            command.grid,
+            command.block,
+            command.shared_bytes,
+        )
         signature = function.signature
         if signature is not None and signature != self.arguments.kinds():
-            raise KernelError(f"{command.kernel} takes ({', '.join(signature)}), got ({', '.join(self.arguments.kinds())}).")
+            raise KernelError(
+                f"{command.kernel} takes ({', '.join(signature)}), got ({', '.join(self.arguments.kinds())})."
+            )
+
+    def update(self, command: Launch) -> None:
+        """Take grid, block and scalars of another size of the same launch."""
+        self.grid, self.block, self.shared_bytes = command.grid, command.block, command.shared_bytes
+        self.arguments.update(_values(command))
 
     def set_address(self, position: int, address: int) -> None:
         """Set a pointer argument."""
@@ -93,27 +103,27 @@ class PreparedSegment:
 
     def __init__(self, device: Device, commands: Sequence[Command], memory: Mapping[int, Region]) -> None:
         self._device, self._memory = device, memory
-        self._commands: list[Command | None] = [None] * len(commands)
-        self.commands: list[Prepared] = [_NOTHING] * len(commands)
+        self._current: list[Command] = list(commands)
         self._places: dict[int, list[tuple[int, int, int]]] = {}
         self._bound: dict[int, int] = {}
-        self.patch(commands)
+        self.commands: list[Prepared] = [self._prepare(command) for command in commands]
+        for index, command in enumerate(commands):
+            self._place(index, command)
 
     def patch(self, commands: Sequence[Command]) -> list[int]:
-        """Prepare the commands that differ from the present ones; return their positions."""
-        if len(commands) != len(self._commands):
-            raise PlanError(f"A recording of {len(self._commands)} commands can't take {len(commands)}.")
-        changed = [i for i, (new, old) in enumerate(zip(commands, self._commands, strict=True)) if new is not old and new != old]
+        """Take the commands that differ from the present ones; return their positions."""
+        current = self._current
+        if len(commands) != len(current):
+            raise PlanError(f"A recording of {len(current)} commands can't take {len(commands)}.")
+        changed = [i for i, command in enumerate(commands) if command is not current[i] and command != current[i]]
+        if not changed:
+            return changed
+        gone = set(changed)
+        for buffer, rows in self._places.items():
+            self._places[buffer] = [row for row in rows if row[0] not in gone]
         for index in changed:
-            self._prepare(index, commands[index])
-        if changed:
-            gone = set(changed)
-            self._places = {
-                buffer: kept for buffer, rows in self._places.items() if (kept := [row for row in rows if row[0] not in gone])
-            }
-            for index in changed:
-                self._place(index, commands[index])
-                self._commands[index] = commands[index]
+            self._update(index, commands[index])
+            self._place(index, commands[index])
         return changed
 
     def bind(self, bindings: Mapping[int, Region]) -> set[int]:
@@ -129,16 +139,27 @@ class PreparedSegment:
                 touched.add(index)
         return touched
 
-    def _prepare(self, index: int, command: Command) -> None:
+    def _prepare(self, command: Command) -> Prepared:
         match command:
             case Launch():
-                self.commands[index] = PreparedLaunch(self._device.function(command.kernel), command)
+                return PreparedLaunch(self._device.function(command.kernel), command)
             case Copy():
-                self.commands[index] = PreparedCopy(command)
+                return PreparedCopy(command)
             case Fill():
-                self.commands[index] = PreparedFill(command)
+                return PreparedFill(command)
             case HostCall():
                 raise PlanError(f"{command.operator}: a host call can't be part of a recording of {self._device.name}.")
+
+    def _update(self, index: int, command: Command) -> None:
+        old, prepared = self._current[index], self.commands[index]
+        match old, command, prepared:
+            case Launch(), Launch(), PreparedLaunch() if old.kernel == command.kernel and _kinds(old) == _kinds(
+                command
+            ):
+                prepared.update(command)
+            case _:
+                self.commands[index] = self._prepare(command)
+        self._current[index] = command
 
     def _place(self, index: int, command: Command) -> None:
         prepared = self.commands[index]
@@ -150,9 +171,6 @@ class PreparedSegment:
             self._places.setdefault(slot.buffer, []).append((index, position, slot.offset_bytes))
             if slot.buffer in self._bound:
                 prepared.set_address(position, self._bound[slot.buffer] + slot.offset_bytes)
-
-
-_NOTHING = PreparedFill(Fill(Slot(0, 0, TensorSpec((0,), np.dtype(np.uint8)), (1,)), b"\0"))
 
 
 class StreamRecording:
@@ -177,6 +195,24 @@ def record_launches(device: Device, segment: Segment, memory: Mapping[int, Regio
     return StreamRecording(device, segment, memory)
 
 
+def _values(command: Launch) -> list[np.generic | bytes | None]:
+    return [None if isinstance(a, Slot) else a for a in command.arguments]
+
+
+def _kinds(command: Launch) -> list[object]:
+    """Return what decides where each argument lies in the block."""
+    kinds: list[object] = []
+    for argument in command.arguments:
+        match argument:
+            case Slot():
+                kinds.append(Slot)
+            case bytes():
+                kinds.append(len(argument))
+            case np.generic():
+                kinds.append(argument.dtype)
+    return kinds
+
+
 def _positions(command: Command) -> list[tuple[int, Slot]]:
     match command:
         case Launch():
@@ -187,4 +223,3 @@ def _positions(command: Command) -> list[tuple[int, Slot]]:
             return [(0, command.destination)]
         case HostCall():
             return []
-

@@ -10,7 +10,10 @@ _SMALLEST = 4096
 
 
 class Staging:
-    """A pool of pinned blocks of power-of-two sizes. A block given back with an event is not handed out before it is done."""
+    """A pool of pinned blocks of power-of-two sizes.
+
+    A block given back with an event is not handed out before that event is done.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -27,8 +30,10 @@ class Staging:
                 if event is None or event.is_done():
                     del rows[position]
                     return memory
+        memory = self._device.allocate_pinned(size)
+        with self._lock:
             self.nbytes += size
-        return self._device.allocate_pinned(size)
+        return memory
 
     def give_back(self, memory: Memory, event: Event | None = None) -> None:
         """Return a block; it is used again once ``event`` is done."""
@@ -40,11 +45,13 @@ class Staging:
         with self._lock:
             given = 0
             for size, rows in self._free.items():
-                kept = [(memory, event) for memory, event in rows if event is not None and not event.is_done()]
+                kept: list[tuple[Memory, Event | None]] = []
                 for memory, event in rows:
-                    if event is None or event.is_done():
-                        memory.free()
-                        given += size
+                    if event is not None and not event.is_done():
+                        kept.append((memory, event))
+                        continue
+                    memory.free()
+                    given += size
                 self._free[size] = kept
             self.nbytes -= given
             return given

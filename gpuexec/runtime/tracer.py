@@ -1,6 +1,7 @@
-"""The tracer: a device that writes down what it is told and does nothing. For tests, `explain`, and measuring the host's share.
+"""The tracer: a device that writes down what it is told and does nothing.
 
-It plans like a GPU. Addresses are numbers that stand for no memory; what is read back is zeros.
+For tests, `explain`, and measuring the host's share. It plans like a GPU. Addresses are numbers that stand for no
+memory; what is read back is zeros.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpuexec.target import Target
 
 _ALIGNMENT = 256
 # The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
+_DEFAULT_STREAMS = 2
 _LAUNCH = struct.Struct("Q3I3IIQQQ")
 
 
@@ -63,6 +65,8 @@ class TracerStream:
         self._device, self.number = device, number
         self._packed = bytearray(_LAUNCH.size)
         self.launches = 0
+        # CUDA keeps the first two handles for the default streams.
+        self.handle = number + _DEFAULT_STREAMS
 
     def launch(
         self,
@@ -74,7 +78,9 @@ class TracerStream:
     ) -> None:
         """Pack the eleven arguments of the driver's launch, and note the launch."""
         assert isinstance(function, TracerFunction)
-        _LAUNCH.pack_into(self._packed, 0, function.handle, *grid, *block, shared_bytes, self.number, arguments.address, 0)
+        _LAUNCH.pack_into(
+            self._packed, 0, function.handle, *grid, *block, shared_bytes, self.number, arguments.address, 0
+        )
         self.launches += 1
         if self._device.is_writing:
             self._device.log.append(("launch", str(function.kernel), grid, block, tuple(arguments.read())))

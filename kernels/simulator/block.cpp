@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -38,11 +39,10 @@ BlockRunner::~BlockRunner() {
   if (arena_) munmap(arena_, kArenaBytes);
 }
 
-void BlockRunner::begin_launch(const Launch& launch, uint64_t seed) {
+void BlockRunner::begin_launch(const Launch& launch) {
   launch_ = &launch;
   message.clear();
   fault_address = switches = shared_bytes = 0;
-  random_ = seed * 0x9e3779b97f4a7c15ull + 0x1234567;
   if (idle_.size() != fibers_.size()) abandon_fibers();
   self_ = nullptr;
   const unsigned* dim = launch.block;
@@ -119,6 +119,8 @@ void BlockRunner::reset_block(uint64_t block) {
     barrier.predicates = 0;
   }
   if (launch_->order == kRandom) {
+    // By block, so that its order does not depend on which OS thread runs it. Never 0, where the generator would stay.
+    random_ = (launch_->seed * 0x9e3779b97f4a7c15ull ^ (block + 1) * 0xd1342543de82ef95ull) | 1;
     for (unsigned i = count - 1; i > 0; i--) std::swap(order_[i], order_[random() % (i + 1)]);
   }
 }
@@ -235,14 +237,20 @@ void BlockRunner::fail(const std::string& reason, Site site) {
   __builtin_unreachable();
 }
 
-void BlockRunner::report_fault(const char* what, bool has_address, uintptr_t address) {
+void BlockRunner::report_fault(int signal, bool has_address, void* address) {
   const uint3& block = gpuexec_position.block;
+  char what[80] = "misaligned address";
+  if (signal == SIGFPE) {
+    snprintf(what, sizeof what, "integer division by zero or overflow");
+  } else if (has_address && is_overflow(self_->fiber, address)) {
+    snprintf(what, sizeof what, "the stack of %zu KiB has overflown", kStackBytes >> 10);
+  } else if (has_address) {
+    snprintf(what, sizeof what, "illegal address 0x%llx", (unsigned long long)address);
+    fault_address = reinterpret_cast<uintptr_t>(address);
+  }
   char text[200];
-  char where[32] = "";
-  if (has_address) snprintf(where, sizeof where, " 0x%llx", (unsigned long long)address);
-  snprintf(text, sizeof text, "%s%s (thread %u of block %u,%u,%u)", what, where, self_->linear, block.x, block.y, block.z);
+  snprintf(text, sizeof text, "%s (thread %u of block %u,%u,%u)", what, self_->linear, block.x, block.y, block.z);
   message = text;
-  fault_address = address;
 }
 
 bool BlockRunner::explain_deadlock() {

@@ -72,7 +72,7 @@ class BlockRunner {
   ~BlockRunner();
   BlockRunner(const BlockRunner&) = delete;
 
-  void begin_launch(const Launch& launch, uint64_t seed);
+  void begin_launch(const Launch& launch);
   // Returns false when the kernel broke a rule; `message` says which.
   bool run_block(uint64_t block);
   void end_launch();
@@ -88,7 +88,7 @@ class BlockRunner {
 
   // Called by the signal handler: whether a CUDA thread is running, and where to jump to abandon the launch.
   bool is_inside_kernel() const { return self_ != nullptr; }
-  void report_fault(const char* what, bool has_address, uintptr_t address);
+  void report_fault(int signal, bool has_address, void* address);
   sigjmp_buf escape;
 
   std::string message;

@@ -23,6 +23,11 @@ void destroy_fiber(Fiber* fiber) {
   delete fiber;
 }
 
+bool is_overflow(const Fiber* fiber, const void* address) {
+  const char* at = static_cast<const char*>(address);
+  return at >= fiber->stack - kGuardBytes && at < fiber->stack;
+}
+
 #ifdef GPUEXEC_ASM_FIBERS
 
 // The six registers that the System V ABI asks a callee to keep, then the return address.

@@ -32,6 +32,9 @@ struct Fiber {
 Fiber* create_fiber();
 void destroy_fiber(Fiber* fiber);
 
+// Whether an address lies in the guard below the fiber's stack.
+bool is_overflow(const Fiber* fiber, const void* address);
+
 // Makes the next switch to `fiber` call `entry` on an empty stack; whatever the stack held is dropped.
 // Never reset the fiber that is running.
 void reset_fiber(Fiber* fiber, void (*entry)());

@@ -49,13 +49,8 @@ void on_fault(int signal, siginfo_t* info, void*) {
     sigaction(signal, &previous_actions[signal], nullptr);  // not ours: the instruction runs again and faults for its owner
     return;
   }
-  if (signal == SIGFPE) {
-    runner->report_fault("integer division by zero or overflow", false, 0);
-  } else if (info->si_code == SI_KERNEL) {  // what x86 says of a misaligned vector; it gives no address
-    runner->report_fault("misaligned address", false, 0);
-  } else {
-    runner->report_fault("illegal address", true, reinterpret_cast<uintptr_t>(info->si_addr));
-  }
+  bool has_address = info->si_code != SI_KERNEL;  // x86 gives none for a misaligned vector
+  runner->report_fault(signal, has_address, info->si_addr);
   siglongjmp(runner->escape, 1);
 }
 
@@ -84,12 +79,12 @@ class SignalStack {
 };
 
 struct Grid {
-  explicit Grid(Launch& of) : launch(of), blocks(uint64_t(of.grid[0]) * of.grid[1] * of.grid[2]) {}
+  explicit Grid(Launch& of)
+      : launch(of), blocks(uint64_t(of.grid[0]) * of.grid[1] * of.grid[2]), chunk(blocks / (8 * uint64_t(of.workers)) + 1) {}
 
   Launch& launch;
-  uint64_t blocks;
-  std::vector<uint64_t> order;  // empty: as numbered
-  uint64_t chunk = 1;
+  const uint64_t blocks, chunk;  // an OS thread takes so many blocks at a time
+  std::vector<uint64_t> order;   // empty: as numbered
   std::atomic<uint64_t> next{0};
   std::atomic<bool> failed{false};
   std::mutex mutex;
@@ -109,10 +104,10 @@ bool run_chunks(Grid& grid, BlockRunner& runner) {
   }
 }
 
-void run_part(Grid& grid, uint64_t seed) {
+void run_part(Grid& grid) {
   static thread_local SignalStack signal_stack;
   std::unique_ptr<BlockRunner> runner = take_runner();
-  runner->begin_launch(grid.launch, seed);
+  runner->begin_launch(grid.launch);
   bool ok = run_chunks(grid, *runner);
   runner->end_launch();
   {
@@ -154,11 +149,11 @@ class Helpers {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return places_ > 0; });
-      int number = places_--;
+      places_--;
       working_++;
       Grid& grid = *grid_;
       lock.unlock();
-      run_part(grid, grid.launch.seed + uint64_t(number) * 0x51ed27ull);
+      run_part(grid);
       lock.lock();
       working_--;
       done_.notify_all();
@@ -204,8 +199,7 @@ int gpuexec_launch(gpuexec::Launch* launch) {
   int extra = launch->workers - 1;
   if (uint64_t(extra) >= grid.blocks) extra = int(grid.blocks) - 1;
   bool helped = extra > 0 && threads * grid.blocks >= kThreadsWorthHelp && helpers().offer(grid, extra);
-  if (helped) grid.chunk = grid.blocks / (8 * uint64_t(launch->workers)) + 1;
-  run_part(grid, launch->seed);
+  run_part(grid);
   if (helped) helpers().retract();
   return grid.failed ? 1 : 0;
 }

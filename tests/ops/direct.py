@@ -1,4 +1,4 @@
-"""Run what ``lower`` emits on the simulator, command by command, without a planner: kernels and their arguments on their own."""
+"""Run what ``lower`` emits on the simulator, launch by launch and without a planner: kernels on their own."""
 
 from __future__ import annotations
 

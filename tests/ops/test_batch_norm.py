@@ -48,8 +48,8 @@ def case(id: str, x: Array, given: tuple[Array, ...], opset: int = 15, **attribu
     y = scale * (wide - mean) / np.sqrt(variance + attributes.get("epsilon", 1e-5)) + bias
     # A small variance multiplies what rounding does to x - mean.
     terms = 4 * max(1, x.size // channels)
-    return Case(id, "BatchNormalization", (x, *given), attributes, opset=opset, terms=terms, expected=(y.astype(x.dtype), *outputs),
-                outputs=(True,) * (1 + len(outputs)))  # fmt: skip
+    return Case(id, "BatchNormalization", (x, *given), attributes, opset=opset, terms=terms,
+                expected=(y.astype(x.dtype), *outputs), outputs=(True,) * (1 + len(outputs)))  # fmt: skip
 
 
 def cases() -> list[Case]:
@@ -81,7 +81,8 @@ def cases() -> list[Case]:
         case("opset14", x, three, opset=14),
         Case("no-batch", "BatchNormalization", (x[:0], *three), expected=(x[:0],)),
         Case("reference", "BatchNormalization", (x, *three), terms=4),
-        Case("reference-training", "BatchNormalization", (x, *three), {"training_mode": 1}, outputs=(True,) * 3, terms=40),
+        Case("reference-training", "BatchNormalization", (x, *three), {"training_mode": 1}, outputs=(True,) * 3,
+             terms=40),
         Case("onnxruntime-opset9", "BatchNormalization", (x, *three), oracle="onnxruntime", opset=9, terms=4),
         Case("unchanged-statistics", "BatchNormalization", (x, *three), outputs=(True,) * 3, terms=4,
              expected=(*case("", x, three).expected, *three[2:])),
@@ -100,7 +101,9 @@ def test_batch_normalization(each: Case) -> None:
 
 
 def test_upgrade_sees_training_when_statistics_are_outputs() -> None:
-    old = Case("old", "BatchNormalization", (sample((2, 3)), *parameters((3,))), {"spatial": 1}, outputs=(True,) * 3, opset=8)
+    old = Case(
+        "old", "BatchNormalization", (sample((2, 3)), *parameters((3,))), {"spatial": 1}, outputs=(True,) * 3, opset=8
+    )
     op, _ = build_operator(old)
     assert op == build("BatchNormalization", {"training_mode": 1})
 

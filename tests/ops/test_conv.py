@@ -36,29 +36,54 @@ def direct_sum(x: Array, w: Array, bias: Array | None, attributes: dict[str, Any
         window = tuple(slice(t * d, t * d + (c - 1) * s + 1, s) for t, d, c, s in zip(at, dilations, counts, strides))
         for g in range(group):
             y[:, g * outs : (g + 1) * outs] += np.einsum(
-                "oc,nc...->no...", w[(slice(g * outs, (g + 1) * outs), slice(None), *at)], x[(slice(None), slice(g * ins, (g + 1) * ins), *window)]
+                "oc,nc...->no...",
+                w[(slice(g * outs, (g + 1) * outs), slice(None), *at)],
+                x[(slice(None), slice(g * ins, (g + 1) * ins), *window)],
             )
     return y if bias is None else y + bias.astype(np.float64).reshape(-1, *(1,) * rank)
 
 
 def conv(
-    id: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, dtype: Any = np.float32, oracle: str = "onnxruntime",
-    opset: int = 22, **attributes: Any,
+    id: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    bias: bool = False,
+    dtype: Any = np.float32,
+    oracle: str = "onnxruntime",
+    opset: int = 22,
+    **attributes: Any,
 ) -> Case:
     """Return a Conv; ``oracle="expected"`` works it out by the definition."""
     a, b, c = make(1, *x, dtype=dtype), make(2, *w, dtype=dtype), make(3, w[0], dtype=dtype) if bias else None
     expected = (direct_sum(a, b, c, attributes).astype(dtype),) if oracle == "expected" else None
     terms = int(np.prod(w[1:])) + 1
-    return Case(id, "Conv", (a, b) if c is None else (a, b, c), attributes, expected=expected, oracle=oracle, terms=terms, opset=opset)
+    return Case(
+        id,
+        "Conv",
+        (a, b) if c is None else (a, b, c),
+        attributes,
+        expected=expected,
+        oracle=oracle,
+        terms=terms,
+        opset=opset,
+    )
 
 
 def transpose(
-    id: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, oracle: str = "reference", opset: int = 22, **attributes: Any
+    id: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    bias: bool = False,
+    oracle: str = "reference",
+    opset: int = 22,
+    **attributes: Any,
 ) -> Case:
     """Return a ConvTranspose."""
     outs = w[1] * attributes.get("group", 1)
     inputs = (make(4, *x), make(5, *w)) + ((make(6, outs),) if bias else ())
-    return Case(id, "ConvTranspose", inputs, attributes, oracle=oracle, terms=w[0] * int(np.prod(w[2:])) + 1, opset=opset)
+    return Case(
+        id, "ConvTranspose", inputs, attributes, oracle=oracle, terms=w[0] * int(np.prod(w[2:])) + 1, opset=opset
+    )
 
 
 def transpose_of_type(dtype: Any) -> Case:
@@ -66,13 +91,28 @@ def transpose_of_type(dtype: Any) -> Case:
     x, w = make(7, 1, 2, 3, 4, dtype=dtype), make(8, 2, 3, 2, 2, dtype=dtype)
     y = np.zeros((1, 3, 6, 8))
     for i, j in np.ndindex(3, 4):
-        y[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] += np.einsum("nc,cokl->nokl", x[:, :, i, j].astype(np.float64), w.astype(np.float64))
-    return Case(f"transpose_{dtype_row(dtype).name}", "ConvTranspose", (x, w), dict(strides=[2, 2]), expected=(y.astype(dtype),), terms=2)
+        y[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] += np.einsum(
+            "nc,cokl->nokl", x[:, :, i, j].astype(np.float64), w.astype(np.float64)
+        )
+    return Case(
+        f"transpose_{dtype_row(dtype).name}",
+        "ConvTranspose",
+        (x, w),
+        {"strides": [2, 2]},
+        expected=(y.astype(dtype),),
+        terms=2,
+    )
 
 
 CASES = [
-    *(conv(f"conv_{dtype_row(d).name}", (2, 3, 7, 8), (4, 3, 3, 3), True, d, "expected", pads=[1, 1, 1, 1]) for d in DTYPES),
-    *(conv(f"depthwise_{dtype_row(d).name}", (2, 3, 7, 8), (3, 1, 3, 3), True, d, "expected", pads=[1] * 4, group=3) for d in DTYPES),
+    *(
+        conv(f"conv_{dtype_row(d).name}", (2, 3, 7, 8), (4, 3, 3, 3), True, d, "expected", pads=[1, 1, 1, 1])
+        for d in DTYPES
+    ),
+    *(
+        conv(f"depthwise_{dtype_row(d).name}", (2, 3, 7, 8), (3, 1, 3, 3), True, d, "expected", pads=[1] * 4, group=3)
+        for d in DTYPES
+    ),
     conv("plain", (1, 3, 6, 7), (4, 3, 3, 2)),
     conv("bias", (1, 3, 6, 7), (4, 3, 3, 2), True),
     conv("asymmetric", (1, 3, 6, 7), (4, 3, 3, 3), True, pads=[2, 0, 1, 3]),
@@ -95,8 +135,15 @@ CASES = [
     conv("three_axes", (1, 2, 4, 5, 6), (3, 2, 2, 3, 2), True, pads=[1, 0, 1, 0, 1, 1], strides=[1, 2, 1]),
     conv("three_axes_depthwise", (1, 2, 4, 5, 6), (2, 1, 2, 3, 2), group=2, dilations=[2, 1, 2]),
     *(
-        conv(f"{auto.lower()}_{size}_{stride}", (1, 2, size, size + 1), (3, 2, 3, 4), auto_pad=auto, strides=[stride, stride])
-        for auto in ("SAME_UPPER", "SAME_LOWER", "VALID") for size, stride in ((6, 1), (7, 2), (8, 3))
+        conv(
+            f"{auto.lower()}_{size}_{stride}",
+            (1, 2, size, size + 1),
+            (3, 2, 3, 4),
+            auto_pad=auto,
+            strides=[stride, stride],
+        )
+        for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
+        for size, stride in ((6, 1), (7, 2), (8, 3))
     ),
     conv("same_upper_dilated", (1, 2, 8, 9), (3, 2, 3, 3), oracle="expected", pads=[2, 2, 2, 2], dilations=[2, 2]),
     conv("kernel_shape_given", (1, 2, 5, 5), (3, 2, 3, 3), kernel_shape=[3, 3]),
@@ -107,14 +154,43 @@ CASES = [
     transpose("transpose", (1, 2, 3, 4), (2, 3, 3, 3), True),
     transpose("transpose_strided", (2, 2, 3, 4), (2, 3, 3, 2), True, strides=[2, 3]),
     transpose("transpose_padded", (1, 2, 4, 4), (2, 3, 3, 3), strides=[2, 2], pads=[1, 0, 0, 1]),
-    transpose("transpose_output_padding", (1, 2, 4, 4), (2, 3, 3, 3), strides=[3, 2], output_padding=[2, 1], pads=[1, 1, 1, 1]),
+    transpose(
+        "transpose_output_padding", (1, 2, 4, 4), (2, 3, 3, 3), strides=[3, 2], output_padding=[2, 1], pads=[1, 1, 1, 1]
+    ),
     transpose("transpose_dilated", (1, 2, 3, 3), (2, 3, 2, 2), dilations=[2, 3]),
     transpose("transpose_grouped", (2, 4, 3, 3), (4, 2, 3, 3), True, "onnxruntime", group=2, strides=[2, 2]),
-    transpose("transpose_depthwise", (1, 3, 4, 3), (3, 1, 3, 3), True, "onnxruntime", group=3, strides=[2, 2], pads=[1, 1, 1, 1]),
-    transpose("transpose_output_shape", (1, 1, 3, 3), (1, 2, 3, 3), output_shape=[10, 8], strides=[3, 2], output_padding=[1, 1]),
-    transpose("transpose_output_shape_upper", (1, 2, 3, 3), (2, 2, 4, 4), False, "onnxruntime", output_shape=[5, 7], strides=[2, 2], auto_pad="SAME_UPPER"),
+    transpose(
+        "transpose_depthwise",
+        (1, 3, 4, 3),
+        (3, 1, 3, 3),
+        True,
+        "onnxruntime",
+        group=3,
+        strides=[2, 2],
+        pads=[1, 1, 1, 1],
+    ),
+    transpose(
+        "transpose_output_shape",
+        (1, 1, 3, 3),
+        (1, 2, 3, 3),
+        output_shape=[10, 8],
+        strides=[3, 2],
+        output_padding=[1, 1],
+    ),
+    transpose(
+        "transpose_output_shape_upper",
+        (1, 2, 3, 3),
+        (2, 2, 4, 4),
+        False,
+        "onnxruntime",
+        output_shape=[5, 7],
+        strides=[2, 2],
+        auto_pad="SAME_UPPER",
+    ),
     transpose("transpose_same_upper", (1, 1, 3, 3), (1, 2, 3, 3), auto_pad="SAME_UPPER", strides=[2, 2]),
-    transpose("transpose_same_lower", (1, 1, 3, 3), (1, 2, 4, 4), False, "onnxruntime", auto_pad="SAME_LOWER", strides=[2, 2]),
+    transpose(
+        "transpose_same_lower", (1, 1, 3, 3), (1, 2, 4, 4), False, "onnxruntime", auto_pad="SAME_LOWER", strides=[2, 2]
+    ),
     transpose("transpose_valid", (1, 1, 3, 3), (1, 2, 3, 3), auto_pad="VALID", strides=[2, 2]),
     transpose("transpose_one_axis", (1, 2, 5), (2, 3, 3), True, strides=[2]),
     transpose("transpose_three_axes", (1, 2, 3, 2, 3), (2, 2, 2, 3, 2), True, strides=[1, 2, 2]),
@@ -150,7 +226,9 @@ def test_negative_padding_of_a_transpose() -> None:
     """An output_shape beyond what the input reaches leaves zeros (and the bias) around it."""
     x, w = np.ones((1, 1, 2), np.float32), np.ones((1, 1, 1), np.float32)
     expected = (np.array([[[0, 1, 1, 0, 0]]], np.float32),)
-    run_case(Case("wide", "ConvTranspose", (x, w), {"output_shape": [5]}, expected=expected, oracle="expected", terms=1))
+    run_case(
+        Case("wide", "ConvTranspose", (x, w), {"output_shape": [5]}, expected=expected, oracle="expected", terms=1)
+    )
 
 
 @pytest.mark.parametrize(

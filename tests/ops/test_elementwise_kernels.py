@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import gpuexec.ops  # noqa: F401
-from gpuexec.command import Slot
+from gpuexec.geometry import contiguous_strides
 from gpuexec.operator import Array, Operator, build
-from gpuexec.ops.elementwise import BOOL, FLOATS, NUMBERS, can_vectorize
 from gpuexec.ops.elementwise_binary import ROWS as BINARY_ROWS
+from gpuexec.ops.elementwise_engine import BOOL, FLOATS, NUMBERS, can_vectorize
 from gpuexec.ops.elementwise_pow import BASES
 from gpuexec.ops.elementwise_unary import ROWS as UNARY_ROWS
-from gpuexec.ops.strided import join_slots
+from gpuexec.ops.strided import Walk, join
 from gpuexec.spec import DTYPES, dtype_row
 from tests.ops import test_elementwise_select as select
 from tests.ops import test_elementwise_unary as unary
@@ -191,7 +191,11 @@ def test_kernel_writes_over_its_input() -> None:
 def test_vectors_only_where_every_access_is_aligned(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int, expected: bool
 ) -> None:
-    emit = DirectEmitter()
-    y = emit.fresh(shape, np.float32)
-    x = Slot(99, offset, y.spec, strides)
-    assert can_vectorize(join_slots(y, x), (x, y), width) is expected
+    walk = join(shape, (strides, contiguous_strides(shape)))
+    assert can_vectorize(walk, [(4, offset), (4, 0)], width) is expected
+
+
+def test_short_units_inside_of_several_axes_are_no_vectors() -> None:
+    walk = Walk((6, 33), ((64, 1), (64, 1)))
+    assert not can_vectorize(walk, [(4, 0), (4, 0)], 4)
+    assert can_vectorize(Walk((6, 32), walk.strides), [(4, 0), (4, 0)], 4)

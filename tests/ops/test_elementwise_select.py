@@ -10,7 +10,7 @@ import pytest
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, build, find_operator
-from gpuexec.ops.elementwise import FLOATS, NUMBERS
+from gpuexec.ops.elementwise_engine import FLOATS, NUMBERS
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, accumulator, dtype_row
 from tests.ops.harness import Case, run_case
 

@@ -13,8 +13,8 @@ import pytest
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, build
-from gpuexec.ops.elementwise import FLOATS
 from gpuexec.ops.elementwise_binary import ROWS as BINARY_ROWS
+from gpuexec.ops.elementwise_engine import FLOATS
 from gpuexec.ops.elementwise_unary import ROWS
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, accumulator, dtype_row
 from tests.ops.harness import Case, expect, run_case
@@ -23,7 +23,7 @@ LONG = np.longdouble
 
 
 def _long_gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + _long_erf(x / np.sqrt(LONG(2))))
+    return np.asarray(0.5 * x * (1 + _long_erf(x / np.sqrt(LONG(2)))))
 
 
 def _long_erf(x: Array) -> Array:
@@ -155,9 +155,9 @@ def by_hand(label: str, x: Array) -> Array:
         )
     if label == "HardSwish" and x.dtype == np.float64:  # the reference has 1/6 in float32
         with np.errstate(all="ignore"):
-            return x * np.clip(x * (1 / 6) + 0.5, 0, 1)
+            return np.asarray(x * np.clip(x * (1 / 6) + 0.5, 0, 1))
     if label == "Round":
-        return np.rint(x.astype(accumulator(x.dtype))).astype(x.dtype)
+        return np.asarray(np.rint(x.astype(accumulator(x.dtype)))).astype(x.dtype)
     if label.startswith("ThresholdedRelu"):
         threshold = ATTRIBUTES.get(label, {"alpha": 1.0})["alpha"]
         return np.where(x.astype(np.float64) > threshold, x, np.zeros_like(x))

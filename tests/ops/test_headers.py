@@ -1,4 +1,4 @@
-"""The base device headers on the simulator: types.cuh, safe.cuh, index.cuh, and their packers in gpuexec/ops/strided.py."""
+"""The base device headers on the simulator: types.cuh, safe.cuh, index.cuh; and their packers in ops/strided.py."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_limits_are_those_of_the_type(functions: Mapping[str, Function], row: An
     y = np.zeros(5, row.numpy)
     functions[f"bounds<{row.cuda}>"].launch_arrays(1, 1, y)
     if row.kind == "float":
-        info: Any = ml_dtypes.finfo(row.numpy)
+        info: Any = ml_dtypes.finfo(row.numpy)  # type: ignore[no-untyped-call]
         expected = [info.min, info.max, -np.inf, np.inf, np.nan]
     else:
         info = np.iinfo(row.numpy)
@@ -183,7 +183,7 @@ def test_walk_locates_every_operand(functions: Mapping[str, Function], walk: Wal
     offsets = np.empty((index.size, 2), np.int64)
     functions["locate"].launch_arrays(1, 1, index, offsets, walk.pack(), np.int32(index.size))
     for i, linear in enumerate(index.tolist()):
-        coordinates = []
+        coordinates: list[int] = []
         for extent in reversed(walk.shape):
             linear, coordinate = divmod(linear, extent)
             coordinates.insert(0, coordinate)

@@ -35,7 +35,13 @@ def matmul_case(id: str, a: tuple[int, ...], b: tuple[int, ...], dtype: Any = np
 
 
 def gemm_case(
-    id: str, a: tuple[int, int], b: tuple[int, int], c: tuple[int, ...] | None, dtype: Any = np.float32, opset: int = 24, **attributes: Any
+    id: str,
+    a: tuple[int, int],
+    b: tuple[int, int],
+    c: tuple[int, ...] | None,
+    dtype: Any = np.float32,
+    opset: int = 24,
+    **attributes: Any,
 ) -> Case:
     """Return a Gemm whose expected value is worked out in double."""
     x, y = make(3, *a, dtype=dtype), make(4, *b, dtype=dtype)
@@ -47,7 +53,9 @@ def gemm_case(
         expected = expected + attributes.get("beta", 1.0) * z.astype(wide)
     inputs = (x, y) if z is None else (x, y, z)
     terms = left.shape[1] + 1
-    return Case(id, "Gemm", inputs, attributes, expected=(np.asarray(expected).astype(dtype),), terms=terms, opset=opset)
+    return Case(
+        id, "Gemm", inputs, attributes, expected=(np.asarray(expected).astype(dtype),), terms=terms, opset=opset
+    )
 
 
 CASES = [
@@ -65,6 +73,11 @@ CASES = [
     matmul_case("matmul_batch_crossed", (2, 1, 3, 1, 2, 7), (1, 2, 1, 2, 7, 4)),
     matmul_case("matmul_one_row_each", (4, 1, 7), (4, 7, 3)),
     matmul_case("matmul_one_row_shared", (4, 1, 7), (7, 3)),
+    matmul_case("matmul_few_rows", (3, 70), (70, 37)),
+    matmul_case("matmul_few_columns", (37, 70), (70, 3)),
+    matmul_case("matmul_few_columns_batch", (2, 3, 37, 70), (3, 70, 2)),
+    matmul_case("matmul_few_of_both", (2, 70), (70, 2)),
+    matmul_case("matmul_five_rows", (5, 70), (70, 9)),
     matmul_case("matmul_empty_inner", (3, 0), (0, 4)),
     matmul_case("matmul_empty_inner_batch", (2, 3, 0), (2, 0, 4)),
     matmul_case("matmul_no_rows", (2, 0, 5), (5, 4)),
@@ -87,10 +100,17 @@ CASES = [
     gemm_case("gemm_opset_11_without_c", (5, 7), (7, 6), None, opset=11),
     gemm_case("gemm_empty_inner", (3, 0), (0, 4), (4,)),
     gemm_case("gemm_no_rows", (0, 3), (3, 4), (4,)),
+    gemm_case("gemm_few_rows", (2, 40), (19, 40), (2, 19), transB=1, alpha=0.5, beta=2.0),
+    gemm_case("gemm_few_columns", (40, 19), (2, 40), (19, 1), transA=1, transB=1, beta=2.0),
+    gemm_case("gemm_few_rows_half", (2, 40), (19, 40), (19,), np.float16, transB=1),
     gemm_case("gemm_beyond_a_tile", (65, 40), (40, 67), (67,)),
     Case("matmul_reference", "MatMul", (make(6, 2, 3, 4), make(7, 4, 5)), oracle="onnxruntime", terms=4),
     Case(
-        "gemm_reference", "Gemm", (make(6, 4, 3), make(7, 5, 4), make(8, 1, 5)), dict(alpha=0.3, beta=0.7, transA=1, transB=1), terms=5
+        "gemm_reference",
+        "Gemm",
+        (make(6, 4, 3), make(7, 5, 4), make(8, 1, 5)),
+        {"alpha": 0.3, "beta": 0.7, "transA": 1, "transB": 1},
+        terms=5,
     ),
 ]
 
@@ -121,7 +141,9 @@ def test_half_rounds_once(dtype: Any) -> None:
     run_case(Case("once", "MatMul", (a, a.T.copy()), expected=(np.array([[4096]], dtype),), terms=1))
 
 
-@pytest.mark.parametrize("spoil", [lambda x: x[..., ::2], lambda x: x[::-1], lambda x: np.broadcast_to(x[:1, :1], x.shape)])
+@pytest.mark.parametrize(
+    "spoil", [lambda x: x[..., ::2], lambda x: x[::-1], lambda x: np.broadcast_to(x[:1, :1], x.shape)]
+)
 def test_multiply_takes_views(spoil: Any) -> None:
     """Strided, reversed and broadcast operands give the bits of their dense copies."""
     a, b = spoil(make(1, 6, 8)), make(2, 8, 5)

@@ -24,13 +24,29 @@ def make(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
 
 
 def pool(
-    id: str, op: str, x: tuple[int, ...], kernel: tuple[int, ...], dtype: Any = np.float32, oracle: str = "onnxruntime", opset: int = 22,
-    indices: bool = False, **attributes: Any,
+    id: str,
+    op: str,
+    x: tuple[int, ...],
+    kernel: tuple[int, ...],
+    dtype: Any = np.float32,
+    oracle: str = "onnxruntime",
+    opset: int = 22,
+    indices: bool = False,
+    **attributes: Any,
 ) -> Case:
     """Return a pooling case; bfloat16 takes the float case's answer, rounded."""
     attributes["kernel_shape"] = list(kernel)
     wanted = (True, True) if indices else (True,)
-    case = Case(id, op, (make(1, *x, dtype=dtype),), attributes, outputs=wanted, oracle=oracle, opset=opset, terms=int(np.prod(kernel)))
+    case = Case(
+        id,
+        op,
+        (make(1, *x, dtype=dtype),),
+        attributes,
+        outputs=wanted,
+        oracle=oracle,
+        opset=opset,
+        terms=int(np.prod(kernel)),
+    )
     if dtype == BFLOAT16:
         from tests.ops.harness import expect
 
@@ -42,35 +58,74 @@ def pool(
 
 MAX, AVG, LP = "MaxPool", "AveragePool", "LpPool"
 CASES = [
-    *(pool(f"max_{dtype_row(d).name}", MAX, (2, 3, 7, 8), (3, 2), d, pads=[1, 1, 1, 0]) for d in MAX_DTYPES if d != np.float16),
+    *(
+        pool(f"max_{dtype_row(d).name}", MAX, (2, 3, 7, 8), (3, 2), d, pads=[1, 1, 1, 0])
+        for d in MAX_DTYPES
+        if d != np.float16
+    ),
     pool("max_float16", MAX, (2, 3, 7, 8), (3, 2), np.float16, "reference"),
-    *(pool(f"max_indices_{dtype_row(d).name}", MAX, (2, 3, 7, 8), (3, 2), d, indices=True, strides=[2, 1]) for d in MAX_DTYPES if d != np.float16),
+    *(
+        pool(f"max_indices_{dtype_row(d).name}", MAX, (2, 3, 7, 8), (3, 2), d, indices=True, strides=[2, 1])
+        for d in MAX_DTYPES
+        if d != np.float16
+    ),
     pool("max_plain", MAX, (1, 2, 5, 6), (2, 3)),
     pool("max_strided", MAX, (1, 2, 9, 8), (3, 3), strides=[2, 3]),
     pool("max_dilated", MAX, (1, 2, 9, 8), (2, 3), dilations=[3, 2], indices=True),
     pool("max_asymmetric", MAX, (1, 2, 5, 6), (3, 3), pads=[2, 0, 1, 2], indices=True),
     pool("max_column_major", MAX, (2, 2, 5, 6), (2, 2), storage_order=1, indices=True, strides=[2, 2]),
     pool("max_ceil", MAX, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], indices=True),
-    pool("max_ceil_starts_in_the_end_padding", MAX, (1, 1, 2, 2), (1, 1), ceil_mode=1, strides=[2, 2], pads=[0, 0, 0, 0]),
-    *(pool(f"max_{a.lower()}", MAX, (1, 2, 7, 8), (3, 2), auto_pad=a, strides=[2, 2], indices=True) for a in ("SAME_UPPER", "SAME_LOWER", "VALID")),
+    pool(
+        "max_ceil_starts_in_the_end_padding", MAX, (1, 1, 2, 2), (1, 1), ceil_mode=1, strides=[2, 2], pads=[0, 0, 0, 0]
+    ),
+    *(
+        pool(f"max_{a.lower()}", MAX, (1, 2, 7, 8), (3, 2), auto_pad=a, strides=[2, 2], indices=True)
+        for a in ("SAME_UPPER", "SAME_LOWER", "VALID")
+    ),
     pool("max_one_axis", MAX, (2, 3, 9), (4,), pads=[1, 2], indices=True),
     pool("max_three_axes", MAX, (1, 2, 4, 5, 6), (2, 3, 2), pads=[1, 0, 1, 0, 1, 0], strides=[1, 2, 2], indices=True),
     pool("max_opset_8", MAX, (1, 2, 5, 6), (2, 3), opset=8),
     pool("max_opset_7", MAX, (1, 2, 5, 6), (2, 3), opset=7),
-    *(pool(f"average_{dtype_row(d).name}", AVG, (2, 3, 7, 8), (3, 2), d, "reference" if d == np.float16 else "onnxruntime") for d in FLOATS if d != np.float64),
+    *(
+        pool(
+            f"average_{dtype_row(d).name}",
+            AVG,
+            (2, 3, 7, 8),
+            (3, 2),
+            d,
+            "reference" if d == np.float16 else "onnxruntime",
+        )
+        for d in FLOATS
+        if d != np.float64
+    ),
     pool("average_float64", AVG, (2, 3, 7, 8), (3, 2), np.float64, "reference", pads=[1, 1, 1, 0]),
     pool("average_padded", AVG, (1, 2, 5, 6), (3, 3), pads=[1, 2, 1, 0]),
     pool("average_counts_padding", AVG, (1, 2, 5, 6), (3, 3), pads=[1, 2, 1, 0], count_include_pad=1),
     pool("average_dilated", AVG, (1, 2, 9, 8), (2, 3), dilations=[3, 2], strides=[2, 1]),
     pool("average_ceil", AVG, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], pads=[1, 1, 1, 1]),
-    pool("average_ceil_counts_padding", AVG, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], pads=[1, 1, 1, 1], count_include_pad=1),
-    *(pool(f"average_{a.lower()}", AVG, (1, 2, 7, 8), (3, 2), auto_pad=a, strides=[2, 2]) for a in ("SAME_UPPER", "SAME_LOWER", "VALID")),
+    pool(
+        "average_ceil_counts_padding",
+        AVG,
+        (1, 2, 6, 7),
+        (3, 3),
+        ceil_mode=1,
+        strides=[2, 2],
+        pads=[1, 1, 1, 1],
+        count_include_pad=1,
+    ),
+    *(
+        pool(f"average_{a.lower()}", AVG, (1, 2, 7, 8), (3, 2), auto_pad=a, strides=[2, 2])
+        for a in ("SAME_UPPER", "SAME_LOWER", "VALID")
+    ),
     pool("average_same_upper_counts_padding", AVG, (1, 2, 7, 8), (3, 3), auto_pad="SAME_UPPER", count_include_pad=1),
     pool("average_one_axis", AVG, (2, 3, 9), (4,), pads=[1, 2]),
     pool("average_three_axes", AVG, (1, 2, 4, 5, 6), (2, 3, 2), pads=[1, 0, 1, 0, 1, 0]),
     pool("average_opset_7", AVG, (1, 2, 5, 6), (2, 3), opset=7),
     pool("average_opset_11", AVG, (1, 2, 5, 6), (2, 3), opset=11, ceil_mode=1, strides=[2, 2]),
-    *(pool(f"lp_{dtype_row(d).name}", LP, (1, 2, 5, 6), (2, 3), d, oracle="reference", pads=[1, 1, 0, 1]) for d in FLOATS),
+    *(
+        pool(f"lp_{dtype_row(d).name}", LP, (1, 2, 5, 6), (2, 3), d, oracle="reference", pads=[1, 1, 0, 1])
+        for d in FLOATS
+    ),
     *(pool(f"lp_{p}", LP, (1, 2, 5, 6), (2, 3), p=p) for p in (1, 2, 3)),
     pool("lp_dilated", LP, (1, 2, 7, 8), (2, 2), oracle="reference", dilations=[2, 2]),
     pool("no_images", MAX, (0, 2, 5, 6), (2, 3), oracle="reference"),
@@ -83,10 +138,14 @@ def test_case(case: Case) -> None:
     run_case(case)
 
 
-def worked(id: str, x: list[float], expected: list[float], indices: list[int], dtype: Any = np.float32, **attributes: Any) -> Case:
+def worked(
+    id: str, x: list[float], expected: list[float], indices: list[int], dtype: Any = np.float32, **attributes: Any
+) -> Case:
     """Return a MaxPool over one axis, worked out by hand."""
     answers = np.array([[expected]], dtype), np.array([[indices]], np.int64)
-    return Case(id, MAX, (np.array([[x]], dtype),), attributes, outputs=(True, True), expected=answers, oracle="expected")
+    return Case(
+        id, MAX, (np.array([[x]], dtype),), attributes, outputs=(True, True), expected=answers, oracle="expected"
+    )
 
 
 LOWEST = float(np.finfo(np.float32).min)

@@ -38,7 +38,9 @@ def axes_of(*axes: int) -> Array:
 def reduction(op: str, id: str, x: Array, *axes: int, **more: Any) -> Case:
     """Return a case with axes as a constant input; ``terms`` covers the squares and products of small samples."""
     attributes = more.pop("attributes", {})
-    return Case(f"{op}-{id}", op, (x, axes_of(*axes)), attributes, const=(1,), terms=more.pop("terms", max(1, x.size)), **more)
+    return Case(
+        f"{op}-{id}", op, (x, axes_of(*axes)), attributes, const=(1,), terms=more.pop("terms", max(1, x.size)), **more
+    )
 
 
 SUMS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare")
@@ -62,7 +64,9 @@ def cases() -> list[Case]:
             Case(f"{op}-absent-axes", op, (x,), terms=60),
             # Of a 0-d input onnx.reference refuses some reductions.
             Case(f"{op}-0d", op, (np.asarray(np.float32(-2)),), expected=(np.asarray(np.float32(MAPPED[op][0])),)),
-            reduction(op, "0d-empty-axes", np.asarray(np.float32(3)), expected=(np.asarray(np.float32(MAPPED[op][1])),)),
+            reduction(
+                op, "0d-empty-axes", np.asarray(np.float32(3)), expected=(np.asarray(np.float32(MAPPED[op][1])),)
+            ),
             reduction(op, "no-rows", x[:, :0], 0),
             reduction(op, "axis-of-1", x[:, :1], 1),
         ]
@@ -106,16 +110,21 @@ EMPTY = {
 }  # fmt: skip
 # Over no axes nothing is summed, but the map is applied.
 MAPPED = {
-    "ReduceSum": (-2.0, 3.0), "ReduceMean": (-2.0, 3.0), "ReduceProd": (-2.0, 3.0), "ReduceL1": (2.0, 3.0), "ReduceL2": (2.0, 3.0),
+    "ReduceSum": (-2.0, 3.0), "ReduceMean": (-2.0, 3.0), "ReduceProd": (-2.0, 3.0), "ReduceL1": (2.0, 3.0),
+    "ReduceL2": (2.0, 3.0),
     "ReduceSumSquare": (4.0, 9.0), "ReduceLogSum": (NAN, np.log(np.float32(3))), "ReduceLogSumExp": (-2.0, 3.0),
     "ReduceMax": (-2.0, 3.0), "ReduceMin": (-2.0, 3.0),
 }  # fmt: skip
 
 
 def worked_out() -> list[Case]:
-    rows = [reduction(op, "of-nothing", np.zeros((2, 0, 3), np.float32), 1, expected=(np.full((2, 1, 3), v, np.float32),)) for op, v in EMPTY.items()]
+    rows = [
+        reduction(op, "of-nothing", np.zeros((2, 0, 3), np.float32), 1, expected=(np.full((2, 1, 3), v, np.float32),))
+        for op, v in EMPTY.items()
+    ]
     rows += [
-        reduction(op, "noop", f32(-2, 3), attributes={"noop_with_empty_axes": 1}, expected=(f32(*v),)) for op, v in MAPPED.items()
+        reduction(op, "noop", f32(-2, 3), attributes={"noop_with_empty_axes": 1}, expected=(f32(*v),))
+        for op, v in MAPPED.items()
     ]
     rows += [
         Case(f"{op}-noop-absent", op, (f32(-2, 3),), {"noop_with_empty_axes": 1}, expected=(f32(*MAPPED[op]),))
@@ -128,17 +137,31 @@ def worked_out() -> list[Case]:
         reduction("ReduceMax", "negative-zero", f32(-0.0, -0.0), 0, expected=(f32(-0.0),)),
         reduction("ReduceMin", "negative-zero", f32(0.0, -0.0, 1.0, 0.0), 0, expected=(f32(-0.0),)),
         reduction("ReduceMin", "positive-zero", f32(0.0, 2.0), 0, expected=(f32(0.0),)),
-        reduction("ReduceMax", "int-of-nothing", np.zeros((0, 2), np.int32), 0, expected=(np.full((1, 2), -(2**31), np.int32),)),
+        reduction(
+            "ReduceMax",
+            "int-of-nothing",
+            np.zeros((0, 2), np.int32),
+            0,
+            expected=(np.full((1, 2), -(2**31), np.int32),),
+        ),
         reduction("ReduceMin", "bool-of-nothing", np.zeros((0, 2), np.bool_), 0, expected=(np.ones((1, 2), np.bool_),)),
-        reduction("ReduceMean", "int-truncates", np.array([1, 2, -5, -1], np.int32), 0, expected=(np.array([0], np.int32),)),
-        reduction("ReduceMean", "int-wraps", np.array([2**31 - 1] * 2, np.int32), 0, expected=(np.array([-1], np.int32),)),
-        reduction("ReduceMean", "int-of-nothing", np.zeros((0, 2), np.int64), 0, expected=(np.zeros((1, 2), np.int64),)),
+        reduction(
+            "ReduceMean", "int-truncates", np.array([1, 2, -5, -1], np.int32), 0, expected=(np.array([0], np.int32),)
+        ),
+        reduction(
+            "ReduceMean", "int-wraps", np.array([2**31 - 1] * 2, np.int32), 0, expected=(np.array([-1], np.int32),)
+        ),
+        reduction(
+            "ReduceMean", "int-of-nothing", np.zeros((0, 2), np.int64), 0, expected=(np.zeros((1, 2), np.int64),)
+        ),
         reduction("ReduceLogSumExp", "all-minus-inf", f32(-INF, -INF), 0, expected=(f32(-INF),)),
         reduction("ReduceLogSumExp", "inf", f32(1, INF, -INF), 0, expected=(f32(INF),)),
         reduction("ReduceLogSumExp", "nan", f32(1, NAN, INF), 0, expected=(f32(NAN),)),
         reduction("ReduceLogSumExp", "large", f32(1000, 1000), 0, expected=(f32(1000 + np.log(2)),)),
         reduction("ReduceLogSumExp", "far-apart", f32(-INF, -200, -200, -INF), 0, expected=(f32(-200 + np.log(2)),)),
-        reduction("ReduceSum", "half-in-float", np.full(4096, 1, np.float16), 0, expected=(np.array([4096], np.float16),)),
+        reduction(
+            "ReduceSum", "half-in-float", np.full(4096, 1, np.float16), 0, expected=(np.array([4096], np.float16),)
+        ),
     ]
     return rows
 
@@ -168,7 +191,9 @@ def upgraded() -> list[Case]:
                 Case(f"{op}-opset{opset}", op, (x,), {"axes": [1, -1], "keepdims": 0}, opset=opset, terms=60),
                 Case(f"{op}-opset{opset}-all", op, (x,), {}, opset=opset, terms=60),
             ]
-        rows.append(Case(f"{op}-opset7", op, (x,), {"axes": [0, 2]}, opset=7, terms=60, expected=by_numpy(op, x, (0, 2))))
+        rows.append(
+            Case(f"{op}-opset7", op, (x,), {"axes": [0, 2]}, opset=7, terms=60, expected=by_numpy(op, x, (0, 2)))
+        )
     return rows
 
 
@@ -198,7 +223,11 @@ def pools() -> list[Case]:
     x = sample((2, 3, 4, 5))
     for p in (1, 2, 3):
         expected = (np.abs(x.astype(np.float64)) ** p).sum((2, 3), keepdims=True) ** (1 / p)
-        rows.append(Case(f"GlobalLpPool-p{p}", "GlobalLpPool", (x,), {"p": p}, terms=60, expected=(expected.astype(np.float32),)))
+        rows.append(
+            Case(
+                f"GlobalLpPool-p{p}", "GlobalLpPool", (x,), {"p": p}, terms=60, expected=(expected.astype(np.float32),)
+            )
+        )
     return rows
 
 
@@ -218,12 +247,25 @@ def places() -> list[Case]:
             Case(f"{op}-column", op, (sample((100, 40)),), {"axis": 0}),
             Case(f"{op}-vector", op, (sample((50,)),), {"axis": 0, "keepdims": 0}),
             Case(f"{op}-no-rows", op, (sample((0, 3)),), {"axis": 1}),
-            Case(f"{op}-opset7", op, (sample((4, 5)),), {"axis": 1}, opset=7, expected=(find(sample((4, 5)), axis=1)[:, None],)),
+            Case(
+                f"{op}-opset7",
+                op,
+                (sample((4, 5)),),
+                {"axis": 1},
+                opset=7,
+                expected=(find(sample((4, 5)), axis=1)[:, None],),
+            ),
             Case(f"{op}-opset11", op, (sample((4, 5)),), {"axis": -1}, opset=11),
             Case(f"{op}-nan", op, (f32(1, NAN, 3, NAN),), {}, expected=(np.array([1]),)),
             Case(f"{op}-nan-last", op, (f32(1, NAN, 3, NAN, 0),), {"select_last_index": 1}, expected=(np.array([3]),)),
             Case(f"{op}-zeros-are-equal", op, (f32(-0.0, 0.0, -0.0),), {}, expected=(np.array([0]),)),
-            Case(f"{op}-large-int64", op, (np.array([2**62, 2**62 + 1, 2**62 - 1]),), {}, expected=(np.array([1 if op == "ArgMax" else 2]),)),
+            Case(
+                f"{op}-large-int64",
+                op,
+                (np.array([2**62, 2**62 + 1, 2**62 - 1]),),
+                {},
+                expected=(np.array([1 if op == "ArgMax" else 2]),),
+            ),
         ]
     return rows
 

@@ -23,12 +23,24 @@ def make(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
     kind = np.dtype(dtype).kind
     if kind in "iu":
         return rng.integers(0 if kind == "u" else -60, 120, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(np.float32).astype(dtype) if kind != "b" else rng.integers(0, 2, shape).astype(dtype)
+    return (
+        rng.standard_normal(shape).astype(np.float32).astype(dtype)
+        if kind != "b"
+        else rng.integers(0, 2, shape).astype(dtype)
+    )
 
 
 def resize(
-    id: str, shape: tuple[int, ...], scales: list[float] | None = None, sizes: list[int] | None = None, roi: list[float] | None = None,
-    dtype: Any = np.float32, opset: int = 19, oracle: str = "reference", terms: int = 16, **attributes: Any,
+    id: str,
+    shape: tuple[int, ...],
+    scales: list[float] | None = None,
+    sizes: list[int] | None = None,
+    roi: list[float] | None = None,
+    dtype: Any = np.float32,
+    opset: int = 19,
+    oracle: str = "reference",
+    terms: int = 16,
+    **attributes: Any,
 ) -> Case:
     """Return a Resize of opset 11 or newer."""
     x = make(1, *shape, dtype=dtype)
@@ -43,33 +55,101 @@ def resize(
 
 
 ROIS = {"tf_crop_and_resize": [0.0, 0.0, 0.2, 0.1, 1.0, 1.0, 0.8, 0.9]}
-HALF = dict(coordinate_transformation_mode="half_pixel")
+HALF = {"coordinate_transformation_mode": "half_pixel"}
 CASES = [
     *(
-        resize(f"{mode}_{name}_{direction}", (1, 2, 5, 7), scales, roi=ROIS.get(name), mode=mode, coordinate_transformation_mode=name)
+        resize(
+            f"{mode}_{name}_{direction}",
+            (1, 2, 5, 7),
+            scales,
+            roi=ROIS.get(name),
+            mode=mode,
+            coordinate_transformation_mode=name,
+        )
         for mode in ("nearest", "linear", "cubic")
-        for name in COORDINATES if name != "tf_half_pixel_for_nn"
+        for name in COORDINATES
+        if name != "tf_half_pixel_for_nn"
         for direction, scales in (("up", [1, 1, 2.0, 1.7]), ("down", [1, 1, 0.7, 0.45]))
     ),
     *(
-        resize(f"{mode}_{name}_sizes", (1, 2, 5, 7), None, [1, 2, 8, 3], ROIS.get(name), mode=mode, coordinate_transformation_mode=name)
-        for mode in ("nearest", "linear", "cubic") for name in ("half_pixel", "align_corners", "tf_crop_and_resize", "pytorch_half_pixel")
+        resize(
+            f"{mode}_{name}_sizes",
+            (1, 2, 5, 7),
+            None,
+            [1, 2, 8, 3],
+            ROIS.get(name),
+            mode=mode,
+            coordinate_transformation_mode=name,
+        )
+        for mode in ("nearest", "linear", "cubic")
+        for name in ("half_pixel", "align_corners", "tf_crop_and_resize", "pytorch_half_pixel")
     ),
     *(
-        resize(f"{nearest}_{name}", (1, 1, 4, 6), [1, 1, 1.5, 0.75], nearest_mode=nearest, coordinate_transformation_mode=name)
-        for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil") for name in ("half_pixel", "asymmetric", "align_corners")
+        resize(
+            f"{nearest}_{name}",
+            (1, 1, 4, 6),
+            [1, 1, 1.5, 0.75],
+            nearest_mode=nearest,
+            coordinate_transformation_mode=name,
+        )
+        for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+        for name in ("half_pixel", "asymmetric", "align_corners")
     ),
-    *(resize(f"antialias_{mode}_{i}", (1, 1, 9, 12), s, mode=mode, antialias=1, terms=400) for mode in ("linear", "cubic") for i, s in enumerate(([1, 1, 0.3, 0.45], [1, 1, 2, 0.5]))),
-    resize("antialias_exclude_outside", (1, 1, 9, 12), [1, 1, 0.4, 0.6], mode="cubic", antialias=1, exclude_outside=1, terms=400),
+    *(
+        resize(f"antialias_{mode}_{i}", (1, 1, 9, 12), s, mode=mode, antialias=1, terms=400)
+        for mode in ("linear", "cubic")
+        for i, s in enumerate(([1, 1, 0.3, 0.45], [1, 1, 2, 0.5]))
+    ),
+    resize(
+        "antialias_exclude_outside",
+        (1, 1, 9, 12),
+        [1, 1, 0.4, 0.6],
+        mode="cubic",
+        antialias=1,
+        exclude_outside=1,
+        terms=400,
+    ),
     resize("exclude_outside", (1, 1, 5, 6), [1, 1, 1.6, 0.6], mode="cubic", exclude_outside=1),
     resize("cubic_coefficient", (1, 1, 5, 6), [1, 1, 1.6, 0.6], mode="cubic", cubic_coeff_a=-0.5),
-    resize("extrapolated", (1, 1, 4, 5), None, [1, 1, 5, 6], [0, 0, -0.35, 0.6, 1, 1, 1.2, 1.7], mode="linear", coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=10.0),
-    resize("extrapolated_nearest", (1, 1, 4, 5), None, [1, 1, 5, 6], [0, 0, -0.35, 0.6, 1, 1, 1.2, 1.7], coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=10.0),
-    resize("crop_to_one", (1, 1, 4, 5), None, [1, 1, 1, 1], [0, 0, 0.2, 0.1, 1, 1, 0.6, 0.9], mode="linear", coordinate_transformation_mode="tf_crop_and_resize"),
+    resize(
+        "extrapolated",
+        (1, 1, 4, 5),
+        None,
+        [1, 1, 5, 6],
+        [0, 0, -0.35, 0.6, 1, 1, 1.2, 1.7],
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        extrapolation_value=10.0,
+    ),
+    resize(
+        "extrapolated_nearest",
+        (1, 1, 4, 5),
+        None,
+        [1, 1, 5, 6],
+        [0, 0, -0.35, 0.6, 1, 1, 1.2, 1.7],
+        coordinate_transformation_mode="tf_crop_and_resize",
+        extrapolation_value=10.0,
+    ),
+    resize(
+        "crop_to_one",
+        (1, 1, 4, 5),
+        None,
+        [1, 1, 1, 1],
+        [0, 0, 0.2, 0.1, 1, 1, 0.6, 0.9],
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+    ),
     resize("to_one", (1, 1, 4, 5), None, [1, 1, 1, 1], mode="linear", coordinate_transformation_mode="align_corners"),
-    *(resize(f"nearest_{row.name}", (1, 2, 3, 4), [1, 1, 2, 1.5], dtype=row.numpy) for row in DTYPES if row.kind != "bool"),
+    *(
+        resize(f"nearest_{row.name}", (1, 2, 3, 4), [1, 1, 2, 1.5], dtype=row.numpy)
+        for row in DTYPES
+        if row.kind != "bool"
+    ),
     *(resize(f"linear_{d}", (1, 2, 3, 4), [1, 1, 2, 0.75], dtype=d, mode="linear") for d in BLENDED),
-    *(resize(f"cubic_{d}", (1, 2, 3, 4), [1, 1, 2, 1.5], dtype=np.dtype(d), mode="cubic") for d in ("uint8", "int8", "int64")),
+    *(
+        resize(f"cubic_{d}", (1, 2, 3, 4), [1, 1, 2, 1.5], dtype=np.dtype(d), mode="cubic")
+        for d in ("uint8", "int8", "int64")
+    ),
     resize("one_axis", (6,), [1.5], mode="linear"),
     resize("three_axes", (1, 1, 3, 4, 5), [1, 1, 2, 1.5, 0.6], mode="linear", terms=64),
     resize("four_axes", (2, 3, 4, 5), [2, 1.5, 0.5, 1.2], mode="linear", terms=128),
@@ -77,19 +157,70 @@ CASES = [
     resize("axes", (1, 2, 4, 5), [2, 0.6], axes=[2, 3], mode="linear", opset=18),
     resize("axes_swapped", (1, 2, 4, 5), [0.6, 2], axes=[3, 2], mode="linear"),
     resize("axes_sizes", (1, 2, 4, 5), None, [7, 3], axes=[2, 3], mode="cubic"),
-    resize("axes_roi", (1, 2, 4, 5), None, [3, 4], [0.1, 0.2, 0.9, 0.7], axes=[2, 3], mode="linear", coordinate_transformation_mode="tf_crop_and_resize"),
-    *(resize(f"{policy}_{i}", (1, 2, 4, 5), None, sizes, axes=[2, 3], mode="linear", keep_aspect_ratio_policy=policy) for policy in ("not_larger", "not_smaller") for i, sizes in enumerate(([7, 8], [2, 4], [8, 5]))),
+    resize(
+        "axes_roi",
+        (1, 2, 4, 5),
+        None,
+        [3, 4],
+        [0.1, 0.2, 0.9, 0.7],
+        axes=[2, 3],
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+    ),
+    *(
+        resize(f"{policy}_{i}", (1, 2, 4, 5), None, sizes, axes=[2, 3], mode="linear", keep_aspect_ratio_policy=policy)
+        for policy in ("not_larger", "not_smaller")
+        for i, sizes in enumerate(([7, 8], [2, 4], [8, 5]))
+    ),
     resize("identity", (1, 2, 4, 5), [1, 1, 1, 1], mode="linear"),
     resize("empty", (0, 2, 4, 5), [1, 1, 2, 2], mode="linear"),
     resize("opset_11", (1, 2, 4, 5), [1, 1, 2, 1.6], roi=[], opset=11, mode="linear"),
     resize("opset_13", (1, 2, 4, 5), [1, 1, 2, 1.6], opset=13, mode="cubic"),
-    Case("opset_11_sizes", "Resize", (make(1, 1, 2, 4, 5), np.zeros(0, np.float32), np.zeros(0, np.float32), np.array([1, 2, 6, 3])), {"mode": "linear"}, const=(1, 2, 3), opset=11, oracle="onnxruntime", terms=16),
-    resize("tf_half_pixel_for_nn", (1, 1, 4, 5), [1, 1, 1.5, 0.6], roi=[], opset=11, oracle="onnxruntime", coordinate_transformation_mode="tf_half_pixel_for_nn"),
-    *(
-        Case(f"{op.lower()}_{opset}_{mode}", op, (make(2, 1, 2, 4, 6), np.array([1, 1, *s], np.float32)), {"mode": mode}, const=(1,), opset=opset, oracle="onnxruntime", terms=16)
-        for op, opset, s in (("Resize", 10, [2, 1.5]), ("Resize", 10, [0.6, 0.5]), ("Upsample", 9, [2, 3])) for mode in ("nearest", "linear")
+    Case(
+        "opset_11_sizes",
+        "Resize",
+        (make(1, 1, 2, 4, 5), np.zeros(0, np.float32), np.zeros(0, np.float32), np.array([1, 2, 6, 3])),
+        {"mode": "linear"},
+        const=(1, 2, 3),
+        opset=11,
+        oracle="onnxruntime",
+        terms=16,
     ),
-    *(Case(f"upsample_7_{mode}", "Upsample", (make(2, 1, 2, 4, 6),), {"mode": mode, "scales": [1.0, 1.0, 2.0, 3.0]}, opset=7, oracle="onnxruntime", terms=16) for mode in ("nearest", "linear")),
+    resize(
+        "tf_half_pixel_for_nn",
+        (1, 1, 4, 5),
+        [1, 1, 1.5, 0.6],
+        roi=[],
+        opset=11,
+        oracle="onnxruntime",
+        coordinate_transformation_mode="tf_half_pixel_for_nn",
+    ),
+    *(
+        Case(
+            f"{op.lower()}_{opset}_{mode}",
+            op,
+            (make(2, 1, 2, 4, 6), np.array([1, 1, *s], np.float32)),
+            {"mode": mode},
+            const=(1,),
+            opset=opset,
+            oracle="onnxruntime",
+            terms=16,
+        )
+        for op, opset, s in (("Resize", 10, [2, 1.5]), ("Resize", 10, [0.6, 0.5]), ("Upsample", 9, [2, 3]))
+        for mode in ("nearest", "linear")
+    ),
+    *(
+        Case(
+            f"upsample_7_{mode}",
+            "Upsample",
+            (make(2, 1, 2, 4, 6),),
+            {"mode": mode, "scales": [1.0, 1.0, 2.0, 3.0]},
+            opset=7,
+            oracle="onnxruntime",
+            terms=16,
+        )
+        for mode in ("nearest", "linear")
+    ),
 ]
 
 
@@ -108,7 +239,14 @@ def test_integers_saturate_and_round_to_even() -> None:
     assert set(expect(case)[0].flat) >= {0, 255}
     half = np.array([1, 2, 4], np.int32)
     answer = (np.array([1, 2, 2, 3, 4, 4], np.int32),)
-    case = Case("ties", "Resize", (half, None, np.array([2], np.float32)), {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}, const=(2,), expected=answer)
+    case = Case(
+        "ties",
+        "Resize",
+        (half, None, np.array([2], np.float32)),
+        {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+        const=(2,),
+        expected=answer,
+    )
     run_case(case)
 
 
@@ -123,9 +261,21 @@ def test_cubic_in_double() -> None:
     answer = []
     for i in range(9):
         at = (i + 0.5) / 1.5 - 0.5
-        answer.append(sum(weight(at - k) * x[min(max(k, 0), 5)] for k in range(int(np.floor(at)) - 1, int(np.floor(at)) + 3)))
+        answer.append(
+            sum(weight(at - k) * x[min(max(k, 0), 5)] for k in range(int(np.floor(at)) - 1, int(np.floor(at)) + 3))
+        )
     scales = np.array([1.5], np.float32)
-    run_case(Case("cubic_double", "Resize", (x, None, scales), {"mode": "cubic"}, const=(2,), expected=(np.array(answer),), terms=4))
+    run_case(
+        Case(
+            "cubic_double",
+            "Resize",
+            (x, None, scales),
+            {"mode": "cubic"},
+            const=(2,),
+            expected=(np.array(answer),),
+            terms=4,
+        )
+    )
 
 
 def test_nearest_of_bool() -> None:
@@ -156,7 +306,9 @@ def test_nearest_keeps_every_bit() -> None:
         ((4,), [2.0], None, {"coordinate_transformation_mode": "tf_crop_and_resize"}, "roi"),
     ],
 )
-def test_refuses(shape: tuple[int, ...], scales: list[float] | None, sizes: list[int] | None, attributes: dict[str, Any], words: str) -> None:
+def test_refuses(
+    shape: tuple[int, ...], scales: list[float] | None, sizes: list[int] | None, attributes: dict[str, Any], words: str
+) -> None:
     """What does not fit is refused in words that say what was expected."""
     given = [None if v is None else TensorSpec.of(np.array(v, t)) for v, t in ((scales, np.float32), (sizes, np.int64))]
     with pytest.raises(InputError, match=words):
@@ -173,4 +325,6 @@ def test_unknown_modes_are_refused_when_sampling() -> None:
 def test_sizes_from_data_are_asked_for() -> None:
     """Scales that the host does not know are what planning needs."""
     with pytest.raises(NeedsHostValue, match="scales"):
-        gx_operator.build("Resize", {}).infer(TensorSpec((4,), np.dtype(np.float32)), None, TensorSpec((1,), np.dtype(np.float32)))
+        gx_operator.build("Resize", {}).infer(
+            TensorSpec((4,), np.dtype(np.float32)), None, TensorSpec((1,), np.dtype(np.float32))
+        )

@@ -27,7 +27,10 @@ def by_hand(op: str, x: Array, axis: int) -> tuple[Array]:
     """Return the operator's result, worked out in double."""
     wide = x.astype(np.float64)
     if op == "Hardmax":
-        result = (np.arange(x.shape[axis]).reshape([-1 if a == axis else 1 for a in range(x.ndim)]) == wide.argmax(axis, keepdims=True)) * 1.0
+        result = (
+            np.arange(x.shape[axis]).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+            == wide.argmax(axis, keepdims=True)
+        ) * 1.0
     else:
         result = np.exp(wide) / np.exp(wide).sum(axis, keepdims=True)
         result = np.log(result) if op == "LogSoftmax" else result
@@ -50,15 +53,21 @@ def cases() -> list[Case]:
             Case(f"{op}-axis-of-1", op, (sample((3, 1)),), terms=1),
             Case(f"{op}-single", op, (sample((1,)),), terms=1),
             Case(f"{op}-f64", op, (sample((3, 40), np.float64),), terms=40),
-            Case(f"{op}-f16", op, (sample((3, 40), np.float16),), terms=40, expected=by_hand(op, sample((3, 40), np.float16), 1)),
+            Case(
+                f"{op}-f16",
+                op,
+                (sample((3, 40), np.float16),),
+                terms=40,
+                expected=by_hand(op, sample((3, 40), np.float16), 1),
+            ),
             Case(f"{op}-bf16", op, (sample((3, 40), BF16),), terms=40, expected=by_hand(op, sample((3, 40), BF16), 1)),
             Case(f"{op}-no-rows", op, (np.zeros((0, 3), np.float32),), expected=(np.zeros((0, 3), np.float32),)),
             Case(f"{op}-no-columns", op, (np.zeros((3, 0), np.float32),), expected=(np.zeros((3, 0), np.float32),)),
             # one lane to many, in registers and beyond, rows dense and side by side
             Case(f"{op}-short-rows", op, (sample((300, 3)),), terms=3),
             Case(f"{op}-warp-row", op, (sample((9, 130)),), terms=130),
-            Case(f"{op}-block-row", op, (sample((2, 2048)),), terms=2048),
-            Case(f"{op}-beyond-registers", op, (sample((2, 2049)),), terms=2049),
+            Case(f"{op}-block-row", op, (sample((2, 4096)),), terms=4096),
+            Case(f"{op}-beyond-registers", op, (sample((2, 4097)),), terms=4097),
             Case(f"{op}-columns", op, (sample((20, 70)),), {"axis": 0}, terms=20),
             Case(f"{op}-long-columns", op, (sample((600, 5)),), {"axis": 0}, terms=600),
             Case(f"{op}-columns-of-many", op, (sample((2, 2050, 3)),), {"axis": 1}, terms=2050),
@@ -70,7 +79,9 @@ def cases() -> list[Case]:
                 Case(f"{op}-opset{opset}-axis0", op, (x,), {"axis": 0}, opset=opset, terms=60, expected=expected[0]),
                 Case(f"{op}-opset{opset}-axis2", op, (x,), {"axis": 2}, opset=opset, terms=5, expected=expected[2]),
             ]
-        rows.append(Case(f"{op}-opset11-negative", op, (x,), {"axis": -2}, opset=11, terms=20, expected=flattened(op, x, 1)))
+        rows.append(
+            Case(f"{op}-opset11-negative", op, (x,), {"axis": -2}, opset=11, terms=20, expected=flattened(op, x, 1))
+        )
     return rows
 
 

@@ -52,6 +52,7 @@ class SimulatorDevice:
         self._blocks, self._pinned = AddressMap(), AddressMap()
         self._functions: dict[Kernel, Function] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
+        self._default_stream: SimulatorStream | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._lost: str | None = None
@@ -80,6 +81,22 @@ class SimulatorDevice:
         self._streams.add(stream)
         return stream
 
+    def external_stream(self, handle: int) -> SimulatorStream:
+        """Return a stream of this device by its handle; 1 and 2 are one default stream.
+
+        Raises:
+            InputError: There is none.
+        """
+        if handle in (1, 2):
+            with self._lock:
+                if self._default_stream is None:
+                    self._default_stream = self.create_stream()
+                return self._default_stream
+        for stream in self._streams:
+            if stream.handle == handle:
+                return stream
+        raise InputError(f"{self.name} has no stream {handle:#x}.")
+
     def create_event(self) -> SimulatorEvent:
         """Return an event, not recorded."""
         self.check_alive()
@@ -99,7 +116,7 @@ class SimulatorDevice:
         self.check_alive()
         with self._lock:
             sources = {kernel.source for kernel in kernels if kernel not in self._functions}
-            tables = {source: tuple(self._instantiations(source)) for source in sorted(sources)}
+            tables = {source: self._table_of(source) for source in sorted(sources)}
             for kernel in kernels:
                 if kernel not in self._functions and kernel.expression not in tables[kernel.source]:
                     raise KernelError(
@@ -177,6 +194,12 @@ class SimulatorDevice:
         with self._lock:
             if self._lost is None:
                 self._lost = f"{self.name}: {what.rstrip('.')}. The device is lost; make a new one."
+
+    def _table_of(self, source: str) -> tuple[str, ...]:
+        try:
+            return tuple(self._instantiations(source))
+        except KeyError:
+            return ()
 
 
 def _name_of(function: Callable[[str], Sequence[str]]) -> str:

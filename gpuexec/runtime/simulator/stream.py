@@ -33,7 +33,8 @@ class SimulatorEvent:
         Raises:
             DeviceLostError: A command failed.
         """
-        done = self.point is None or self.point.is_set()
+        point = self.point
+        done = point is None or point.is_set()
         self._device.check_alive()
         return done
 
@@ -43,7 +44,8 @@ class SimulatorEvent:
         Raises:
             DeviceLostError: A command failed.
         """
-        done = self.point is None or self.point.wait(timeout_s)
+        point = self.point
+        done = point is None or point.wait(timeout_s)
         self._device.check_alive()
         return done
 
@@ -59,6 +61,7 @@ class SimulatorStream:
 
     def __init__(self, device: SimulatorDevice, seed: int, delay_s: float) -> None:
         self._device = device
+        self.handle = id(self)
         self.thread = StreamThread(device.lose, device.is_alive, random.Random(seed), delay_s)
         # A stream forgotten by all ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self.thread.stop).atexit = False
@@ -112,8 +115,9 @@ class SimulatorStream:
         """Let later work of this stream wait for the event's last record; the caller does not wait."""
         assert isinstance(event, SimulatorEvent)
         self._device.check_alive()
-        if event.point is not None and not event.point.is_set():
-            self.thread.put(event.point.wait)
+        point = event.point
+        if point is not None and not point.is_set():
+            self.thread.put(point.wait)
 
     def hold(self) -> threading.Event:
         """Hold back work issued later until the event returned is set: what tests do instead of sleeping."""

@@ -69,7 +69,7 @@ class StreamThread:
     def hold(self) -> threading.Event:
         """Queue a wait for the event returned."""
         gate = threading.Event()
-        self._gates.append(gate)
+        self._gates = [each for each in self._gates if not each.is_set()] + [gate]
         self.put(gate.wait)
         return gate
 

@@ -127,7 +127,8 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     os.mkfifo(gate)
     compiler = tmp_path / "cxx"
     compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\necho run >> {log}\nread line < {gate}\nexec {real} "$@"\n'
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n'
+        f'echo run >> {log}\nread line < {gate}\nexec {real} "$@"\n'
     )
     compiler.chmod(0o755)
     path = write_kernel(tmp_path / "kernels")

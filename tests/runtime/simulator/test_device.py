@@ -44,8 +44,12 @@ def test_load_takes_every_instance_of_a_file(device: SimulatorDevice) -> None:
 
 
 def test_kernel_outside_the_table_is_refused_by_its_name(device: SimulatorDevice) -> None:
-    with pytest.raises(KernelError, match=r"unary<Foo, float> is not in the table .*conftest.instantiations\), which has"):
+    with pytest.raises(
+        KernelError, match=r"unary<Foo, float> is not in the table .*conftest.instantiations\), which has"
+    ):
         device.load([Kernel(str(FOLDER / "basic.cu"), "unary<Foo, float>")])
+    with pytest.raises(KernelError, match=r"k is not in the table .*, which has 0 for absent.cu"):
+        device.load([Kernel("absent.cu", "k")])
 
 
 def test_kernel_that_was_not_loaded_is_refused(device: SimulatorDevice) -> None:
@@ -73,7 +77,7 @@ def test_freed_memory_is_out_of_reach(device: SimulatorDevice) -> None:
     memory.free()
     memory.free()
     launch_store(device, stream, memory.address, 0)
-    with pytest.raises(DeviceLostError, match="mistakes.cu:store: .* lies in 64 bytes that were freed"):
+    with pytest.raises(DeviceLostError, match=r"mistakes.cu:store: .* lies in 64 bytes that were freed"):
         stream.synchronize()
 
 
@@ -83,7 +87,7 @@ def test_memory_freed_before_its_copy_runs_is_a_fault(device: SimulatorDevice) -
     stream.copy_to_host(np.zeros(64, np.uint8), memory.address)
     memory.free()
     gate.set()
-    with pytest.raises(DeviceLostError, match="copy of 64 bytes: address 0x.* lies in 64 bytes that were freed"):
+    with pytest.raises(DeviceLostError, match=r"copy of 64 bytes: address 0x.* lies in 64 bytes that were freed"):
         stream.synchronize()
 
 

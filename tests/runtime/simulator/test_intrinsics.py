@@ -1,8 +1,9 @@
-"""CUDA's intrinsics answer as the device's do; half and bfloat16 round once, to nearest even, on every value there is."""
+"""CUDA's intrinsics answer as the device's do; half and bfloat16 round once, to nearest even."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -10,12 +11,26 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gpuexec.runtime.simulator import compile as compile_module
 from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import Function
+from gpuexec.runtime.simulator.module import Function, load_file
+from gpuexec.runtime.simulator.toolchain import find_compiler
+from tests.runtime.simulator.conftest import FOLDER, TABLE
 
 Kernels = Mapping[str, Function]
 SHORT = [("__half", np.dtype(np.float16)), ("__nv_bfloat16", np.dtype(ml_dtypes.bfloat16))]
 RNG = np.random.default_rng(1)
+
+
+@pytest.fixture(scope="module", params=["this machine's instructions", "any machine's"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The intrinsics with the conversions and the fma of this CPU, and with those of software."""
+    compiler = find_compiler()
+    if request.param == "any machine's":
+        compiler = replace(compiler, machine_flags=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_module, "find_compiler", lambda: compiler)
+        return load_file(FOLDER / "intrinsics.cu", TABLE["intrinsics.cu"])
 
 
 def run(function: Function, n: int, *arguments: Any) -> None:
@@ -84,7 +99,9 @@ def test_overflow_infinity_nan_and_tiny_values(kernels: Kernels, name: str, dtyp
     top = float(ml_dtypes.finfo(dtype).max)
     tiny = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     past = top + (top - float(np.nextafter(dtype.type(top), dtype.type(0)))) / 2  # midway to what would come next
-    x = np.array([past, np.nextafter(past, 0), np.inf, -np.inf, np.nan, -0.0, tiny / 2, np.nextafter(tiny / 2, 1), 5e-324])
+    x = np.array(
+        [past, np.nextafter(past, 0), np.inf, -np.inf, np.nan, -0.0, tiny / 2, np.nextafter(tiny / 2, 1), 5e-324]
+    )
     y = np.zeros(len(x), dtype)
     run(kernels[f"convert<{name}, double>"], len(x), x, y)
     same_bits_or_nan(y, np.array([np.inf, top, np.inf, -np.inf, np.nan, -0.0, 0, tiny, 0]).astype(dtype))

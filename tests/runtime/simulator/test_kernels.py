@@ -89,6 +89,13 @@ def test_grid_of_three_dimensions_runs_every_thread_once(kernels: Kernels, sched
     np.testing.assert_array_equal(seen, np.broadcast_to(1 + 100 * z_block + np.arange(3)[None, :, None], seen.shape))
 
 
+def test_two_os_threads_run_each_block_once(kernels: Kernels, schedule: Schedule) -> None:
+    for _ in range(50):
+        seen = np.zeros((300, 64), np.uint32)
+        kernels["blocks_seen"].launch_arrays(300, 64, seen, schedule=schedule)
+        assert (seen == 1).all()
+
+
 def test_missing_barrier_shows_in_some_order(kernels: Kernels) -> None:
     x = np.arange(128, dtype=F32)
     results = []

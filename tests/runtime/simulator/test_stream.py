@@ -226,7 +226,7 @@ def test_thread_starts_with_work_and_ends_with_the_stream(device: SimulatorDevic
 @pytest.mark.parametrize("offset", [-1, 8, 1 << 30])
 def test_copy_outside_of_memory_is_refused_at_the_call(device: SimulatorDevice, offset: int) -> None:
     stream, a = device.create_stream(), device.allocate(8)
-    with pytest.raises(DeviceError, match="copy of 8 bytes: address 0x.* lies"):
+    with pytest.raises(DeviceError, match=r"copy of 8 bytes: address 0x.* lies"):
         stream.copy_to_device(a.address + offset, np.zeros(8, np.uint8))
     stream.synchronize()  # an error at the call is no fault
 
@@ -238,6 +238,6 @@ def test_fill_pattern_of_three_bytes_is_refused(device: SimulatorDevice) -> None
 
 def test_launch_that_does_not_fit_is_refused_at_the_call(device: SimulatorDevice) -> None:
     stream = device.create_stream()
-    with pytest.raises(KernelError, match="basic.cu:add: expected 4 arguments, got 1"):
+    with pytest.raises(KernelError, match=r"basic.cu:add: expected 4 arguments, got 1"):
         launch_add(device, stream, PackedArguments([None]))
     stream.synchronize()

@@ -1,0 +1,201 @@
+"""Commands as NumPy calls, run in an order their edges allow: what costs something side by side, the rest in line."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.errors import DeviceError, GpuexecError, PlanError, locate
+from gpuexec.operator import Operator, build
+from gpuexec.plan import Segment
+from gpuexec.runtime.cpu_stream import fill_bytes
+from gpuexec.runtime.device import ByteArray, Region
+
+# A command is worth another thread when it moves this many bytes, or took this long the last time.
+_HEAVY_BYTES = 1 << 18
+_HEAVY_SECONDS = 2e-4
+
+
+class Call:
+    """One command as a NumPy call. Views of memory that does not move are made once.
+
+    Args:
+        like: The call that stood in its place before; its operator is used again where it is the same.
+    """
+
+    __slots__ = ("_memory", "_operator", "_views", "command", "nbytes")
+
+    def __init__(self, command: Command, memory: Mapping[int, Region], like: Call | None = None) -> None:
+        if isinstance(command, Launch):
+            raise PlanError(f"{command.kernel}: the CPU device runs host calls, not kernels.")
+        self.command, self._memory = command, memory
+        self._views: dict[int, Any] = {}
+        self._operator = _find_operator(command, like) if isinstance(command, HostCall) else None
+        self.nbytes = sum(slot.spec.nbytes for slots in (command.reads_from(), command.writes_to()) for slot in slots)
+
+    def run(self, bindings: Mapping[int, Region]) -> None:
+        """Do it."""
+        command = self.command
+        match command:
+            case HostCall():
+                self._compute(command, bindings)
+            case Copy():
+                np.copyto(self._raw(command.destination, bindings), self._raw(command.source, bindings))
+            case Fill():
+                fill_bytes(self._raw(command.destination, bindings), command.pattern)
+
+    def _compute(self, command: HostCall, bindings: Mapping[int, Region]) -> None:
+        assert self._operator is not None
+        inputs = [None if slot is None else self._view(slot, bindings) for slot in command.inputs]
+        out = [None if slot is None else self._view(slot, bindings) for slot in command.outputs]
+        results = self._operator.compute(*inputs, out=out)
+        for window, result in zip(out, results, strict=False):
+            if window is None or result is window:
+                continue
+            if result is None or result.shape != window.shape or result.dtype != window.dtype:
+                got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
+                raise PlanError(f"{command.operator} was to compute {window.dtype}{list(window.shape)}, got {got}.")
+            np.copyto(window, result)
+
+    def _view(self, slot: Slot, bindings: Mapping[int, Region]) -> np.ndarray[Any, Any]:
+        view = self._views.get(id(slot))
+        if view is None:
+            region = self._memory.get(slot.buffer)
+            view = make_view(slot, region or bindings[slot.buffer])
+            if region is not None:
+                self._views[id(slot)] = view
+        return view
+
+    def _raw(self, slot: Slot, bindings: Mapping[int, Region]) -> ByteArray:
+        region = self._memory.get(slot.buffer) or bindings[slot.buffer]
+        start = region.offset + slot.offset_bytes
+        array = region.memory.array
+        assert array is not None
+        return array[start : start + slot.spec.nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a segment's edges say: who waits for whom. ``seconds`` is how long each command took the last time."""
+
+    after: Sequence[Sequence[int]]
+    waits: Sequence[int]
+    origins: Sequence[str]
+    seconds: list[float]
+
+    @staticmethod
+    def of(segment: Segment) -> Order:
+        """Return the order of a segment."""
+        count = len(segment.commands)
+        after: list[list[int]] = [[] for _ in range(count)]
+        waits = [0] * count
+        for first, second in segment.edges:
+            after[first].append(second)
+            waits[second] += 1
+        return Order(after, waits, segment.origins, [0.0] * count)
+
+
+class Execution:
+    """One pass over the commands ``[first, last)``; those before ``first`` have run.
+
+    Args:
+        choose: Picks which of n ready commands runs next, one at a time; None: plan order, with the pool.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        order: Order,
+        bindings: Mapping[int, Region],
+        span: tuple[int, int],
+        pool: Callable[[], ThreadPoolExecutor],
+        choose: Callable[[int], int] | None,
+    ) -> None:
+        self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
+        self._first, self._last = span
+        self._waits = list(order.waits)
+        for before in range(self._first):
+            for index in order.after[before]:
+                self._waits[index] -= 1
+        self._ready = [i for i in range(self._first, self._last) if self._waits[i] == 0]
+        self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self._flying = 0
+
+    def run(self) -> None:
+        """Run all commands; raise the first error once nothing runs any more."""
+        failed: BaseException | None = None
+        while self._flying or self._ready:
+            if self._ready and failed is None:
+                index = self._ready.pop(0 if self._choose is None else self._choose(len(self._ready)))
+                if self._is_worth_a_thread(index):
+                    self._flying += 1
+                    self._pool().submit(self._fly, index)
+                else:
+                    failed = self._call(index)
+                    self._release(index)
+            elif not self._flying:
+                break
+            # Wait for a thread only where there is nothing else to do.
+            while self._flying and (not self._done.empty() or not self._ready or failed is not None):
+                index, error = self._done.get()
+                self._flying -= 1
+                failed = failed or error
+                self._release(index)
+        if failed is not None:
+            raise failed
+
+    def _is_worth_a_thread(self, index: int) -> bool:
+        """Return whether a command costs something and has company."""
+        if self._choose is not None or not (self._ready or self._flying):
+            return False
+        return self._calls[index].nbytes >= _HEAVY_BYTES or self._order.seconds[index] >= _HEAVY_SECONDS
+
+    def _fly(self, index: int) -> None:
+        self._done.put((index, self._call(index)))
+
+    def _call(self, index: int) -> BaseException | None:
+        origin = self._order.origins[index]
+        start = time.perf_counter()
+        try:
+            self._calls[index].run(self._bindings)
+        except GpuexecError as error:
+            return locate(error, origin, origin)
+        except Exception as error:
+            cause = DeviceError(f"{origin} failed on the host: {type(error).__name__}: {error}.", node=origin)
+            cause.__cause__ = error
+            return cause
+        self._order.seconds[index] = time.perf_counter() - start
+        return None
+
+    def _release(self, index: int) -> None:
+        for after in self._order.after[index]:
+            self._waits[after] -= 1
+            if self._waits[after] == 0 and after < self._last:
+                # Plan order among what is ready: the list is short.
+                position = next((p for p, other in enumerate(self._ready) if other > after), len(self._ready))
+                self._ready.insert(position, after)
+
+
+def make_view(slot: Slot, region: Region) -> np.ndarray[Any, Any]:
+    """Return the slot as a NumPy array over host-accessible memory."""
+    array = region.memory.array
+    assert array is not None
+    if slot.spec.size == 0:
+        return np.empty(slot.shape, slot.dtype)
+    strides = tuple([stride * slot.dtype.itemsize for stride in slot.strides])
+    return np.ndarray(slot.shape, slot.dtype, array.data, region.offset + slot.offset_bytes, strides)
+
+
+def _find_operator(command: HostCall, like: Call | None) -> Operator:
+    if like is not None and isinstance(like.command, HostCall) and like._operator is not None:
+        before = like.command
+        if before.operator == command.operator and before.attributes == command.attributes:
+            return like._operator
+    return build(command.operator, dict(command.attributes))

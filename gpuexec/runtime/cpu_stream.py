@@ -1,0 +1,202 @@
+"""Streams and events of the CPU device. A stream is a thread that takes work in order, so issuing never waits."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from gpuexec.errors import ClosedError, KernelError
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.device import ByteArray, Event, Function
+
+
+class CpuEvent:
+    """Done when its stream's thread has come by. Carries the error of the work it stands for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wanted = self._reached = 0
+        self._error: BaseException | None = None
+
+    def is_done(self) -> bool:
+        """Return whether the work recorded is done."""
+        return self._reached >= self._wanted
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Wait until done; raise what the work raised."""
+        with self._changed:
+            wanted = self._wanted
+            if not self._changed.wait_for(lambda: self._reached >= wanted, timeout_s):
+                return False
+            error = self._error
+        if error is not None:
+            raise error
+        return True
+
+    def announce(self) -> int:
+        """Count one more record; return its number."""
+        with self._changed:
+            self._wanted += 1
+            return self._wanted
+
+    def reach(self, number: int, error: BaseException | None) -> None:
+        """Mark a record as reached."""
+        with self._changed:
+            self._reached, self._error = max(self._reached, number), error
+            self._changed.notify_all()
+
+    def wait_for(self, number: int) -> BaseException | None:
+        """Wait until a record is reached; return its error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reached >= number)
+            return self._error
+
+    @property
+    def last_record(self) -> int:
+        """Number of the last record announced."""
+        return self._wanted
+
+
+class CpuStream:
+    """A thread that works off what it is given, in order.
+
+    An error belongs to the run it happened in: events recorded after that run carry it, the next run forgets it. An
+    error waited for is passed on: to the run that comes next, or to the next event where no run comes.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], Callable[[], None] | None] | None] = queue.SimpleQueue()
+        self._run_error: BaseException | None = None
+        self._waited_error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._issued = self._finished = 0
+        self._closed = False
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: PackedArguments,
+    ) -> None:
+        """Refuse: this device has no kernels."""
+        raise KernelError("The CPU device runs host calls, not kernels.")
+
+    def copy_to_device(self, address: int, source: ByteArray) -> None:
+        """Copy host bytes; they are taken now, as from pageable memory."""
+        taken = source.copy()
+        self._put_unless_failed(lambda: _move(address, taken.ctypes.data, taken.nbytes))
+
+    def copy_to_host(self, destination: ByteArray, address: int) -> None:
+        """Copy bytes to host memory."""
+        self._put_unless_failed(lambda: _move(destination.ctypes.data, address, destination.nbytes))
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy between addresses."""
+        self._put_unless_failed(lambda: _move(destination, source, nbytes))
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Write a pattern repeatedly."""
+        self._put_unless_failed(lambda: fill_bytes(_bytes_at(address, len(pattern) * count), pattern))
+
+    def record(self, event: Event) -> None:
+        """Let the event stand for all work issued so far."""
+        assert isinstance(event, CpuEvent)
+        number = event.announce()
+
+        def reach() -> Callable[[], None]:
+            error, self._waited_error = self._waited_error or self._run_error, None
+            return lambda: event.reach(number, error)
+
+        self._put(reach)
+
+    def wait(self, event: Event) -> None:
+        """Let later work wait for the event's last record; its error is passed on."""
+        assert isinstance(event, CpuEvent)
+        number = event.last_record
+
+        def wait() -> None:
+            self._waited_error = event.wait_for(number) or self._waited_error
+
+        self._put(wait)
+
+    def run(self, work: Callable[[], None], is_first: bool) -> None:
+        """Add a run, or a further part of one; nothing of it runs after an error."""
+
+        def run() -> None:
+            earlier = None if is_first else self._run_error
+            self._run_error, self._waited_error = self._waited_error or earlier, None
+            if self._run_error is None:
+                try:
+                    work()
+                except BaseException as error:
+                    self._run_error = error
+
+        self._put(run)
+
+    def is_done(self) -> bool:
+        """Return whether all work issued is done."""
+        return self._finished == self._issued
+
+    def synchronize(self) -> None:
+        """Wait for all work issued; raise what the last run raised."""
+        event = CpuEvent()
+        self.record(event)
+        event.synchronize()
+
+    def close(self) -> None:
+        """End the thread once its work is done. Twice is harmless."""
+        with self._lock:
+            if not self._closed and self._thread is not None:
+                self._work.put(None)
+            self._closed = True
+
+    def _put_unless_failed(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            if self._waited_error is None:
+                work()
+
+        self._put(run)
+
+    def _put(self, work: Callable[[], Callable[[], None] | None]) -> None:
+        """Add work, starting the thread at the first. What it returns is called once the work counts as done."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("The stream is closed.")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work_off, name="gpuexec-cpu-stream", daemon=True)
+                self._thread.start()
+            self._issued += 1
+            self._work.put(work)
+
+    def _work_off(self) -> None:
+        while (work := self._work.get()) is not None:
+            announce = None
+            try:
+                announce = work()
+            except BaseException as error:
+                # A copy that fails must not end the thread: whoever waits for the next event is told.
+                self._waited_error = error
+            del work  # and what it holds, while nothing else comes
+            self._finished += 1
+            if announce is not None:
+                announce()
+
+
+def fill_bytes(target: ByteArray, pattern: bytes) -> None:
+    """Write a pattern of 1, 2, 4 or 8 bytes all over an array."""
+    target.view(f"u{len(pattern)}")[...] = np.frombuffer(pattern, f"u{len(pattern)}")[0]
+
+
+def _bytes_at(address: int, nbytes: int) -> ByteArray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+def _move(destination: int, source: int, nbytes: int) -> None:
+    ctypes.memmove(destination, source, nbytes)

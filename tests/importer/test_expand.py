@@ -1,0 +1,127 @@
+"""Functions of the model, and operators that ONNX defines by a body, become nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+
+from gpuexec import operator
+from gpuexec.errors import ModelError, UnsupportedError
+from gpuexec.importer import load_graph, run_oracle, to_model
+
+HEAD = '<ir_version: 10, opset_import: ["": 18, "loc": 1]>'
+
+
+def load_and_compare(model: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
+    """Return the operators of the graph, after checking that it computes what the model does."""
+    graph = load_graph(model).graph
+    _, expected = run_oracle(model, feeds, "reference")
+    _, got = run_oracle(to_model(graph), feeds, "reference")
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-6, atol=1e-6)
+    return [node.operator.name for node in graph.nodes]
+
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+
+
+def test_function_of_the_model_is_expanded_at_every_call() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) { t = loc.twice (x) y = loc.twice (t) }"
+        '<domain: "loc", opset_import: ["": 18]> twice (a) => (b) { c = Add (a, a) b = Neg (c) }'
+    )
+    assert load_and_compare(model, x=X) == ["Add", "Neg", "Add", "Neg"]
+
+
+def test_function_in_a_function_is_expanded() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) { y = loc.outer (x) }"
+        '<domain: "loc", opset_import: ["": 18, "loc": 1]> outer (a) => (b) { c = loc.inner (a) b = Abs (c) }'
+        '<domain: "loc", opset_import: ["": 18]> inner (a) => (b) { b = Neg (a) }'
+    )
+    assert load_and_compare(model, x=X) == ["Neg", "Abs"]
+
+
+def test_attribute_of_the_call_reaches_the_body() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[3, 4] x) => (float[4, 3] y) { y = loc.turn <order = [1, 0]> (x) }"
+        '<domain: "loc", opset_import: ["": 18]> turn <order> (a) => (b) { b = Transpose <perm: ints = @order> (a) }'
+    )
+    assert load_and_compare(model, x=X) == ["Transpose"]
+
+
+def test_function_of_another_opset_is_converted() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[1, 4] x) => (float[4] y) { y = loc.flat (x) }"
+        '<domain: "loc", opset_import: ["": 11]> flat (a) => (b) { b = Squeeze <axes = [0]> (a) }'
+    )
+    assert load_and_compare(model, x=X[:1]) == ["Squeeze"]
+
+
+def test_recursive_function_is_refused() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[1, 4] x) => (float[1, 4] y) { y = loc.again (x) }"
+        '<domain: "loc", opset_import: ["": 18, "loc": 1]> again (a) => (b) { b = loc.again (a) }'
+    )
+    with pytest.raises(ModelError, match="recursive"):
+        load_graph(model)
+
+
+def test_weights_stay_out_of_the_way_of_function_names() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) <float[3, 4] w = {1,2,3,4,5,6,7,8,9,10,11,12}, float c__1 = {2}> "
+        "{ t = loc.half (x) u = Mul (t, w) y = Add (u, c__1) }"
+        '<domain: "loc", opset_import: ["": 18]> half (a) => (b) { c = Constant <value_float = 0.5> () b = Mul (a, c) }'
+    )
+    assert load_and_compare(model, x=X) == ["Mul", "Mul", "Add"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "opset", "attributes", "is_context_dependent"),
+    [
+        ("MeanVarianceNormalization", 13, {"axes": [0, 1]}, False),
+        ("MeanVarianceNormalization", 18, {"axes": [1]}, False),
+        ("Celu", 12, {"alpha": 2.0}, True),
+        ("Celu", 22, {"alpha": 2.0}, True),
+    ],
+)
+def test_operator_that_is_not_registered_is_expanded_by_its_schema(
+    op_type: str, opset: int, attributes: dict[str, object], is_context_dependent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != op_type})
+    schema = onnx.defs.get_schema(op_type, opset, "")
+    assert schema.has_context_dependent_function is is_context_dependent
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Neg", ["x"], ["t"]), helper.make_node(op_type, ["t"], ["y"], **attributes)],
+            "agraph",
+            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3, 4])],
+            [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 4])],
+        ),
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=8,
+    )
+    assert op_type not in load_and_compare(model, x=X)
+
+
+def test_body_with_an_operator_that_is_missing_reports_that_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != "Neg"})
+    model = parser.parse_model(
+        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) { y = loc.minus (x) }"
+        '<domain: "loc", opset_import: ["": 18]> minus (a) => (b) { b = Neg (a) }'
+    )
+    with pytest.raises(UnsupportedError, match=r"operator Neg: 1 \("):
+        load_graph(model)
+
+
+def test_operator_whose_body_can_not_be_had_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != "Celu"})
+    model = parser.parse_model(
+        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) { t = loc.unknown (x) y = Celu (t) }"
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        load_graph(model)
+    assert "operator unknown (loc 1): 1" in str(caught.value)
+    assert "operator Celu: 1" in str(caught.value)
