@@ -1,20 +1,19 @@
-"""Who owns which bytes: weights of a model on a device, the arena of a Worker, and the frames its runs rotate through."""
+"""Who owns which bytes: weights of a model on a device, and the arena of a Worker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import StaleError
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import ByteArray, Event, Memory, Region, Stream
 
 Array = np.ndarray[Any, Any]
-_ALIGNMENT = 256
 
 
 class BorrowedMemory:
@@ -22,7 +21,7 @@ class BorrowedMemory:
 
     __slots__ = ("address", "array", "nbytes", "owner")
 
-    def __init__(self, address: int, nbytes: int, owner: Any, array: ByteArray | None = None) -> None:
+    def __init__(self, address: int, nbytes: int, owner: object, array: ByteArray | None = None) -> None:
         self.address, self.nbytes, self.owner, self.array = address, nbytes, owner, array
 
     @staticmethod
@@ -42,41 +41,55 @@ class Weights:
     def __init__(self, model: Model, backend: Backend) -> None:
         self._constants = {value.name: array for value, array in model.graph.constants.items()}
         self._backend = backend
-        self._regions: dict[str, Region] = {}
-        self._tables: dict[bytes, Region] = {}
-        self.nbytes = 0
+        # A weight is known by its name, a table of a plan by its content.
+        self._places: dict[str | bytes, tuple[Region, Event | None]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is there now."""
+        with self._lock:
+            return sum(region.nbytes for region, _ in self._places.values())
 
     def place(self, buffers: Sequence[Buffer], stream: Stream) -> dict[int, Region]:
-        """Return the regions of a plan's CONSTANT buffers, uploading those that are not there yet."""
+        """Return the regions of a plan's CONSTANT buffers, ready for what is issued on ``stream`` from now on.
+
+        What is not there yet is uploaded on it; what another Worker is uploading on a stream of its own is waited for there.
+        """
         places = {}
-        for buffer in buffers:
-            if buffer.role is not Role.CONSTANT:
-                continue
-            if buffer.data is not None:
-                if buffer.data not in self._tables:
-                    self._tables[buffer.data] = self._upload(np.frombuffer(buffer.data, np.uint8), stream)
-                places[buffer.id] = self._tables[buffer.data]
-            else:
-                if buffer.name not in self._regions:
-                    self._regions[buffer.name] = self._upload(self._constants[buffer.name], stream)
-                places[buffer.id] = self._regions[buffer.name]
+        with self._lock:
+            for buffer in buffers:
+                if buffer.role is not Role.CONSTANT:
+                    continue
+                key = buffer.name if buffer.data is None else buffer.data
+                if key not in self._places:
+                    self._places[key] = self._upload(self._content(buffer), stream)
+                region, uploaded = self._places[key]
+                if uploaded is not None and not uploaded.is_done():
+                    stream.wait(uploaded)
+                places[buffer.id] = region
         return places
 
-    def _upload(self, array: Array, stream: Stream) -> Region:
+    def _content(self, buffer: Buffer) -> Array:
+        return self._constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
+
+    def _upload(self, array: Array, stream: Stream) -> tuple[Region, Event | None]:
         dense = np.ascontiguousarray(array)
-        nbytes = dense.nbytes
-        if not self._backend.device.target.has_kernels:
-            return Region(BorrowedMemory.of(dense), 0, nbytes)
-        memory = self._backend.device.allocate(nbytes)
-        self.nbytes += nbytes
-        if nbytes:
-            stream.copy_to_device(memory.address, dense.reshape(-1).view(np.uint8))
-        return Region(memory, 0, nbytes)
+        device = self._backend.device
+        if not device.target.has_kernels:
+            return Region(BorrowedMemory.of(dense), 0, dense.nbytes), None
+        region = Region(device.allocate(max(dense.nbytes, 1)), 0, dense.nbytes)
+        if dense.nbytes:
+            stream.copy_to_device(region.address, dense.reshape(-1).view(np.uint8))
+        event = device.create_event()
+        stream.record(event)
+        return region, event
 
 
 def weights_of(model: Model, backend: Backend) -> Weights:
     """Return the model's weights on a backend, the same object for every Worker."""
     with model.lock:
+        # The weights hold the backend, so that no other can have its id.
         found = model.slabs.get(id(backend))
         if found is None:
             found = model.slabs[id(backend)] = Weights(model, backend)
@@ -95,13 +108,13 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now."""
-        return 0 if self._memory is None else self._memory.nbytes
+        """Bytes held now, outgrown blocks included."""
+        return sum(memory.nbytes for memory in self._blocks())
 
     def reserve(self, nbytes: int) -> Memory:
-        """Return a block of at least ``nbytes``. An outgrown block stays until `release`: work on a stream may still use it."""
+        """Return a block of at least ``nbytes``. An outgrown one stays until released: work on a stream may still use it."""
         if self._memory is None or self._memory.nbytes < nbytes:
-            grown = self._backend.device.allocate(nbytes)
+            grown = self._backend.device.allocate(max(nbytes, 1))
             if self._memory is not None:
                 self._retired.append(self._memory)
             self._memory = grown
@@ -122,102 +135,7 @@ class Arena:
             self._memory = None
             self.generation += 1
 
-
-class Frame:
-    """The outputs and uploaded inputs of one run in flight; used again ``frames`` runs later.
-
-    ``guards`` are events of whoever still reads the outputs; the stream waits for them before the frame is written again.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._outputs: dict[str, Memory] = {}
-        self._input: Memory | None = None
-        self._dropped: list[Memory] = []
-        self.generation = 0
-        self.guards: list[Event] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Device bytes held now."""
-        return sum(m.nbytes for m in self._outputs.values()) + (self._input.nbytes if self._input is not None else 0)
-
-    def begin(self, stream: Stream) -> Lease:
-        """Take the frame for a new run: outputs of the run before become stale."""
-        self.generation += 1
-        for event in self.guards:
-            if not event.is_done():
-                stream.wait(event)
-        self.guards.clear()
-        return Lease(self, self.generation)
-
-    def output(self, name: str, nbytes: int) -> Region:
-        """Return the bytes of an output, grown to at least ``nbytes``."""
-        memory = self._outputs.get(name)
-        if memory is None or memory.nbytes < nbytes:
-            if memory is not None:
-                self._dropped.append(memory)
-            memory = self._outputs[name] = self._backend.device.allocate(nbytes)
-        return Region(memory, 0, nbytes)
-
-    def input(self, nbytes: int) -> Memory:
-        """Return the block all inputs of the run are uploaded to."""
-        if self._input is None or self._input.nbytes < nbytes:
-            if self._input is not None:
-                self._dropped.append(self._input)
-            self._input = self._backend.device.allocate(nbytes)
-        return self._input
-
-    def export(self, name: str) -> None:
-        """Take an output's bytes out of the ring: they now belong to whoever holds the tensor."""
-        self._outputs.pop(name, None)
-
-    def free(self) -> None:
-        """Free everything; the caller has waited."""
-        self.generation += 1
-        for memory in (*self._outputs.values(), *self._dropped, *([self._input] if self._input is not None else [])):
-            memory.free()
-        self._outputs.clear()
-        self._dropped.clear()
-        self._input = None
-
-
-class Lease:
-    """A run's claim on a frame, good until the frame is taken by a later run."""
-
-    __slots__ = ("_exported", "_frame", "_generation")
-
-    def __init__(self, frame: Frame, generation: int) -> None:
-        self._frame, self._generation = frame, generation
-        self._exported: set[str] = set()
-
-    def check(self, name: str) -> None:
-        """Check that the output's bytes are still this run's.
-
-        Raises:
-            StaleError: A later run has taken the frame.
-        """
-        if self._generation != self._frame.generation and name not in self._exported:
-            raise StaleError(
-                f"Output {name!r}: a later run has taken its memory. Read it back, or copy_output(), before as many runs as the Worker has frames.",
-                value=name,
-            )
-
-    def guard(self, event: Event) -> None:
-        """Have the frame wait for a reader before it is written again."""
-        if self._generation == self._frame.generation:
-            guards = self._frame.guards
-            guards[:] = [each for each in guards if not each.is_done()]
-            guards.append(event)
-
-    def export(self, name: str) -> None:
-        """Make the output's bytes the caller's for good."""
-        self.check(name)
-        if name not in self._exported:
-            self._exported.add(name)
-            self._frame.export(name)
-
-
-def align(nbytes: int) -> int:
-    """Round up to what every region starts at."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    def _blocks(self) -> Iterator[Memory]:
+        yield from self._retired
+        if self._memory is not None:
+            yield self._memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -10,120 +11,57 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import CancelledError, PendingError
+from gpuexec.fence import Fence, wait_in_loop
+from gpuexec.frames import Lease
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Memory
+from gpuexec.runtime.device import Memory, Region
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-
-
-class Fence:
-    """When work is done: the events of a run and of the runs it depends on, known once the run is on its stream."""
-
-    def __init__(self) -> None:
-        self._events: tuple[Event, ...] = ()
-        self._issued = threading.Event()
-        self._failure: BaseException | None = None
-        self._lock = threading.Lock()
-        self._waiting: list[Callable[[], None]] = []
-
-    def issue(self, events: tuple[Event, ...], failure: BaseException | None = None) -> None:
-        """Say that the work is on its stream (or will never be: ``failure``)."""
-        with self._lock:
-            self._events, self._failure = events, failure
-            self._issued.set()
-            waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
-
-    def when_issued(self, callback: Callable[[], None]) -> None:
-        """Call back once the work is on its stream: now, if it is."""
-        with self._lock:
-            if not self._issued.is_set():
-                self._waiting.append(callback)
-                return
-        callback()
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events; empty before the work is issued."""
-        return self._events
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the work will never run, if so."""
-        return self._failure
-
-    def is_issued(self) -> bool:
-        """Return whether the work is on its stream."""
-        return self._issued.is_set()
-
-    def is_done(self) -> bool:
-        """Return whether all work is done; never waits."""
-        return self._issued.is_set() and all(event.is_done() for event in self._events)
-
-    def synchronize(self, timeout_s: float | None = None) -> bool:
-        """Wait until done, or the time ran out (False). Raises what the work raised."""
-        if not self._issued.wait(timeout_s):
-            return False
-        if self._failure is not None:
-            raise self._failure
-        # The newest event first: the others are then done, and only tell their errors.
-        return all([event.synchronize(timeout_s) for event in self._events])
+_log = logging.getLogger("gpuexec")
 
 
 class ReadbackRequest:
-    """A copy to the host in flight. Poll `is_done`, await it, or wait in `result`; all as often as wanted.
+    """A copy to the host in flight. Poll `is_done`, await it, or wait in `result`; all as often as wanted, from any thread.
 
-    Made by `Tensor.readback_request`. The device data stays where it is.
+    Made by `Tensor.readback_request`. The device data stays where it is; the request keeps what was read, whatever becomes of
+    the tensor and its Worker.
     """
 
-    def __init__(self, backend: Backend, spec: TensorSpec, address: int, source: Fence, guard: Callable[[Event], None], owner: object) -> None:
-        self._backend, self.spec, self._address, self._source, self._guard = backend, spec, address, source, guard
-        self._owner: object = owner
+    def __init__(self, backend: Backend, spec: TensorSpec, region: Region, source: Fence, lease: Lease) -> None:
+        self.spec = spec
+        self._backend, self._source, self._lease = backend, source, lease
+        self._region: Region | None = region
         self._fence = Fence()
+        self._fence.stepper = source.stepper
         self._lock = threading.Lock()
-        self._cancelled = False
+        self._is_cancelled = False
         self._block: Memory | None = None
-        self._callbacks: list[Callable[[ReadbackRequest], None]] | None = None
+        self._callbacks: list[Callable[[ReadbackRequest], None]] = []
+        self._is_watched = False
         source.when_issued(self._start)
 
-    def _start(self) -> None:
-        """Put the copy on the readback stream, behind the work that makes the data."""
-        if self._source.failure is not None:
-            self._fence.issue((), self._source.failure)
-            return
-        backend, nbytes = self._backend, self.spec.nbytes
-        block = self._block = backend.staging.take(max(nbytes, 1))
-        assert block.array is not None
-        stream, event = backend.readback_stream, backend.device.create_event()
-        for each in self._source.events:
-            stream.wait(each)
-        if nbytes:
-            stream.copy_to_host(block.array[:nbytes], self._address)
-        stream.record(event)
-        self._guard(event)
-        # Requests come and go by the thousand; the block goes back when nobody holds this one or a view of it.
-        weakref.finalize(self, backend.staging.give_back, block, event)
-        self._fence.issue((event, *self._source.events))
+    def __repr__(self) -> str:
+        state = "cancelled" if self._is_cancelled else "done" if self._fence.is_done() else "pending"
+        return f"ReadbackRequest({self.spec}, {state})"
 
     def is_done(self) -> bool:
         """Return whether the data is on the host, or never will be; never waits."""
-        return self._cancelled or self._fence.is_done()
+        self._backend.check_process()
+        return self._is_cancelled or self._fence.is_done()
 
     def is_cancelled(self) -> bool:
         """Return whether `cancel` came before the data."""
-        return self._cancelled
+        return self._is_cancelled
 
     def cancel(self) -> bool:
         """Give up the request; False if it is done already. A copy under way ends unseen."""
+        self._backend.check_process()
         with self._lock:
-            if self._cancelled or self._fence.is_done():
+            if self._is_cancelled or self._fence.is_done():
                 return False
-            self._cancelled = True
-            callbacks, self._callbacks = self._callbacks or [], []
-        for callback in callbacks:
-            callback(self)
+            self._is_cancelled = True
+        self._resolve()
         return True
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -133,7 +71,8 @@ class ReadbackRequest:
             CancelledError: The request was cancelled.
             GpuexecError: What the run raised.
         """
-        if self._cancelled:
+        self._backend.check_process()
+        if self._is_cancelled:
             raise CancelledError("The readback was cancelled.")
         return self._fence.synchronize(timeout_s)
 
@@ -142,6 +81,8 @@ class ReadbackRequest:
 
         Raises:
             PendingError: The time ran out.
+            CancelledError: The request was cancelled.
+            GpuexecError: What the run raised.
         """
         return self.view(timeout_s).copy()
 
@@ -152,31 +93,58 @@ class ReadbackRequest:
         return np.asarray(_Pinned(self)).view(self.spec.dtype).reshape(self.spec.shape)
 
     def add_done_callback(self, callback: Callable[[ReadbackRequest], None]) -> None:
-        """Call back once done or cancelled, from the completion thread; at once if that is so now."""
+        """Call back once done or cancelled, from the completion thread; at once if that is so now. Keep it short."""
         with self._lock:
-            first = self._callbacks is None
-            if not self._cancelled:
-                self._callbacks = [*(self._callbacks or []), callback]
-        if self._cancelled:
+            is_over = self._is_cancelled or self._fence.is_done()
+            if not is_over:
+                self._callbacks.append(callback)
+            is_first, self._is_watched = not (is_over or self._is_watched), self._is_watched or not is_over
+        if is_over:
             callback(self)
-        elif first:
-            self._fence.when_issued(self._watch)
-
-    def _watch(self) -> None:
-        if not self._fence.events:
-            self._resolve(None)
-            return
-        self._backend.completion.call(self._fence.events[0], self._resolve)
-
-    def _resolve(self, error: BaseException | None) -> None:
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks or [], None
-        for callback in callbacks:
-            callback(self)
+        elif is_first:
+            self._fence.when_done(self._backend.completion, self._resolve)
 
     def __await__(self) -> Generator[Any, None, Array]:
-        yield from wait_in_loop(self.add_done_callback).__await__()
+        if not self.is_done():
+            yield from wait_in_loop(lambda notify: self.add_done_callback(lambda _: notify())).__await__()
         return self.result()
+
+    def _start(self) -> None:
+        """Put the copy on the readback stream, behind the work that makes the data."""
+        region, self._region = self._region, None
+        assert region is not None
+        if self._source.failure is not None or self._is_cancelled:
+            self._fence.issue((), self._source.failure)
+            return
+        try:
+            self._copy(region)
+        except BaseException as error:
+            self._fence.issue((), error)
+
+    def _copy(self, region: Region) -> None:
+        backend, nbytes = self._backend, self.spec.nbytes
+        block = self._block = backend.staging.take(max(nbytes, 1))
+        assert block.array is not None
+        stream, event = self._lease.readback_stream, backend.device.create_event()
+        for each in self._source.events:
+            stream.wait(each)
+        if nbytes:
+            stream.copy_to_host(block.array[:nbytes], region.address)
+        stream.record(event)
+        self._lease.readers.add(event)
+        backend.keeper.hold(event, region.memory)
+        # The block is used again when nobody holds this request or a view of it, and the copy is over.
+        weakref.finalize(self, backend.staging.give_back, block, event).atexit = False
+        self._fence.issue((event, *self._source.events))
+
+    def _resolve(self) -> None:
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("A callback of %r failed.", self)
 
 
 class _Pinned:
@@ -191,23 +159,3 @@ class _Pinned:
             "data": (request._block.address, True),
             "version": 3,
         }
-
-
-async def wait_in_loop(subscribe: Callable[[Callable[[Any], None]], None]) -> None:
-    """Suspend the running task until the subscribed callback comes, from whatever thread."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    def notify(_: Any) -> None:
-        # A loop that closed meanwhile has nobody left to tell.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(resolve)
-
-    subscribe(notify)
-    await future

@@ -21,8 +21,8 @@ struct PatchLoader {
   i32 starts[3];    // where tap 0 of this thread's window lies
   i64 inner;        // 0 where this thread has no window
 
-  __device__ PatchLoader(const T* x, i64 window, bool is_window, i64 inner, const ConvSizes& sizes, const Windows& windows,
-                         const WindowStrides& strides, int thread)
+  __device__ PatchLoader(const T* x, i64 window, bool is_window, i64 inner, const ConvSizes& sizes,
+                         const Windows& windows, const WindowStrides& strides, int thread)
       : part(SlabPart::along_x(thread)), windows(windows), strides(strides), inner(is_window ? inner : 0) {
     u64 rest;
     u64 n = sizes.by_outputs.divide(u64(window), rest);
@@ -44,7 +44,8 @@ struct PatchLoader {
       int p0 = starts[0] + int(t0) * windows.dilations[0];
       int p1 = starts[1] + int(t1) * windows.dilations[1];
       int p2 = starts[2] + int(t2) * windows.dilations[2];
-      bool is_inside = k + part.k + i < inner && windows.is_inside(p0, 0) && windows.is_inside(p1, 1) && windows.is_inside(p2, 2);
+      bool is_inside = k + part.k + i < inner;
+      is_inside = is_inside && windows.is_inside(p0, 0) && windows.is_inside(p1, 1) && windows.is_inside(p2, 2);
       values[i] = is_inside ? widen(image[channel * strides.channel + strides.offset(p0, p1, p2)]) : Acc<T>(0);
       if (++t2 == windows.by_kernel[2].divisor) {
         t2 = 0;
@@ -62,13 +63,14 @@ struct PatchLoader {
 
 // Computes  y[n, o, window] = bias[o] + sum over channels c of o's group and taps t of w[o, c, t] * x[n, c, window + t]
 // Shapes    x [batch, channels, spatial] by strides, w [out channels, group_ins, taps], bias [out channels], y dense
-// Grid      one block of 256 per 64 output channels of a group x 64 windows: x = (group * row tiles + row tile) * column tiles
-//           + column tile, windows of all images in one row
+// Grid      one block of 256 per 64 output channels of a group x 64 windows (of all images in one row):
+//           x = (group * row tiles + row tile) * column tiles + column tile
 // Needs     w, bias, y dense; group_ins * taps < 2^31; bias may be null
 // Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias
 template <class T>
-__global__ void __launch_bounds__(256, 2) conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
-                                                 T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes) {
+__global__ void __launch_bounds__(256, 2)
+    conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
+              Windows windows, WindowStrides strides, ConvSizes sizes) {
   typedef Acc<T> A;
   i64 outputs = i64(sizes.by_outputs.divisor);
   i64 columns = sizes.batch * outputs;
@@ -84,8 +86,8 @@ __global__ void __launch_bounds__(256, 2) conv_gemm(const T* __restrict__ x, con
 
   StridedLoader<T> left(w + group * rows * inner, first_row, rows, inner, inner, 1, threadIdx.x);
   i64 window = first_column + SlabPart::along_x(threadIdx.x).x;
-  PatchLoader<T> right(x + group * sizes.group_ins * strides.channel, window, window < columns, inner, sizes, windows, strides,
-                       threadIdx.x);
+  const T* group_x = x + group * sizes.group_ins * strides.channel;
+  PatchLoader<T> right(group_x, window, window < columns, inner, sizes, windows, strides, threadIdx.x);
   i64 row = first_row + sums_row(threadIdx.x);
   i64 column = first_column + sums_column(threadIdx.x);
   A sums[kSums][kSums];
@@ -114,10 +116,12 @@ __global__ void __launch_bounds__(256, 2) conv_gemm(const T* __restrict__ x, con
 // Shapes    as conv_gemm
 // Grid      one thread per output: x = output / 256
 // Needs     w, bias, y dense; bias may be null
-// Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias. Taps in the padding are left out
+// Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each, taps in the padding left out;
+//           then the bias
 template <class T>
-__global__ void __launch_bounds__(256, 1) conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
-                                                   T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes) {
+__global__ void __launch_bounds__(256, 1)
+    conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
+                Windows windows, WindowStrides strides, ConvSizes sizes) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   u64 position;
   u64 plane = sizes.by_outputs.divide(u64(index), position);
@@ -142,7 +146,8 @@ __global__ void __launch_bounds__(256, 1) conv_direct(const T* __restrict__ x, c
         const T* line = image + strides.offset(p0, p1, 0);
         for (int t2 = 0; t2 < windows.kernel[2]; ++t2, ++weights) {
           int p2 = start2 + t2 * windows.dilations[2];
-          if (is_row_inside && windows.is_inside(p2, 2)) sum = multiply_add(widen(*weights), widen(line[p2 * strides.axis[2]]), sum);
+          if (!is_row_inside || !windows.is_inside(p2, 2)) continue;
+          sum = multiply_add(widen(*weights), widen(line[p2 * strides.axis[2]]), sum);
         }
       }
     }
@@ -159,15 +164,17 @@ __device__ inline bool find_source(const Windows& windows, int axis, int at, int
   return distance >= 0 && source * windows.strides[axis] == distance && source < windows.counts[axis];
 }
 
-// Computes  y[n, o, p] = bias[o] + sum over taps t and channels c of o's group of w[c, o, t] * x[n, c, q], q * stride + t * dilation
-//           - begin = p; the windows run over y, one for each position of x
-// Shapes    x [batch, channels, counts] by strides, w [channels, group outs, taps], bias [out channels], y [.., extents] dense
+// Computes  y[n, o, p] = bias[o] + sum over taps t and channels c of o's group of w[c, o, t] * x[n, c, q],
+//           q * stride + t * dilation - begin = p; the windows run over y, one for each position of x
+// Shapes    x [batch, channels, counts] by strides, w [channels, group outs, taps], bias [out channels],
+//           y [batch, out channels, extents] dense
 // Grid      one thread per output: x = output / 256
 // Needs     w, bias, y dense; bias may be null
 // Numerics  half and bf16 in float, rounded once; order tap, then channel, one fma each; then the bias
 template <class T>
-__global__ void __launch_bounds__(256, 1) conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias,
-                                                      T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes) {
+__global__ void __launch_bounds__(256, 1)
+    conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
+                   Windows windows, WindowStrides strides, ConvSizes sizes) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   u64 position;
   u64 plane = sizes.by_outputs.divide(u64(index), position);

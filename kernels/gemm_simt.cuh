@@ -1,7 +1,8 @@
 // One 64 x 64 tile of a matrix product, on the ordinary arithmetic units: 256 threads, 4 x 4 sums each.
 //
-// Operands come through loaders, so that a matrix with strides and the columns of a convolution share one loop. The sums run
-// over k = 0, 1, 2, ... with one fused multiply-add each, whatever the device: the bits are the same everywhere.
+// Operands come through loaders, so that a matrix with strides and the columns of a convolution share one loop. The
+// sums run over k = 0, 1, 2, ... with one fused multiply-add each, whatever the device: the bits are the same
+//           everywhere.
 #pragma once
 #include "safe.cuh"
 
@@ -19,8 +20,8 @@ __device__ inline T multiply_add(T a, T b, T c) {
   return wrapping_add(c, wrapping_mul(a, b));
 }
 
-// Which four elements (x, k) of a 64 x 16 slab a thread carries: x + i * dx, k + i * dk for i = 0..3. Neighbouring threads are
-// neighbours along k, where a row lies dense in k, else along x.
+// Which four elements (x, k) of a 64 x 16 slab a thread carries: x + i * dx, k + i * dk for i = 0..3. Neighbouring
+// threads are neighbours along k, where a row lies dense in k, else along x.
 struct SlabPart {
   int x, k, dx, dk;
 
@@ -43,7 +44,8 @@ struct StridedLoader {
   i64 step, k_step;  // from an element of the part to the next, and from one k to the next
   const T* first;    // element 0 of the part at k = 0
 
-  __device__ StridedLoader(const T* matrix, i64 origin, i64 x_extent, i64 inner, i64 x_stride, i64 k_stride, int thread) {
+  __device__ StridedLoader(const T* matrix, i64 origin, i64 x_extent, i64 inner, i64 x_stride, i64 k_stride,
+                           int thread) {
     part = k_stride == 1 ? SlabPart::along_k(thread) : SlabPart::along_x(thread);
     i64 below = x_extent - origin - part.x;
     extent = int(below < kTile ? below : kTile);
@@ -68,10 +70,11 @@ struct StridedLoader {
 __device__ inline int sums_row(int thread) { return thread / kSide * kSums; }
 __device__ inline int sums_column(int thread) { return thread % kSide * kSums; }
 
-// Sums left(row, k) * right(k, column) over k in [0, inner). All threads of the block come here together; `is_needed` is false
-// for a thread whose sums nobody stores. Needs 4 * 16 * 68 * sizeof(A) bytes of shared memory.
+// Sums left(row, k) * right(k, column) over k in [0, inner). All threads of the block come here together; `is_needed`
+// is false for a thread whose sums nobody stores. Needs 4 * 16 * 68 * sizeof(A) bytes of shared memory.
 template <class A, class Left, class Right>
-__device__ inline void multiply_tile(const Left& left, const Right& right, i64 inner, bool is_needed, A (&sums)[kSums][kSums]) {
+__device__ inline void multiply_tile(const Left& left, const Right& right, i64 inner, bool is_needed,
+                                     A (&sums)[kSums][kSums]) {
   __shared__ alignas(16) A left_slabs[2][kSlab][kPitch];
   __shared__ alignas(16) A right_slabs[2][kSlab][kPitch];
   int row = sums_row(threadIdx.x);

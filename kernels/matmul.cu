@@ -39,8 +39,8 @@ __device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T
   y[row * gemm.y_row + column * gemm.y_column] = cast<T>(c ? wrapping_add(sum, addend) : sum);
 }
 
-// Up to kFewRows rows and kFewColumns columns: 32 threads share a column. Neighbouring threads are neighbours along k where a
-// column lies dense in k, else along the columns; the sums are the same.
+// Up to kFewRows rows and kFewColumns columns: 32 threads share a column. Neighbouring threads are neighbours along k
+// where a column lies dense in k, else along the columns; the sums are the same.
 template <class T>
 __device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* y, const Gemm& gemm, i64 first_column) {
   typedef Acc<T> A;
@@ -75,8 +75,8 @@ __device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* 
 // Grid      one block of 256 per 64 x 64 tile, or per 8 columns where there are at most 4 rows:
 //           x = (batch * row tiles + row tile) * column tiles + column tile
 // Needs     c may be null
-// Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such sums over
-//           every 32nd k, added in order
+// Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such
+//           sums over every 32nd k, added in order
 template <class T>
 __global__ void __launch_bounds__(256, 2)
     gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm) {

@@ -2,19 +2,24 @@
 #include "safe.cuh"
 #include "windows.cuh"
 
+struct PoolSizes {
+  FastDiv64 by_windows;  // of one channel
+  FastDiv64 by_channels;
+  i64 batch;
+};
+
 // The window a thread works on: its image and channel, and where its tap 0 lies. False where there is none.
 struct Place {
   i64 plane;  // batch * channels + channel
   i64 source;
   int start[3];
 
-  __device__ bool find(const Windows& windows, const WindowStrides& strides, const FastDiv64& by_windows, const FastDiv64& by_channels,
-                       i64 batch, i64 index) {
+  __device__ bool find(const Windows& windows, const WindowStrides& strides, const PoolSizes& sizes, i64 index) {
     u64 position;
     u64 channel;
-    plane = i64(by_windows.divide(u64(index), position));
-    i64 n = i64(by_channels.divide(u64(plane), channel));
-    if (n >= batch) return false;
+    plane = i64(sizes.by_windows.divide(u64(index), position));
+    i64 n = i64(sizes.by_channels.divide(u64(plane), channel));
+    if (n >= sizes.batch) return false;
     split_index(u32(position), windows.by_counts, start);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) start[axis] = windows.start(start[axis], axis);
@@ -23,19 +28,19 @@ struct Place {
   }
 };
 
-// Computes  y = the largest x of each window, indices = where it lies in the whole input (row-major, or with a column-major
-//           spatial part); lowest and -1 for a window of padding alone
+// Computes  y = the largest x of each window, indices = where it lies in the whole input (row-major, or with a
+//           column-major spatial part); lowest and -1 for a window of padding alone
 // Shapes    x [batch, channels, spatial] by strides, y and indices [batch, channels, windows] dense
 // Grid      one thread per window: x = window / 256
 // Needs     nothing; indices may be null
 // Numerics  exact; the first of equal values stays, a NaN wins and the first NaN stays
 template <class T>
-__global__ void __launch_bounds__(256, 1) max_pool(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, Windows windows,
-                                                WindowStrides strides, FastDiv64 by_windows, FastDiv64 by_channels, i64 batch,
-                                                int is_column_major) {
+__global__ void __launch_bounds__(256, 1)
+    max_pool(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, Windows windows,
+             WindowStrides strides, PoolSizes sizes, int is_column_major) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
-  if (!place.find(windows, strides, by_windows, by_channels, batch, index)) return;
+  if (!place.find(windows, strides, sizes, index)) return;
   T best = limits<T>::lowest();
   Acc<T> best_wide = widen(best);
   int where = -1;
@@ -71,11 +76,12 @@ __global__ void __launch_bounds__(256, 1) max_pool(const T* __restrict__ x, T* _
 // Needs     nothing
 // Numerics  taps in row-major order, half and bf16 in float, one division, rounded once; NaN for a window without a tap
 template <class T>
-__global__ void __launch_bounds__(256, 1) average_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides,
-                                                    FastDiv64 by_windows, FastDiv64 by_channels, i64 batch, int counts_padding) {
+__global__ void __launch_bounds__(256, 1)
+    average_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
+                 int counts_padding) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
-  if (!place.find(windows, strides, by_windows, by_channels, batch, index)) return;
+  if (!place.find(windows, strides, sizes, index)) return;
   int divisor = 1;
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
@@ -115,12 +121,13 @@ __device__ inline double square_root(double x) { return sqrt(x); }
 // Needs     p of at least 1
 // Numerics  taps in row-major order, half and bf16 in float, rounded once; exact powers and roots for p = 1 and 2
 template <class T>
-__global__ void __launch_bounds__(256, 1) lp_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides,
-                                               FastDiv64 by_windows, FastDiv64 by_channels, i64 batch, int p) {
+__global__ void __launch_bounds__(256, 1)
+    lp_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
+            int p) {
   typedef Acc<T> A;
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
-  if (!place.find(windows, strides, by_windows, by_channels, batch, index)) return;
+  if (!place.find(windows, strides, sizes, index)) return;
   A sum = A(0);
   for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
     int p0 = place.start[0] + t0 * windows.dilations[0];

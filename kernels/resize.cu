@@ -50,8 +50,9 @@ struct ResizePlace {
 // Needs     nothing; elements move as bits of their width
 // Numerics  exact
 template <class T>
-__global__ void __launch_bounds__(256, 1) resize_nearest(const T* __restrict__ x, const i32* __restrict__ positions, T* __restrict__ y,
-                                                      ResizeWalk walk, T fill) {
+__global__ void __launch_bounds__(256, 1)
+    resize_nearest(const T* __restrict__ x, const i32* __restrict__ positions, T* __restrict__ y, ResizeWalk walk,
+                   T fill) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   if (index >= walk.count) return;
   ResizePlace place(walk, index);
@@ -63,9 +64,14 @@ __global__ void __launch_bounds__(256, 1) resize_nearest(const T* __restrict__ x
   y[index] = place.is_outside(walk, positions) ? fill : x[offset];
 }
 
+// What elements are blended in.
+template <class T>
+using Weight = typename Select<kIsInteger<T>, double, Acc<T>>::type;
+
 // Blends along the axes from `Level` inwards: the innermost axis is summed first.
 template <int Level, class T, class W>
-__device__ inline W blend(const T* x, i64 offset, const i32* positions, const W* weights, const ResizeWalk& walk, const ResizePlace& place) {
+__device__ inline W blend(const T* x, i64 offset, const i32* positions, const W* weights, const ResizeWalk& walk,
+                          const ResizePlace& place) {
   if constexpr (Level == kLevels) {
     return cast<W>(x[offset]);
   } else {
@@ -73,7 +79,8 @@ __device__ inline W blend(const T* x, i64 offset, const i32* positions, const W*
     W sum = W(0);
     for (int tap = 0; tap < walk.taps[Level]; ++tap) {
       int row = place.rows[Level] + tap;
-      W part = blend<Level + 1>(x, offset + positions[row] * walk.level_strides[Level], positions, weights, walk, place) * weights[row];
+      i64 shifted = offset + positions[row] * walk.level_strides[Level];
+      W part = blend<Level + 1>(x, shifted, positions, weights, walk, place) * weights[row];
       sum = tap == 0 ? part : sum + part;
     }
     return sum;
@@ -97,14 +104,12 @@ __device__ inline T finish(W value) {
 // Shapes    x by strides, y dense; positions and weights: a table [extent of y, taps] per level, one after the other
 // Grid      one thread per output: x = output / 256
 // Needs     nothing
-// Numerics  float for half, bf16 and float, double for double and integers; products and sums rounded apart, taps in order, the
-//           innermost axis first; rounded once
+// Numerics  float for half, bf16 and float, double for double and integers; products and sums rounded apart, taps in
+//           order, the innermost axis first; rounded once
 template <class T>
 __global__ void __launch_bounds__(256, 1)
     resize_blend(const T* __restrict__ x, const i32* __restrict__ positions,
-                 const typename Select<kIsInteger<T>, double, Acc<T>>::type* __restrict__ weights, T* __restrict__ y, ResizeWalk walk,
-                 double fill) {
-  typedef typename Select<kIsInteger<T>, double, Acc<T>>::type W;
+                 const Weight<T>* __restrict__ weights, T* __restrict__ y, ResizeWalk walk, double fill) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   if (index >= walk.count) return;
   ResizePlace place(walk, index);
@@ -112,5 +117,5 @@ __global__ void __launch_bounds__(256, 1)
     y[index] = finish<T>(fill);
     return;
   }
-  y[index] = finish<T>(blend<0, T, W>(x, place.base, positions, weights, walk, place));
+  y[index] = finish<T>(blend<0, T, Weight<T>>(x, place.base, positions, weights, walk, place));
 }

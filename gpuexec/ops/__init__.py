@@ -4,6 +4,7 @@ from gpuexec.ops import batch_norm as batch_norm
 from gpuexec.ops import conv as conv
 from gpuexec.ops import copy as copy
 from gpuexec.ops import depth_space as depth_space
+from gpuexec.ops import dropout as dropout
 from gpuexec.ops import elementwise_binary as elementwise_binary
 from gpuexec.ops import elementwise_cast as elementwise_cast
 from gpuexec.ops import elementwise_pow as elementwise_pow
@@ -15,9 +16,12 @@ from gpuexec.ops import layout as layout
 from gpuexec.ops import lp_norm as lp_norm
 from gpuexec.ops import matmul as matmul
 from gpuexec.ops import norm as norm
+from gpuexec.ops import norm_channels as norm_channels
 from gpuexec.ops import pad as pad
 from gpuexec.ops import pool as pool
 from gpuexec.ops import reduce as reduce
+from gpuexec.ops import reduce_arg as reduce_arg
+from gpuexec.ops import reduce_pool as reduce_pool
 from gpuexec.ops import resize as resize
 from gpuexec.ops import rnn as rnn
 from gpuexec.ops import shape as shape

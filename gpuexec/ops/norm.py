@@ -1,4 +1,4 @@
-"""Normalisation of rows: LayerNormalization, RMSNormalization, InstanceNormalization, GroupNormalization.
+"""Normalisation of rows: LayerNormalization and RMSNormalization; `norm_channels` has those over channels.
 
 All normalise rows of a dense tensor, a team of threads per row; they differ in what a row is and in which element of
 scale and bias goes with an element. A row is worked on by one block at most.
@@ -17,8 +17,7 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, broadcast_strides, normalize_axis
-from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.reduce import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
@@ -36,7 +35,7 @@ instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for
 
 
 @dataclass(frozen=True, slots=True)
-class _Affine:
+class Affine:
     """The struct ``Affine`` of norm.cu, less whether there is a bias.
 
     An element's scale stands at ``(row % row_period) * scale_stride + column // column_group``, its bias likewise.
@@ -53,11 +52,11 @@ class _Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class NormalizedRows:
     """What normalising the rows of a dense tensor takes: elements in a row, where its parameters lie, two constants."""
 
     columns: int
-    affine: _Affine
+    affine: Affine
     epsilon: float
     is_centered: bool = True
 
@@ -87,20 +86,21 @@ def _standardize(
     x: Array, axes: tuple[int, ...], epsilon: float, buffer: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """Return ``(x - mean) / sqrt(variance + epsilon)`` over axes kept as 1, the mean and the inverse deviation."""
-    mean = _mean(x, axes)
+    mean = mean_over(x, axes)
     centered = np.asarray(np.subtract(x, mean, out=buffer))
-    inverse = _inverse_deviation(centered, axes, epsilon)
+    inverse = inverse_deviation(centered, axes, epsilon)
     centered *= inverse
     return centered, mean, inverse
 
 
-def _inverse_deviation(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    variance = _mean(np.square(x), axes)
+def inverse_deviation(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    """Return ``1 / sqrt(mean of squares + epsilon)`` over axes, which stay with extent 1."""
+    variance = mean_over(np.square(x), axes)
     return np.asarray(x.dtype.type(1) / np.sqrt(variance + x.dtype.type(epsilon)))
 
 
-def _mean(x: Array, axes: tuple[int, ...]) -> Array:
-    # np.mean warns of an empty slice.
+def mean_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return the mean over axes, which stay with extent 1. Unlike ``np.mean`` it does not warn of empty ones."""
     return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / x.dtype.type(prod(x.shape[axis] for axis in axes)))
 
 
@@ -136,8 +136,8 @@ class _TrailingNormalization(Operator):
         bias_stride = 0
         if bias is not None:
             bias, bias_stride = _spread(emit, bias, x.shape, axis)
-        affine = _Affine(prod(x.shape[:axis]), scale_stride, bias_stride, 1)
-        _Rows(columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
+        affine = Affine(prod(x.shape[:axis]), scale_stride, bias_stride, 1)
+        NormalizedRows(columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
 
 
 def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:
@@ -223,7 +223,7 @@ class RMSNormalization(_TrailingNormalization):
         wide = x.astype(_DOUBLE if _DOUBLE in (x.dtype, scale.dtype) else _FLOAT, copy=False)
         axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
         with np.errstate(all="ignore"):
-            inverse = _inverse_deviation(wide, axes, self.epsilon)
+            inverse = inverse_deviation(wide, axes, self.epsilon)
             y = np.asarray(np.multiply(wide, inverse, out=_buffer(out, scale.dtype, wide.dtype)))
             y *= scale
             return (y.astype(scale.dtype, copy=False),)
@@ -233,122 +233,3 @@ class RMSNormalization(_TrailingNormalization):
         x, scale = inputs
         assert x is not None and scale is not None
         self._lower(emit, x, scale, None, (outputs[0], None, None), False)
-
-
-@dataclass(frozen=True, slots=True)
-class _ChannelNormalization(Operator):
-    """Normalisation of ``[n, channels, ...]`` over space, with scale and bias per channel."""
-
-    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
-
-    def _check(self, inputs: Sequence[TensorSpec | None], entries: int | None = None) -> TensorSpec:
-        x = check_dtype(self.name, inputs[0], _FLOATS)
-        if x.rank < 2:
-            raise InputError(f"{self.name} expects an input of rank 2 or more, [n, channels, ...], got {x}.")
-        expected = x.shape[1:2] if entries is None else (entries,)
-        for role, spec in (("scale", inputs[1]), ("bias", inputs[2])):
-            parameter = check_dtype(self.name, spec, (x.dtype,), role)
-            if parameter.shape != expected:
-                raise InputError(
-                    f"{self.name} expects {role} of shape {list(expected)} for input {x}, got {parameter}."
-                )
-        return x
-
-    def _compute(self, inputs: Sequence[Array | None], rows: Shape, epsilon: float, per_row: int) -> tuple[Array, ...]:
-        """Normalise ``x`` seen as ``[n, *rows]`` over the axes from 2 on.
-
-        Parameters have an entry for each element of the first ``per_row`` axes of rows.
-        """
-        x, scale, bias = inputs
-        assert x is not None and scale is not None and bias is not None
-        wide = x.astype(accumulator(x.dtype), copy=False).reshape(x.shape[0], *rows)
-        spread = (*rows[:per_row], *(1,) * (len(rows) - per_row))
-        with np.errstate(all="ignore"):
-            axes = tuple(range(2, wide.ndim))
-            y = wide - _mean(wide, axes)
-            y *= _inverse_deviation(y, axes, epsilon) * scale.reshape(spread)
-            y += bias.reshape(spread)
-            return (y.astype(x.dtype, copy=False).reshape(x.shape),)
-
-
-@operator("InstanceNormalization")
-@dataclass(frozen=True, slots=True)
-class InstanceNormalization(_ChannelNormalization):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the space of each channel of each image."""
-
-    epsilon: float = 1e-5
-
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return the input's spec.
-
-        Raises:
-            InputError: Types differ or are not float, a rank below 2, or not one scale and bias per channel.
-        """
-        x = self._check(inputs)
-        return (x.with_shape(x.shape),)
-
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
-        assert inputs[0] is not None
-        shape = inputs[0].shape
-        return self._compute(inputs, (shape[1], prod(shape[2:])), self.epsilon, 1)
-
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        """Launch a team of threads per channel."""
-        x, scale, bias = inputs
-        assert x is not None and scale is not None and bias is not None
-        columns = prod(x.shape[2:])
-        affine = _Affine(x.shape[1], 1, 1, columns)
-        parameters = emit.contiguous(scale), emit.contiguous(bias)
-        _Rows(columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
-
-
-@operator("GroupNormalization")
-@dataclass(frozen=True, slots=True)
-class GroupNormalization(_ChannelNormalization):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over groups of channels and their space.
-
-    ``per_group`` is the form before opset 21: one scale and bias per group. It comes from the upgrade.
-    """
-
-    num_groups: int
-    epsilon: float = 1e-5
-    stash_type: int = 1
-    per_group: int = 0
-
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return the input's spec.
-
-        Raises:
-            InputError: Types differ or are not float, a rank below 2, groups that don't divide the channels, or a
-                wrong number of scales.
-        """
-        x = self._check(inputs, self.num_groups if self.per_group else None)
-        if self.num_groups < 1 or x.shape[1] % self.num_groups:
-            raise InputError(f"{self.name} expects num_groups to divide the channels of {x}, got {self.num_groups}.")
-        return (x.with_shape(x.shape),)
-
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
-        assert inputs[0] is not None
-        shape = inputs[0].shape
-        rows = (self.num_groups, shape[1] // self.num_groups, prod(shape[2:]))
-        return self._compute(inputs, rows, self.epsilon, 1 if self.per_group else 2)
-
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        """Launch a team of threads per group."""
-        x, scale, bias = inputs
-        assert x is not None and scale is not None and bias is not None
-        space = prod(x.shape[2:])
-        channels = x.shape[1] // self.num_groups
-        columns = channels * space
-        stride = 1 if self.per_group else channels
-        affine = _Affine(self.num_groups, stride, stride, columns if self.per_group else space)
-        parameters = emit.contiguous(scale), emit.contiguous(bias)
-        _Rows(columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
-
-
-@upgrade("GroupNormalization", below=21)
-def _parameters_per_group(node: RawNode) -> RawNode:
-    """Keep the meaning of the old form: scale and bias have an entry per group."""
-    return node.with_attributes(per_group=1)

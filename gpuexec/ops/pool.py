@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -193,13 +194,9 @@ def _launch(emit: Emitter, name: str, x: Slot, outputs: tuple[Slot | None, ...],
         raise InputError(
             f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}."
         )
-    arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides)]
-    arguments += [
-        pack_fast_div64(max(1, positions)),
-        pack_fast_div64(max(1, x.shape[1])),
-        np.int64(x.shape[0]),
-        np.int32(option),
-    ]
+    divisors = pack_fast_div64(max(1, positions)) + pack_fast_div64(max(1, x.shape[1]))
+    sizes = divisors + struct.pack("<q", x.shape[0])
+    arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides), sizes, np.int32(option)]
     blocks = ceil_div(positions * prod(x.shape[:2]), _THREADS)
     writes = [i for i, output in enumerate(outputs, 1) if output is not None]
     emit.launch(Kernel("pool.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes)

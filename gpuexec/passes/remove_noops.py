@@ -94,8 +94,6 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
     second = None if len(node.inputs) < 2 or node.inputs[1] is None else constants.get(node.inputs[1])
     if name == "Identity" or (name in _OF_ONE and len(node.inputs) == 1):
         return True
-    if name == "Clip":
-        return len(given) == 1
     if name == "Dropout":
         training = node.inputs[2] if len(node.inputs) > 2 else None
         return training is None or (training in constants and not constants[training].any())

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec import knobs
 from gpuexec.command import Command, Kernel
-from gpuexec.errors import KernelError, OutOfMemoryError, PlanError
+from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_execution import Call, Execution, Order
 from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream

@@ -68,6 +68,8 @@ class CpuStream:
     error waited for is passed on: to the run that comes next, or to the next event where no run comes.
     """
 
+    handle = 0
+
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], Callable[[], None] | None] | None] = queue.SimpleQueue()
         self._run_error: BaseException | None = None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpuexec.command import Kernel
+from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream
@@ -159,6 +160,17 @@ class TracerDevice:
         """Return a stream."""
         self._streams += 1
         return TracerStream(self, self._streams)
+
+    def external_stream(self, handle: int) -> Stream:
+        """Return a stream of that handle.
+
+        Raises:
+            InputError: None was created with it, and it is none of the default streams.
+        """
+        number = handle - _DEFAULT_STREAMS
+        if not 1 - _DEFAULT_STREAMS <= number <= self._streams:
+            raise InputError(f"{self.name} has no stream {handle:#x}.")
+        return TracerStream(self, number)
 
     def create_event(self) -> Event:
         """Return an event."""

@@ -105,7 +105,7 @@ class Standin:
             driver=driver,
             memory=SimpleNamespace(OutOfMemoryError=NoMemory),
             Device=lambda ordinal: Device(self, ordinal),
-            Stream=lambda *, non_blocking: Stream(self, non_blocking),
+            Stream=type("Stream", (Stream,), {"_standin": self}),
             Event=lambda *, block, disable_timing: Event(self, block, disable_timing),
             alloc=lambda nbytes: Pointer(self._call(self.device.allocate, nbytes)),
             alloc_pinned_memory=lambda nbytes: make_pinned_pointer(self._call(self.device.allocate_pinned, nbytes)),
@@ -334,11 +334,24 @@ class Device:
 
 
 class Stream:
-    def __init__(self, standin: Standin, non_blocking: bool) -> None:
+    """A stream of the stand-in that a subclass names; of its own, or somebody else's."""
+
+    _standin: Standin
+
+    def __init__(self, *, non_blocking: bool) -> None:
         assert non_blocking
-        standin._require_current()
-        self._standin, self.below = standin, standin._call(standin.device.create_stream)
-        self.ptr = standin.handles.add(self.below)
+        self._standin._require_current()
+        self.below = self._standin._call(self._standin.device.create_stream)
+        self.ptr = self._standin.handles.add(self.below)
+
+    @classmethod
+    def from_external(cls, external: Any) -> Stream:
+        """Return a stream of another package by the CUDA stream protocol."""
+        version, handle = external.__cuda_stream__()
+        assert version == 0
+        stream = cls.__new__(cls)
+        stream.ptr, stream.below = handle, cls._standin.handles[handle]
+        return stream
 
     def record(self, event: Event) -> Event:
         self._standin._call(self.below.record, event.below)

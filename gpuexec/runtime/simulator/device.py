@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuexec.command import Kernel
-from gpuexec.errors import ClosedError, DeviceError, DeviceLostError, GpuexecError, KernelError
+from gpuexec.errors import ClosedError, DeviceError, DeviceLostError, GpuexecError, InputError, KernelError
 from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.runtime.kernel_source import kernels_dir

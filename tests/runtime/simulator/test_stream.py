@@ -16,6 +16,7 @@ from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.simulator import stream_thread
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.memory import DeviceMemory
+from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.simulator.stream import SimulatorStream
 from tests.runtime.simulator.conftest import FOLDER, instantiations
 
@@ -81,6 +82,42 @@ def test_forgotten_wait_reads_poison_and_a_wait_cures_it(device: SimulatorDevice
     consumer.synchronize()
     assert event.is_done() and consumer.is_done()
     np.testing.assert_array_equal(out, 2 * X)
+
+
+class _Watched(threading.Event):
+    """A point that says when somebody has begun to wait for it."""
+
+    def __init__(self, point: threading.Event, begun: threading.Event) -> None:
+        super().__init__()
+        self.is_set = point.is_set  # type: ignore[method-assign]
+        self._point, self._begun = point, begun
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._begun.set()
+        return self._point.wait(timeout)
+
+
+def test_stream_goes_on_only_after_what_it_waits_for(device: SimulatorDevice) -> None:
+    producer, consumer, event, ran = device.create_stream(), device.create_stream(), device.create_event(), []
+    consumer_moved = threading.Event()  # into the wait, or past it where it does not wait
+
+    def produce() -> None:
+        assert consumer_moved.wait(60)
+        ran.append("producer")
+
+    def consume() -> None:
+        ran.append("consumer")
+        consumer_moved.set()
+
+    producer.issue(Operation("produce", produce))
+    producer.record(event)
+    assert event.point is not None
+    event.point = _Watched(event.point, consumer_moved)
+    consumer.wait(event)
+    consumer.issue(Operation("consume", consume))
+    producer.synchronize()
+    consumer.synchronize()
+    assert ran == ["producer", "consumer"]
 
 
 def test_arguments_are_taken_at_the_launch(device: SimulatorDevice) -> None:

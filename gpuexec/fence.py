@@ -1,0 +1,147 @@
+"""When work is done, said before the work is even on its stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpuexec.errors import StateError
+from gpuexec.runtime.completion import Completion
+from gpuexec.runtime.device import Event
+
+
+class Fence:
+    """The events of a piece of work and of what it depends on, known once the work is on its stream.
+
+    ``stepper`` is the thread that schedules the work piece by piece, if one does: it must not wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._events: tuple[Event, ...] = ()
+        self._failure: BaseException | None = None
+        self._issued = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []
+        self.stepper: int | None = None
+
+    @staticmethod
+    def of(*events: Event) -> Fence:
+        """Return a fence of work that is on its stream."""
+        fence = Fence()
+        fence.issue(events)
+        return fence
+
+    def issue(self, events: tuple[Event, ...], failure: BaseException | None = None) -> bool:
+        """Say that the work is on its stream, or never will be (``failure``); False if that was said before.
+
+        Args:
+            events: The newest first: when it is done, so are the others.
+            failure: What whoever waits is told.
+        """
+        with self._lock:
+            if self._issued.is_set():
+                return False
+            self._events, self._failure = events, failure
+            self._issued.set()
+            waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+        return True
+
+    def when_issued(self, callback: Callable[[], None]) -> None:
+        """Call back once the work is on its stream: now, if it is. Callbacks don't raise."""
+        with self._lock:
+            if not self._issued.is_set():
+                self._waiting.append(callback)
+                return
+        callback()
+
+    def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
+        """Call back once the work is done: now, if it is or never will be, else on the completion thread."""
+
+        def watch() -> None:
+            if not self._events or self._events[0].is_done():
+                callback()
+            else:
+                completion.call(self._events[0], lambda _: callback())
+
+        self.when_issued(watch)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events; empty before the work is issued."""
+        return self._events
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the work will never run, if so."""
+        return self._failure
+
+    def is_issued(self) -> bool:
+        """Return whether the work is on its stream, or never will be."""
+        return self._issued.is_set()
+
+    def is_done(self) -> bool:
+        """Return whether all work is done, or never will be; never waits."""
+        return self._issued.is_set() and all(event.is_done() for event in self._events)
+
+    def wait_issued(self, timeout_s: float | None = None) -> bool:
+        """Wait until the work is on its stream; False when the time ran out.
+
+        Raises:
+            StateError: This thread schedules the work piece by piece, and has not finished.
+            GpuexecError: The work will never run.
+        """
+        if self.stepper == threading.get_ident() and not self._issued.is_set():
+            raise StateError("The run is not wholly scheduled: finish iterating schedule_iterable() before waiting for its results.")
+        if not self._issued.wait(timeout_s):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Wait until done, or the time ran out (False).
+
+        Raises:
+            StateError: This thread schedules the work piece by piece, and has not finished.
+            GpuexecError: What the work raised.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        if not self.wait_issued(timeout_s):
+            return False
+        for event in self._events:
+            if not event.synchronize(None if end is None else max(end - time.monotonic(), 0.0)):
+                return False
+        return True
+
+    async def wait(self, completion: Completion) -> None:
+        """Wait until done without blocking the loop; raises what the work raised."""
+        if not self.is_done():
+            await wait_in_loop(lambda notify: self.when_done(completion, notify))
+        self.synchronize()
+
+
+async def wait_in_loop(subscribe: Callable[[Callable[[], None]], None]) -> None:
+    """Suspend the running task until the subscribed callback comes, from whatever thread."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def notify() -> None:
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            # The loop was closed meanwhile: nobody is left to tell.
+            if not loop.is_closed():
+                raise
+
+    subscribe(notify)
+    await future

@@ -1,0 +1,31 @@
+"""Models in ONNX's text form as graphs, and a check that a pass changed nothing in what is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import parser
+
+from gpuexec.graph import Array, Graph, check
+from gpuexec.importer import load_graph, run_oracle, to_model
+
+
+def load(text: str, opset: int = 18) -> Graph:
+    return load_graph(parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')).graph
+
+
+def operators(graph: Graph) -> list[str]:
+    return [node.operator.name for node in graph.nodes]
+
+
+def check_same(before: Graph, after: Graph, rtol: float = 0, **feeds: Array) -> None:
+    """Check that another engine computes the same of both, and that inputs and outputs have stayed."""
+    check(after)
+    assert after.inputs == before.inputs
+    assert [value.name for value in after.outputs] == [value.name for value in before.outputs]
+    expected, got = run_oracle(to_model(before), feeds)[1], run_oracle(to_model(after), feeds)[1]
+    assert list(got) == list(expected)
+    for name, array in expected.items():
+        assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)
+        wide = array.astype(np.float64)
+        limit = rtol * float(np.max(np.abs(wide[np.isfinite(wide)]), initial=0))
+        np.testing.assert_allclose(got[name].astype(np.float64), wide, rtol=0, atol=limit, err_msg=name)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Graph
+from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
+from gpuexec.spec import TensorSpec
+from tests.passes.harness import check_same, load, operators
+
+TEXT = (
+    "agraph (float[2, 3] x) => (float[2, 3] y) <float[3] a = {1, 2, 3}> "
+    "{ b = Neg (a) c = Identity (x) d = Add (c, b) e = Add (c, b) f = Exp (x) y = Mul (d, e) }"
+)
+
+
+def test_lists_hold_passes_by_name_with_a_summary() -> None:
+    assert [each.name for each in AT_LOAD] == [
+        "fold_constants",
+        "remove_noops",
+        "fuse_conv_batchnorm",
+        "merge_common",
+        "remove_dead",
+    ]
+    assert [each.name for each in AT_PLAN] == ["fold_shapes", "remove_dead"]
+    assert all(each.summary.endswith(".") for each in (*AT_LOAD, *AT_PLAN))
+
+
+def test_all_together_compute_the_same() -> None:
+    graph = load(TEXT)
+    after = run_passes(graph, AT_LOAD)
+    assert operators(after) == ["Add", "Mul"]
+    check_same(graph, after, x=np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("fold_constants", "Neg"), ("remove_noops", "Identity"), ("remove_dead", "Exp"), ("merge_common", "Add Add")],
+)
+def test_disabled_pass_does_not_run(name: str, kept: str) -> None:
+    assert kept in " ".join(operators(run_passes(load(TEXT), AT_LOAD, disabled={name})))
+
+
+def test_name_of_the_other_list_may_be_disabled() -> None:
+    run_passes(load(TEXT), AT_LOAD, disabled={"fold_shapes"})
+    graph = load("agraph (float[2, 3] x) => (int64[2] y) { y = Shape (x) }")
+    specs = {"x": TensorSpec((2, 3), np.dtype(np.float32))}
+    assert operators(run_passes(graph, AT_PLAN, disabled={"fold_shapes"}, specs=specs)) == ["Shape"]
+    assert operators(run_passes(graph, AT_PLAN, specs=specs)) == []
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(InputError, match="There is no pass fold_it; there are fold_constants, "):
+        run_passes(load(TEXT), AT_LOAD, disabled={"fold_it"})
+
+
+def test_pass_that_breaks_the_graph_is_named() -> None:
+    def lose_nodes(graph: Graph) -> Graph:
+        return replace(graph, nodes=graph.nodes[1:])
+
+    with pytest.raises(AssertionError, match="pass lose_nodes broke the graph"):
+        run_passes(load(TEXT), [Pass("lose_nodes", lose_nodes)])
