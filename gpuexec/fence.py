@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuexec.errors import StateError
+from gpuexec.errors import GpuexecError, StateError
 from gpuexec.runtime.completion import Completion
 from gpuexec.runtime.device import Event
 
@@ -95,7 +96,9 @@ class Fence:
             GpuexecError: The work will never run.
         """
         if self.stepper == threading.get_ident() and not self._issued.is_set():
-            raise StateError("The run is not wholly scheduled: finish iterating schedule_iterable() before waiting for its results.")
+            raise StateError(
+                "The run is not wholly scheduled: finish iterating schedule_iterable() before waiting for its results."
+            )
         if not self._issued.wait(timeout_s):
             return False
         if self._failure is not None:
@@ -117,11 +120,26 @@ class Fence:
                 return False
         return True
 
+    def settle(self) -> None:
+        """Wait until done, however it ends."""
+        self._issued.wait()
+        for event in self._events:
+            with contextlib.suppress(GpuexecError):
+                event.synchronize()
+
     async def wait(self, completion: Completion) -> None:
         """Wait until done without blocking the loop; raises what the work raised."""
         if not self.is_done():
             await wait_in_loop(lambda notify: self.when_done(completion, notify))
         self.synchronize()
+
+
+def when_all_issued(fences: Sequence[Fence], callback: Callable[[], None]) -> None:
+    """Call back once all of these are issued: now, if they are."""
+    if not fences:
+        callback()
+    else:
+        fences[0].when_issued(lambda: when_all_issued(fences[1:], callback))
 
 
 async def wait_in_loop(subscribe: Callable[[Callable[[], None]], None]) -> None:

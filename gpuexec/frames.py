@@ -5,41 +5,48 @@ from __future__ import annotations
 import threading
 
 from gpuexec.errors import ClosedError, StaleError
+from gpuexec.fence import Fence
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Memory, Region, Stream
+from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.transfers import Transfers
 
 
 class Readers:
-    """Who still reads some bytes: events that a stream waits for before the bytes are written again."""
+    """Who still reads some bytes: fences that a stream waits for before the bytes are written again."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._events: list[Event] = []
+        self._fences: list[Fence] = []
         self._lock = threading.Lock()
 
-    def add(self, event: Event) -> None:
-        """Add a reader, done when the event is."""
+    def add(self, fence: Fence) -> None:
+        """Add a reader, done when the fence is."""
         with self._lock:
-            self._events = [each for each in self._events if not each.is_done()]
-            self._events.append(event)
+            self._fences = [each for each in self._fences if not each.is_done()]
+            self._fences.append(fence)
+
+    def list_unissued(self) -> list[Fence]:
+        """Return the readers that are on no stream yet, so that no stream can wait for them."""
+        with self._lock:
+            return [fence for fence in self._fences if not fence.is_issued()]
 
     def hold_back(self, stream: Stream) -> None:
-        """Have a stream wait for the readers; the caller does not."""
+        """Have a stream wait for the readers, all of them issued; the caller does not wait."""
         with self._lock:
-            events, self._events = self._events, []
-        waiting = [event for event in events if not event.is_done()]
+            fences, self._fences = self._fences, []
+        waiting = [event for fence in fences for event in fence.events if not event.is_done()]
         for event in waiting:
             stream.wait(event)
         if waiting:
             # NOTE: a record ends what these waits were for: an error of the readers is none of the work that comes.
             stream.record(self._backend.device.create_event())
 
-    def synchronize(self) -> None:
-        """Wait for the readers."""
+    def settle(self) -> None:
+        """Wait for the readers, however they end."""
         with self._lock:
-            events, self._events = self._events, []
-        for event in events:
-            event.synchronize()
+            fences, self._fences = self._fences, []
+        for fence in fences:
+            fence.settle()
 
 
 class Turns:
@@ -52,18 +59,9 @@ class Turns:
         self.lock = threading.RLock()
         self.number = 0
         self.is_closed = False
-        self._backend = backend
-        self._stream: Stream | None = None
-
-    @property
-    def readback_stream(self) -> Stream:
-        """The stream of the Worker's copies to the host, which waits for no other Worker; the device's once it is closed."""
-        with self.lock:
-            if self.is_closed:
-                return self._backend.readback_stream
-            if self._stream is None:
-                self._stream = self._backend.device.create_stream()
-            return self._stream
+        # Waits of the host that nobody asked for by name: (what, why).
+        self.syncs: list[tuple[str, str]] = []
+        self.transfers = Transfers(backend.device)
 
     def advance(self) -> int:
         """Begin a run; return its number, from 1."""
@@ -75,8 +73,7 @@ class Turns:
         """End all turns. The caller has waited for the readers."""
         with self.lock:
             self.is_closed = True
-            stream, self._stream = self._stream, None
-        close_stream(stream)
+        self.transfers.close()
 
 
 class Frame:
@@ -135,7 +132,7 @@ class Frame:
 
 
 class Lease:
-    """A tensor's claim on its bytes: for one turn of a Worker, or, without a Worker, for as long as the tensor lives."""
+    """A tensor's claim on its bytes: for one turn of a Worker, or for good where it is no Worker's."""
 
     def __init__(self, backend: Backend, frame: Frame | None = None, turns: Turns | None = None) -> None:
         self._backend, self._frame, self._turns = backend, frame, turns
@@ -150,9 +147,10 @@ class Lease:
         return self._turns is None or self._is_exported
 
     @property
-    def readback_stream(self) -> Stream:
-        """The stream that copies to and from the host go on."""
-        return self._backend.readback_stream if self._turns is None else self._turns.readback_stream
+    def transfers(self) -> Transfers:
+        """The stream that copies of the bytes go on: the Worker's own, or the device's where there is none."""
+        is_live = self._turns is not None and not self._turns.is_closed
+        return self._turns.transfers if self._turns is not None and is_live else self._backend.transfers
 
     def check(self, name: str) -> None:
         """Check that the bytes still hold what the tensor stands for.
@@ -165,12 +163,20 @@ class Lease:
             return
         if self._turns.is_closed:
             raise ClosedError(
-                f"Output {name!r}: its Worker is closed. Call readback_request() or copy_output() before closing it.", value=name
+                f"Output {name!r}: its Worker is closed. Call readback_request() or copy_output() before closing it.",
+                value=name,
             )
         if self._number != self._turns.number:
             raise StaleError(
-                f"Output {name!r} belongs to an earlier run. Call readback_request() or copy_output() before the next run.", value=name
+                f"Output {name!r} belongs to an earlier run. Call readback_request() or copy_output()"
+                " before the next run.",
+                value=name,
             )
+
+    def note_sync(self, name: str, why: str) -> None:
+        """Count a wait of the host that nobody asked for by name."""
+        if self._turns is not None:
+            self._turns.syncs.append((name, why))
 
     def export(self, name: str, memory: Memory) -> None:
         """Make the bytes the tensor's for good."""
@@ -179,10 +185,3 @@ class Lease:
             if self._frame is not None and not self._is_exported:
                 self._frame.take_out(memory)
                 self._is_exported = True
-
-
-def close_stream(stream: Stream | None) -> None:
-    """Close a stream of one's own where the device has something to close."""
-    close = getattr(stream, "close", None)
-    if close is not None:
-        close()

@@ -2,77 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError
-from gpuexec.memory import BorrowedMemory
+from gpuexec.errors import GpuexecError, InputError
+from gpuexec.exchange import import_cuda, import_dlpack
+from gpuexec.fence import Fence
+from gpuexec.frames import Readers
 from gpuexec.model import Model, ModelPort
-from gpuexec.readback import Fence, ReadbackRequest
+from gpuexec.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Region
+from gpuexec.runtime.device import Region, Stream
 from gpuexec.spec import TensorSpec
 from gpuexec.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HostArray:
-    """An input whose content is on the host (None: only its spec matters), or will be once ``request`` is done."""
+    """An input whose content is on the host, or will be once ``request`` is done; else only its spec matters.
+
+    ``is_borrowed``: the caller keeps the array as it is until the run is done.
+    """
 
     spec: TensorSpec
-    array: Array | None
+    array: Array | None = None
     request: ReadbackRequest | None = None
+    is_borrowed: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """An input on a device, borrowed until the run is done. ``fence`` says when its content is there."""
+    """An input on the backend's device, borrowed until the run is done. ``fence`` says when its content is there."""
 
     spec: TensorSpec
     region: Region
-    owner: object
-    tensor: Tensor | None = None
-    fence: Fence | None = None
-    guard: Callable[[Event], None] | None = None
-
-    def is_on(self, backend: Backend) -> bool:
-        """Return whether the backend can read it where it is."""
-        return self.tensor is None or self.tensor._backend is backend
+    source: object
+    fence: Fence
+    readers: Readers | None = None
 
 
 GivenInput = HostArray | DeviceArray
 
 
-def accept_inputs(model: Model, inputs: object, kept: Mapping[str, GivenInput]) -> dict[str, GivenInput]:
-    """Return every input of the model by name: those given, and for the rest those of the run before.
+@dataclass(frozen=True, slots=True)
+class Acceptor:
+    """Takes inputs for runs of a model on a stream of a backend."""
 
-    Args:
-        model: Whose inputs.
-        inputs: One array, a list or tuple of them in the model's order, a mapping by name, or None.
-        kept: Inputs of the run before.
+    model: Model
+    backend: Backend
+    stream: Stream
 
-    Raises:
-        InputError: One is missing, misspelt, or of the wrong dtype or shape.
-    """
-    named = _name(model, inputs)
-    unknown = [name for name in named if name not in {port.name for port in model.inputs}]
-    if unknown:
-        raise InputError(f"The model has no input {unknown[0]!r}; it has {', '.join(p.name for p in model.inputs)}.", value=unknown[0])
-    accepted: dict[str, GivenInput] = {}
-    for port in model.inputs:
-        if port.name in named:
-            accepted[port.name] = _accept(port, named[port.name])
-        elif port.name in kept:
-            accepted[port.name] = kept[port.name]
-        else:
-            raise InputError(f"Input {port.name!r} ({port.spec}) is missing.", value=port.name)
-    check_shapes(model, {name: item.spec for name, item in accepted.items()})
-    return accepted
+    def accept(self, inputs: object, kept: Mapping[str, GivenInput], *, copy: bool = True) -> dict[str, GivenInput]:
+        """Return every input of the model by name: those given, and for the rest those of the run before.
+
+        Args:
+            inputs: One array, a list or tuple of them in the model's order, a mapping by name, or None.
+            kept: Inputs of the run before.
+            copy: Whether host arrays will be copied before the call returns; otherwise they are borrowed.
+
+        Raises:
+            InputError: One is missing, misspelt, or of the wrong dtype or shape.
+        """
+        named = _name(self.model, inputs)
+        ports = {port.name: port for port in self.model.inputs}
+        unknown = [name for name in named if name not in ports]
+        if unknown:
+            raise InputError(f"The model has no input {unknown[0]!r}; it has {', '.join(ports)}.", value=unknown[0])
+        missing = [port for name, port in ports.items() if name not in named and name not in kept]
+        if missing:
+            raise InputError(
+                "; ".join(f"input {port.name!r} ({port.spec}) is missing" for port in missing) + ".",
+                value=missing[0].name,
+            )
+        accepted: dict[str, GivenInput] = {}
+        for name, port in ports.items():
+            accepted[name] = (
+                self._accept(port, named[name], copy=copy) if name in named else self._renew(port, kept[name])
+            )
+        check_shapes(self.model, {name: item.spec for name, item in accepted.items()})
+        return accepted
+
+    def _renew(self, port: ModelPort, kept: GivenInput) -> GivenInput:
+        """Return the input of the run before; a device array may have been written since, and is waited for anew."""
+        return kept if isinstance(kept, HostArray) else self._accept(port, kept.source, copy=True)
+
+    def _accept(self, port: ModelPort, item: object, *, copy: bool) -> GivenInput:
+        try:
+            found = self._take(port, item, copy=copy)
+        except GpuexecError as error:
+            error.args = (f"Input {port.name!r}: {error}",)
+            raise
+        except Exception as error:
+            raise InputError(
+                f"Input {port.name!r}: a {type(item).__name__} can't be read as an array: {error}.", value=port.name
+            ) from error
+        if found.spec.dtype != port.spec.dtype:
+            got = found.spec.dtype.name if found.spec.dtype.name != port.spec.dtype.name else found.spec.dtype.str
+            raise InputError(
+                f"Input {port.name!r} expects {port.spec.dtype.name}, got {got}; cast it:"
+                f" x.astype({port.spec.dtype.name!r}).",
+                value=port.name,
+            )
+        return found
+
+    def _take(self, port: ModelPort, item: Any, *, copy: bool) -> GivenInput:
+        if isinstance(item, Tensor):
+            return self._take_tensor(item)
+        if isinstance(item, (bool, int, float)):
+            return HostArray(TensorSpec((), port.spec.dtype), _convert_scalar(item, port.spec.dtype))
+        if isinstance(item, np.ndarray):
+            return HostArray(TensorSpec(item.shape, item.dtype), item, is_borrowed=not copy)
+        if hasattr(item, "__dlpack__"):
+            taken = import_dlpack(item, self.backend, self.stream)
+            if isinstance(taken, np.ndarray):
+                return HostArray(TensorSpec(taken.shape, taken.dtype), taken, is_borrowed=not copy)
+            return DeviceArray(taken[0], taken[1], item, taken[2])
+        if hasattr(item, "__cuda_array_interface__"):
+            spec, region, fence = import_cuda(item, self.backend)
+            return DeviceArray(spec, region, item, fence)
+        array = np.asarray(item)
+        return HostArray(TensorSpec(array.shape, array.dtype), array)
+
+    def _take_tensor(self, tensor: Tensor) -> GivenInput:
+        content = tensor._content
+        content.check()
+        if content.backend is self.backend:
+            return DeviceArray(content.spec, content.region, tensor, content.fence, content.lease.readers)
+        # From another device: the run waits for the readback; the caller does not.
+        return HostArray(content.spec, request=content.read_privately())
 
 
 def check_shapes(model: Model, specs: Mapping[str, TensorSpec]) -> None:
@@ -86,19 +148,20 @@ def check_shapes(model: Model, specs: Mapping[str, TensorSpec]) -> None:
         spec, dims = specs[port.name], port.spec.dims
         if dims is None:
             continue
+        start = f"Input {port.name!r} expects {port.spec}, got {spec}"
         if len(dims) != spec.rank:
-            raise InputError(f"Input {port.name!r} expects {port.spec}, got {spec}: {len(dims)} axes, not {spec.rank}.", value=port.name)
+            raise InputError(f"{start}: {spec.rank} axes, not {len(dims)}.", value=port.name)
         for axis, (dim, extent) in enumerate(zip(dims, spec.shape, strict=True)):
             bound = model.dims.get(dim) if isinstance(dim, str) else dim
             low, high = bound if isinstance(bound, tuple) else (bound, bound)
             if low is not None and high is not None and not low <= extent <= high:
                 wanted = str(low) if low == high else f"{low} to {high}"
-                raise InputError(f"Input {port.name!r} expects {port.spec}, got {spec}: axis {axis} must be {wanted}.", value=port.name)
+                raise InputError(f"{start}: axis {axis} must be {wanted}.", value=port.name)
             if isinstance(dim, str):
                 known = extents.setdefault(dim, (extent, port.name))
                 if known[0] != extent:
                     raise InputError(
-                        f"Input {port.name!r}: dimension {dim!r} is {extent}, but {known[0]} in input {known[1]!r}.", value=port.name
+                        f"{start}: {dim!r} is {extent}, but {known[0]} in input {known[1]!r}.", value=port.name
                     )
 
 
@@ -113,46 +176,16 @@ def _name(model: Model, inputs: object) -> dict[str, object]:
     return {port.name: item for port, item in zip(model.inputs, given, strict=False)}
 
 
-def _accept(port: ModelPort, item: object) -> GivenInput:
-    if isinstance(item, Tensor):
-        found: GivenInput = _accept_tensor(item)
-    elif isinstance(item, np.ndarray):
-        found = HostArray(TensorSpec(item.shape, item.dtype), item)
-    elif hasattr(item, "__cuda_array_interface__"):
-        found = _accept_cuda(port, item)
-    elif hasattr(item, "__dlpack__"):
-        found = _accept_dlpack(port, item)
-    elif isinstance(item, (bool, int, float)):
-        found = HostArray(TensorSpec((), port.spec.dtype), np.asarray(item, port.spec.dtype))
-    else:
-        array = np.asarray(item)
-        found = HostArray(TensorSpec(array.shape, array.dtype), array)
-    if found.spec.dtype != port.spec.dtype:
-        raise InputError(
-            f"Input {port.name!r} expects {port.spec.dtype.name}, got {found.spec.dtype.name}; cast it: x.astype({port.spec.dtype.name!r}).",
-            value=port.name,
-        )
-    return found
-
-
-def _accept_tensor(tensor: Tensor) -> DeviceArray:
-    tensor._check()
-    return DeviceArray(tensor.spec, tensor._region, tensor, tensor, tensor._fence, tensor._guard)
-
-
-def _accept_cuda(port: ModelPort, item: Any) -> GivenInput:
-    interface = item.__cuda_array_interface__
-    spec = TensorSpec(tuple(interface["shape"]), np.dtype(interface["typestr"]))
-    strides = interface.get("strides")
-    dense = tuple(int(np.prod(spec.shape[axis + 1 :])) * spec.dtype.itemsize for axis in range(spec.rank))
-    if strides is not None and tuple(strides) != dense and spec.size > 1:
-        raise InputError(f"Input {port.name!r}: a device array must be dense, got strides {tuple(strides)}; make it contiguous.", value=port.name)
-    return DeviceArray(spec, Region(BorrowedMemory(interface["data"][0], spec.nbytes, item), 0, spec.nbytes), item)
-
-
-def _accept_dlpack(port: ModelPort, item: Any) -> GivenInput:
-    kind = int(item.__dlpack_device__()[0])
-    if kind not in (1, 3):
-        raise InputError(f"Input {port.name!r}: a DLPack array on device type {kind} can't be read here.", value=port.name)
-    array = np.from_dlpack(item)
-    return HostArray(TensorSpec(array.shape, array.dtype), array)
+def _convert_scalar(item: bool | int | float, dtype: np.dtype[Any]) -> Array:
+    """Return a Python scalar in the input's dtype where that loses nothing but a float's precision."""
+    kind = type(item).__name__
+    fits = (
+        dtype.kind == "b"
+        if isinstance(item, bool)
+        else dtype.kind != "b"
+        if isinstance(item, int)
+        else dtype.kind not in "biu"
+    )
+    if not fits:
+        raise InputError(f"a Python {kind} is no {dtype.name}; give np.{dtype.name}(...)")
+    return np.asarray(item, dtype)

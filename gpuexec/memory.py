@@ -54,7 +54,8 @@ class Weights:
     def place(self, buffers: Sequence[Buffer], stream: Stream) -> dict[int, Region]:
         """Return the regions of a plan's CONSTANT buffers, ready for what is issued on ``stream`` from now on.
 
-        What is not there yet is uploaded on it; what another Worker is uploading on a stream of its own is waited for there.
+        What is not there yet is uploaded on it; what another Worker is uploading on a stream of its own is waited for
+        there.
         """
         places = {}
         with self._lock:
@@ -112,7 +113,7 @@ class Arena:
         return sum(memory.nbytes for memory in self._blocks())
 
     def reserve(self, nbytes: int) -> Memory:
-        """Return a block of at least ``nbytes``. An outgrown one stays until released: work on a stream may still use it."""
+        """Return a block of at least ``nbytes``. An outgrown one stays for now: work on a stream may use it."""
         if self._memory is None or self._memory.nbytes < nbytes:
             grown = self._backend.device.allocate(max(nbytes, 1))
             if self._memory is not None:

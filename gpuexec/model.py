@@ -6,11 +6,12 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-from gpuexec.errors import ModelError
+from gpuexec.errors import ModelError, StateError
 from gpuexec.graph import Graph, Value
 from gpuexec.importer.load import ImportedModel, load_graph
+from gpuexec.importer.read import Source
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.planner.classes import DeclaredDims, check_declared
 from gpuexec.spec import DeclaredSpec
@@ -43,10 +44,22 @@ class Model:
         # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.memory`.
         self.slabs: dict[Any, Any] = {}
         self.lock = threading.Lock()
+        self._process = os.getpid()
         names = [value.name for value in graph.constants]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ModelError(f"Constants share names: {', '.join(twice[:5])}.")
+
+    def check_process(self) -> None:
+        """Check that this is still the process that loaded the model.
+
+        Raises:
+            StateError: The process was forked.
+        """
+        if os.getpid() != self._process:
+            raise StateError(
+                "This model was loaded before a fork; device handles don't survive it. Start processes with spawn."
+            )
 
     def __repr__(self) -> str:
         inputs, outputs = "; ".join(map(str, self.inputs)), "; ".join(map(str, self.outputs))
@@ -54,7 +67,7 @@ class Model:
 
 
 def load(
-    source: str | os.PathLike[str] | bytes | IO[bytes] | Any,
+    source: Source,
     *,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     disabled_passes: Iterable[str] = (),
@@ -63,8 +76,8 @@ def load(
 
     Args:
         source: A path, the file's bytes, a binary file object, or an onnx.ModelProto.
-        dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0, 128)}``), so that
-            one plan serves all of it.
+        dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0,
+            128)}``), so that one plan serves all of it.
         disabled_passes: Names of load passes to leave out.
 
     Raises:

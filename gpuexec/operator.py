@@ -237,6 +237,11 @@ def instantiate(source: str, expressions: Iterable[str]) -> None:
     _INSTANTIATIONS.setdefault(source, {}).update(dict.fromkeys(expressions))
 
 
+def instantiations(source: str) -> tuple[str, ...]:
+    """Return the instances of one kernel file; none where the file is not in the table."""
+    return tuple(_INSTANTIATIONS.get(source, ()))
+
+
 def kernel_table() -> dict[str, tuple[str, ...]]:
     """Return every kernel instance a lowering can launch, by source file. Complete once `gpuexec.ops` is imported."""
     return {source: tuple(expressions) for source, expressions in sorted(_INSTANTIATIONS.items())}

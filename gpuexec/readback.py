@@ -22,10 +22,10 @@ _log = logging.getLogger("gpuexec")
 
 
 class ReadbackRequest:
-    """A copy to the host in flight. Poll `is_done`, await it, or wait in `result`; all as often as wanted, from any thread.
+    """A copy to the host in flight. Poll `is_done`, await it, or wait in `result`: as often as wanted, from any thread.
 
-    Made by `Tensor.readback_request`. The device data stays where it is; the request keeps what was read, whatever becomes of
-    the tensor and its Worker.
+    Made by `Tensor.readback_request`. The device data stays where it is; the request keeps what was read, whatever
+    becomes of the tensor and its Worker.
     """
 
     def __init__(self, backend: Backend, spec: TensorSpec, region: Region, source: Fence, lease: Lease) -> None:
@@ -125,17 +125,18 @@ class ReadbackRequest:
         backend, nbytes = self._backend, self.spec.nbytes
         block = self._block = backend.staging.take(max(nbytes, 1))
         assert block.array is not None
-        stream, event = self._lease.readback_stream, backend.device.create_event()
-        for each in self._source.events:
-            stream.wait(each)
-        if nbytes:
-            stream.copy_to_host(block.array[:nbytes], region.address)
-        stream.record(event)
-        self._lease.readers.add(event)
+        event = backend.device.create_event()
+        with self._lease.transfers.issuing() as stream:
+            for each in self._source.events:
+                stream.wait(each)
+            if nbytes:
+                stream.copy_to_host(block.array[:nbytes], region.address)
+            stream.record(event)
+            self._lease.readers.add(Fence.of(event))
         backend.keeper.hold(event, region.memory)
         # The block is used again when nobody holds this request or a view of it, and the copy is over.
         weakref.finalize(self, backend.staging.give_back, block, event).atexit = False
-        self._fence.issue((event, *self._source.events))
+        self._fence.issue((event,))
 
     def _resolve(self) -> None:
         with self._lock:

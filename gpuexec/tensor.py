@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError, PendingError, StateError
-from gpuexec.memory import Lease
-from gpuexec.readback import Fence, ReadbackRequest, wait_in_loop
-from gpuexec.runtime.backend import Backend, BackendType
-from gpuexec.runtime.device import Event, Region
+from gpuexec import exchange
+from gpuexec.content import Content
+from gpuexec.errors import InputError, PendingError
+from gpuexec.readback import ReadbackRequest
+from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -20,16 +19,24 @@ Array = np.ndarray[Any, Any]
 class Tensor:
     """A dense tensor on a device: shape and dtype at once, content when its run is done.
 
-    Reading is explicit: `readback_request` (poll or await), `readback_and_clone` (block), or `readback_and_clone_async`. A tensor
-    that a Worker made is good until its memory is taken by a run that comes ``frames`` runs later; use after that raises
-    StaleError. `Worker.copy_output` makes one that lasts.
+    Reading is explicit: `readback_request` (poll or await), `readback_and_clone` (block), or
+    `readback_and_clone_async`. A tensor that a Worker made speaks for its data until the Worker's next run; use after
+    that raises StaleError, while requests made before keep what they read. `Worker.copy_output` makes a tensor that
+    lasts.
     """
 
-    def __init__(self, name: str, spec: TensorSpec, backend: Backend, region: Region, fence: Fence, lease: Lease | None) -> None:
-        self.name, self.spec = name, spec
-        self._backend, self._region, self._fence, self._lease = backend, region, fence, lease
-        self._request: ReadbackRequest | None = None
-        self._closed = False
+    def __init__(self, content: Content) -> None:
+        self._content = content
+
+    @property
+    def name(self) -> str:
+        """The output it is or was copied from."""
+        return self._content.name
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return self._content.spec
 
     # ---- what it is
 
@@ -66,7 +73,7 @@ class Tensor:
     @property
     def backend_type(self) -> BackendType:
         """Where the content lies."""
-        return self._backend.type
+        return self._content.backend.type
 
     @property
     def data_on_backend(self) -> DeviceData:
@@ -74,43 +81,31 @@ class Tensor:
         return DeviceData(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "done" if self._fence.is_done() else "pending"
-        return f"Tensor({self.name!r}, {self.spec}, {self._backend.device.name}, {state})"
+        state = "closed" if self._content.is_closed else "done" if self._content.fence.is_done() else "pending"
+        return f"Tensor({self.name!r}, {self.spec}, {self._content.backend.device.name}, {state})"
 
     # ---- waiting for the run that makes it
 
     def is_done(self) -> bool:
         """Return whether the run that makes the content is done; never waits."""
-        return self._fence.is_done()
+        self._content.backend.check_process()
+        return self._content.fence.is_done()
 
     async def ready(self) -> Tensor:
         """Wait for the content (not for a copy of it) without blocking the loop."""
-        await wait_in_loop(self._notify)
-        self._fence.synchronize()
+        self._content.check()
+        await self._content.fence.wait(self._content.backend.completion)
         return self
-
-    def _notify(self, callback: Callable[[Any], None]) -> None:
-        def watch() -> None:
-            if self._fence.events:
-                self._backend.completion.call(self._fence.events[0], callback)
-            else:
-                callback(None)
-
-        self._fence.when_issued(watch)
 
     # ---- reading back
 
     def readback_request(self) -> ReadbackRequest:
-        """Start a copy to the host; return at once. A second call returns the same request."""
-        if self._request is None or self._request.is_cancelled():
-            self._check()
-            guard = self._guard
-            self._request = ReadbackRequest(self._backend, self.spec, self._region.address, self._fence, guard, self._region.memory)
-        return self._request
+        """Start a copy to the host; return at once. Until the content changes, further calls return the same one."""
+        return self._content.request_readback()
 
     def is_readback_request_done(self) -> bool:
         """Return whether a readback was requested and is done; False where none was requested."""
-        return self._request is not None and not self._request.is_cancelled() and self._request.is_done()
+        return self._content.is_read_back()
 
     def readback_and_clone(self) -> Array:
         """Return the content as an array of the caller's own. Blocks, unless a request is done already."""
@@ -121,41 +116,71 @@ class Tensor:
         return await self.readback_request()
 
     def download_to_array(self, out: Array | None = None) -> Array:
-        """Return the content, written into ``out`` if given (same shape and dtype). Blocks like `readback_and_clone`."""
+        """Return the content, written into ``out`` if given (same shape and dtype). Blocks like `readback_and_clone`.
+
+        Raises:
+            InputError: ``out`` does not fit.
+        """
         if out is None:
             return self.readback_and_clone()
         if out.shape != self.shape or out.dtype != self.dtype:
-            raise InputError(f"Tensor {self.name!r} is {self.spec}, `out` is {TensorSpec(out.shape, out.dtype)}.", value=self.name)
+            raise InputError(
+                f"Tensor {self.name!r} is {self.spec}, `out` is {TensorSpec(out.shape, out.dtype)}.", value=self.name
+            )
         np.copyto(out, self.readback_request().view())
         return out
 
     def download_to_native_array(self) -> Array:
-        """Return the content as a read-only view of the pinned bytes it was read back to. Blocks like `readback_and_clone`."""
+        """Return the content as a read-only view of pinned bytes. Blocks like `readback_and_clone`."""
         return self.readback_request().view()
 
     # ---- arrays of other packages
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The tensor for packages that read GPU memory. Waits for the run: the interface has no way to pass an event."""
-        if self._backend.type is BackendType.CPU:
+        """The tensor for packages that read GPU memory: they wait for its ``stream``, and keep the bytes."""
+        if self.backend_type is BackendType.CPU:
             raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
-        self._export()
-        self._fence.synchronize()
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self._region.address if self.nbytes else 0, False),
-            "strides": None,
-            "version": 3,
-        }
+        self._content.export()
+        return exchange.export_cuda(self._content)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return where the bytes are, as DLPack counts."""
+        return exchange.dlpack_device(self._content.backend)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return the tensor as a DLPack capsule. The bytes are the consumer's, and its stream waits for the content.
+
+        Raises:
+            BufferError: A copy, or another device, is asked for.
+            PendingError: A tensor on the CPU is not computed yet.
+        """
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(
+                f"Tensor {self.name!r} is given where it lies and without a copy; use copy_output() for one."
+            )
+        if self.backend_type is BackendType.CPU:
+            self._require_done()
+        self._content.export()
+        return exchange.export_dlpack(self._content, stream=stream, max_version=max_version)
+
+    # ---- element access: only where the content is on the host already
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        view = self._host_view()
-        return np.array(view, dtype=dtype, copy=True if copy is None else copy)
+        view = self._view_host()
+        if copy is False and dtype is not None and np.dtype(dtype) != view.dtype:
+            raise ValueError(f"Tensor {self.name!r} is {self.spec}; {np.dtype(dtype).name} needs a copy.")
+        return view if copy is False else np.array(view, dtype=dtype)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._host_view()[key]
+        return np.array(self._view_host()[key])[()]
 
     def __len__(self) -> int:
         if not self.shape:
@@ -163,68 +188,44 @@ class Tensor:
         return self.shape[0]
 
     def __float__(self) -> float:
-        return float(self._host_view().item())
+        return float(self._view_host().item())
 
     def __int__(self) -> int:
-        return int(self._host_view().item())
+        return int(self._view_host().item())
 
     def __bool__(self) -> bool:
-        return bool(self._host_view().item())
+        return bool(self._view_host().item())
 
-    def _host_view(self) -> Array:
+    def _view_host(self) -> Array:
         """Return the content where it is on the host and done; else refuse, and name the call to make."""
-        self._check()
-        array = self._region.memory.array
-        if self._backend.type is not BackendType.CPU or array is None or not self._fence.is_done():
-            what = "lies on a device" if self._backend.type is not BackendType.CPU else "is not computed yet"
-            raise PendingError(
-                f"Tensor {self.name!r} {what}: call readback_and_clone() to block for it, or await readback_and_clone_async().", value=self.name
-            )
-        self._fence.synchronize()
-        start = self._region.offset
+        self._require_done()
+        array = self._content.region.memory.array
+        assert array is not None
+        start = self._content.region.offset
         return array[start : start + self.nbytes].view(self.dtype).reshape(self.shape)
+
+    def _require_done(self) -> None:
+        self._content.check()
+        is_far = self.backend_type is not BackendType.CPU
+        if is_far or not self._content.fence.is_done():
+            raise PendingError(
+                f"Tensor {self.name!r} {'lies on a device' if is_far else 'is not computed yet'}: call"
+                " readback_and_clone() to block for it, or await readback_and_clone_async().",
+                value=self.name,
+            )
+        self._content.fence.synchronize()
 
     # ---- life
 
     def close(self) -> None:
-        """Let go of the content; a readback under way goes on."""
-        self._closed = True
-        if self._lease is None:
-            # The caller's own copy: freed once the memory object has no other holder.
-            self._region = Region(_Nothing(), 0, 0)
+        """Let go of the content; a readback under way goes on. Twice is harmless."""
+        self._content.close()
 
     def __enter__(self) -> Tensor:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _check(self) -> None:
-        if self._closed:
-            raise StateError(f"Tensor {self.name!r} is closed.", value=self.name)
-        self._backend.check_process()
-        if self._lease is not None:
-            self._lease.check(self.name)
-
-    def _guard(self, event: Event) -> None:
-        if self._lease is not None:
-            self._lease.guard(event)
-
-    def _export(self) -> None:
-        self._check()
-        if self._lease is not None:
-            self._lease.export(self.name)
-
-
-class _Nothing:
-    """Memory of no bytes."""
-
-    address = 0
-    nbytes = 0
-    array = None
-
-    def free(self) -> None:
-        """Do nothing."""
 
 
 class DeviceData:
@@ -241,7 +242,7 @@ class DeviceData:
     @property
     def max_capacity(self) -> int:
         """Elements the memory has room for."""
-        return self._tensor._region.nbytes // self._tensor.dtype.itemsize
+        return self._tensor._content.region.nbytes // self._tensor.dtype.itemsize
 
     def download(self) -> Array:
         """Block for the content as an array of the caller's own."""
@@ -252,29 +253,22 @@ class DeviceData:
         return await self._tensor.readback_and_clone_async()
 
     def upload(self, array: Array) -> None:
-        """Replace the first elements by those of an array of the same dtype, in order; waits for the run that makes the tensor.
+        """Replace the first elements by those of an array of the same dtype, behind all that reads or makes them.
+
+        The array is copied before this returns; nothing is waited for.
 
         Raises:
-            InputError: The dtype differs, or there are more elements than `max_capacity`.
+            InputError: The dtype differs, or there are more elements than the tensor has.
         """
         tensor = self._tensor
-        tensor._check()
         source = np.ascontiguousarray(array)
-        if source.dtype != tensor.dtype or source.size > self.max_capacity:
+        if source.dtype != tensor.dtype or source.size > tensor.size:
             raise InputError(
-                f"Tensor {tensor.name!r} takes up to {self.max_capacity} elements of {tensor.dtype.name}, got {source.size} of {source.dtype.name}.",
+                f"Tensor {tensor.name!r} takes up to {tensor.size} elements of {tensor.dtype.name}, got"
+                f" {source.size} of {source.dtype.name}.",
                 value=tensor.name,
             )
-        stream = tensor._backend.readback_stream
-        tensor._fence.synchronize()
-        if source.nbytes:
-            stream.copy_to_device(tensor._region.address, source.reshape(-1).view(np.uint8))
-        event = tensor._backend.device.create_event()
-        stream.record(event)
-        tensor._guard(event)
-        fence = Fence()
-        fence.issue((event, *tensor._fence.events))
-        tensor._fence, tensor._request = fence, None
+        tensor._content.upload(source.reshape(-1).view(np.uint8))
 
     def readback_request(self) -> ReadbackRequest:
         """Start a copy to the host."""
@@ -286,4 +280,5 @@ class DeviceData:
 
     def complete_all_pending_operations(self) -> None:
         """Wait for the work that makes or uploads the content; copies nothing."""
-        self._tensor._fence.synchronize()
+        self._tensor._content.check()
+        self._tensor._content.fence.synchronize()

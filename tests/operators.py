@@ -225,6 +225,38 @@ def launch(emit: Emitter, name: str, arguments: Sequence[Any], writes: Sequence[
     emit.launch(Kernel("test.cu", name), (-(-size // 128), 1, 1), (128, 1, 1), arguments, writes)
 
 
+# Called by `Watched.infer`: how a test looks into planning.
+WATCHING: list[Callable[[], None]] = []
+
+
+@operator("Watched", "test")
+@dataclass(frozen=True, slots=True)
+class Watched(Operator):
+    """Copy, and be no size class: another kernel, scratch memory and a read of ``y`` for some numbers of rows."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec, y: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
+        for call in WATCHING:
+            call()
+        if x.shape[0] == 5 and y is not None:
+            require_const(y, "y", 1)
+        return (x.with_shape(x.shape),)
+
+    def compute(self, x: Array, y: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+        return (x.copy(),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        kind = "large"
+        if x.shape[0] < 4:
+            kind = "small"
+        if x.shape[0] < 3:
+            emit.temp((4,), FLOAT)
+        launch(emit, f"watched<{kind}>", [x, y], [1])
+
+
 class GraphBuilder:
     """Builds a graph node by node.
 

@@ -44,6 +44,6 @@ def random_graph(seed: int, nodes: int = 20) -> Graph:
         elif extent % 2 == 0:
             first, second = build.nodes(Halves(), value, count=2)
             values += [(first, extent // 2), (second, extent // 2)]
-    # Whatever nobody reads is an output, so that nothing is dead; and one value that is read besides.
+    # Whatever nobody reads is an output, so that little is dead; and one value that is read besides.
     made = [value for value, _ in values[2:]]
     return build.graph(*(value for value in made if value not in read), rng.choice([*made, x]))

@@ -21,7 +21,22 @@ FLOORS = (
     ("graph", "plan"),
     ("ops",),
     ("importer", "passes", "planner", "runtime"),
-    *(("model",), ("memory",), ("readback",), ("tensor",), ("run",), ("program",), ("worker",)),
+    *((room,) for room in ("model", "memory", "fence", "frames", "readback", "content")),
+    *(
+        (room,)
+        for room in (
+            "exchange",
+            "tensor",
+            "inputs",
+            "plan_cache",
+            "run",
+            "binding",
+            "driver",
+            "engine",
+            "program",
+            "worker",
+        )
+    ),
     ("__init__",),  # the public names
     ("compat", "cli"),
 )

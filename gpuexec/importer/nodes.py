@@ -17,7 +17,7 @@ from gpuexec.importer.order import describe_node
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.schemas import check_form, find_schema
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
-from gpuexec.operator import build, find_operator, qualified, upgrades_for
+from gpuexec.operator import build, qualified, upgrades_for
 from gpuexec.spec import DeclaredSpec
 
 _PLAIN_CONSTANTS: Mapping[str, Any] = {
@@ -169,13 +169,6 @@ def upgrade_node(raw: RawNode) -> RawNode:
     Raises:
         InputError: The node has no newest form.
     """
-    upgraded: set[str] = set()
-    while (name := qualified(raw.op_type, raw.domain)) not in upgraded:
-        upgraded.add(name)
-        for function in upgrades_for(name, raw.opset):
-            raw = function(raw)
-            if qualified(raw.op_type, raw.domain) != name:
-                break
-    if find_operator(qualified(raw.op_type, raw.domain)) is None:
-        raise InputError(f"its newest form {raw.op_type} is not registered")
+    for function in upgrades_for(qualified(raw.op_type, raw.domain), raw.opset):
+        raw = function(raw)
     return raw

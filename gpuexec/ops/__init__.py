@@ -3,6 +3,7 @@
 from gpuexec.ops import batch_norm as batch_norm
 from gpuexec.ops import conv as conv
 from gpuexec.ops import copy as copy
+from gpuexec.ops import cumulative as cumulative
 from gpuexec.ops import depth_space as depth_space
 from gpuexec.ops import dropout as dropout
 from gpuexec.ops import elementwise_binary as elementwise_binary
@@ -27,3 +28,4 @@ from gpuexec.ops import rnn as rnn
 from gpuexec.ops import shape as shape
 from gpuexec.ops import slice as slice
 from gpuexec.ops import softmax as softmax
+from gpuexec.ops import trilu as trilu

@@ -47,14 +47,16 @@ class Affine:
     column_group: int
 
     def pack(self, has_bias: bool) -> bytes:
+        """Return the bytes of the struct."""
         divisors = pack_fast_div64(max(1, self.row_period)) + pack_fast_div64(max(1, self.column_group))
         return divisors + struct.pack("<3q", self.scale_stride, self.bias_stride, has_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class NormalizedRows:
-    """What normalising the rows of a dense tensor takes: elements in a row, where its parameters lie, two constants."""
+    """What normalising the rows of a dense tensor takes: their number and length, parameters and two constants."""
 
+    count: int
     columns: int
     affine: Affine
     epsilon: float
@@ -62,7 +64,7 @@ class NormalizedRows:
 
     def launch(self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None]) -> None:
         """Launch the kernel for y alone, or that for y, mean and inverse deviation."""
-        count = x.spec.size // self.columns if self.columns else 0
+        count = self.count
         team = choose_team(self.columns, count)
         sizes = (np.int64(count), np.int64(self.columns), np.int32(team.lanes))
         constants = (self.affine.pack(bias is not None), np.float64(self.epsilon))
@@ -136,8 +138,9 @@ class _TrailingNormalization(Operator):
         bias_stride = 0
         if bias is not None:
             bias, bias_stride = _spread(emit, bias, x.shape, axis)
-        affine = Affine(prod(x.shape[:axis]), scale_stride, bias_stride, 1)
-        NormalizedRows(columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
+        count = prod(x.shape[:axis])
+        affine = Affine(count, scale_stride, bias_stride, 1)
+        NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
 
 
 def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:

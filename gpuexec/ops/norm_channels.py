@@ -83,10 +83,10 @@ class InstanceNormalization(_ChannelNormalization):
         """Launch a team of threads per channel."""
         x, scale, bias = inputs
         assert x is not None and scale is not None and bias is not None
-        columns = prod(x.shape[2:])
+        count, columns = prod(x.shape[:2]), prod(x.shape[2:])
         affine = Affine(x.shape[1], 1, 1, columns)
         parameters = emit.contiguous(scale), emit.contiguous(bias)
-        NormalizedRows(columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+        NormalizedRows(count, columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
 
 
 @operator("GroupNormalization")
@@ -127,11 +127,11 @@ class GroupNormalization(_ChannelNormalization):
         assert x is not None and scale is not None and bias is not None
         space = prod(x.shape[2:])
         channels = x.shape[1] // self.num_groups
-        columns = channels * space
+        count, columns = x.shape[0] * self.num_groups, channels * space
         stride = 1 if self.per_group else channels
         affine = Affine(self.num_groups, stride, stride, columns if self.per_group else space)
         parameters = emit.contiguous(scale), emit.contiguous(bias)
-        NormalizedRows(columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+        NormalizedRows(count, columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
 
 
 @upgrade("GroupNormalization", below=21)

@@ -15,7 +15,7 @@ _COMPARED_NBYTES = 4096
 def merge_common(graph: Graph) -> Graph:
     """Merge nodes of equal operators and inputs, and small constants of equal content. Graph outputs stay."""
     outputs = set(graph.outputs)
-    stands_for = _merge_constants(graph.constants, outputs)
+    stands_for = _merge_constants(graph.constants)
     first: dict[Hashable, int] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -56,11 +56,11 @@ def _key(node: Node) -> Hashable | None:
     return None if node.operator.name in RANDOM else key
 
 
-def _merge_constants(constants: Mapping[Value, Array], outputs: set[Value]) -> dict[Value, Value]:
+def _merge_constants(constants: Mapping[Value, Array]) -> dict[Value, Value]:
     stands_for: dict[Value, Value] = {}
     first: dict[Hashable, Value] = {}
     for value, array in constants.items():
-        if array.nbytes <= _COMPARED_NBYTES and value not in outputs:
+        if array.nbytes <= _COMPARED_NBYTES:
             kept = first.setdefault((array.dtype, array.shape, array.tobytes()), value)
             if kept is not value:
                 stands_for[value] = kept

@@ -199,16 +199,14 @@ def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:
 
 
 def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
-    """Return whether specs are equal, content included. Content read from an input never counts as the same."""
-    if a is b and (a.value is None or a.value.log is None):
+    """Return whether specs are equal, content included."""
+    if a is b:
         return True
     if a != b:
         return False
     first, second = a.value, b.value
     if first is None or second is None:
         return first is second
-    if first.log is not None or second.log is not None:
-        return False
     return first.array is second.array or first.array.tobytes() == second.array.tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Choosing a device, and what every user of one shares: its completion thread, staging and readback stream.
+"""Choosing a device, and what every user of one shares: its completion thread, staging and stream for copies.
 
 One backend per device and process. AUTO may choose, and says which and why; whoever asks for a GPU by name gets it or
 an error.
@@ -14,9 +14,10 @@ from enum import Enum
 from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, StateError
 from gpuexec.runtime import driver
 from gpuexec.runtime.completion import Completion
-from gpuexec.runtime.device import Device, Stream
+from gpuexec.runtime.device import Device
 from gpuexec.runtime.keeper import Keeper
 from gpuexec.runtime.staging import Staging
+from gpuexec.runtime.transfers import Transfers
 
 
 class BackendType(Enum):
@@ -36,17 +37,8 @@ class Backend:
         self.completion = Completion(device.name)
         self.staging = Staging(device)
         self.keeper = Keeper()
-        self._readback: Stream | None = None
-        self._lock = threading.Lock()
+        self.transfers = Transfers(device)
         self._process = os.getpid()
-
-    @property
-    def readback_stream(self) -> Stream:
-        """The stream of copies to the host, so that a readback does not wait for later runs."""
-        with self._lock:
-            if self._readback is None:
-                self._readback = self.device.create_stream()
-            return self._readback
 
     def check_process(self) -> None:
         """Check that this is still the process that opened the device.
@@ -107,10 +99,10 @@ def _open_cpu() -> Backend:
 
 def _open_simulator() -> Backend:
     import gpuexec.ops  # noqa: F401  (fills the table of instantiations)
-    from gpuexec.operator import kernel_table
+    from gpuexec.operator import instantiations
     from gpuexec.runtime.simulator.device import SimulatorDevice
 
-    return Backend(SimulatorDevice(lambda source: kernel_table()[source]), BackendType.SIMULATOR, "asked for")
+    return Backend(SimulatorDevice(instantiations), BackendType.SIMULATOR, "asked for")
 
 
 def _open_gpu() -> Backend:

@@ -92,7 +92,7 @@ class _ExternalHandle:
 
 
 class CudaStream:
-    """A non-blocking stream: it waits for no other, the null stream included. Or one of somebody else's, by its handle."""
+    """A non-blocking stream, which waits for no other, the null stream included; or somebody else's, by its handle."""
 
     def __init__(self, device: CudaDevice, external: int | None = None) -> None:
         self._device = device

@@ -78,7 +78,8 @@ class Stream(Protocol):
     """
 
     @property
-    def handle(self) -> int: ...
+    def handle(self) -> int:
+        """The stream's name outside this package."""
 
     def launch(
         self,

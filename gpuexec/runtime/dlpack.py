@@ -1,15 +1,27 @@
 """DLPack capsules read and made by ctypes, so that no array package is needed for either.
 
-The structs are those of DLPack 1.0 (https://github.com/dmlc/dlpack/blob/v1.0/include/dlpack/dlpack.h): a capsule holds a
-``DLManagedTensorVersioned``, or from older producers a ``DLManagedTensor``. Whoever takes one renames it and calls its deleter
-once done; a capsule that nobody took calls it itself.
+The structs are those of DLPack 1.0 (https://github.com/dmlc/dlpack/blob/v1.0/include/dlpack/dlpack.h): a capsule holds
+a ``DLManagedTensorVersioned``, or from older producers a ``DLManagedTensor``. Whoever takes one renames it and calls
+its deleter once done; a capsule that nobody took calls it itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    py_object,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +93,7 @@ _set_name = _call("PyCapsule_SetName", c_int, c_void_p, c_char_p)
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An array taken over from its producer. ``strides`` are in elements; ``owner`` keeps the bytes until it is dropped."""
+    """An array taken over from its producer. ``strides`` are in elements; ``owner`` keeps the bytes."""
 
     spec: TensorSpec
     address: int
@@ -174,7 +186,7 @@ class _Owner:
 
 
 class _HostBytes:
-    """Host memory as NumPy reads it, in unsigned words of the element's size, since NumPy has no name for some types."""
+    """Host memory as NumPy reads it: unsigned words of the element's size, since NumPy can't name all types."""
 
     def __init__(self, taken: Import, itemsize: int) -> None:
         self.taken = taken
@@ -191,17 +203,19 @@ class _HostBytes:
 _given: dict[int, tuple[object, ...]] = {}
 
 
-@_Deleter
-def _forget(pointer: int) -> None:
+def _forget_given(pointer: int) -> None:
     _given.pop(pointer, None)
 
 
-@_Destructor
-def _destroy(capsule: int) -> None:
+def _destroy_untaken(capsule: int) -> None:
     for name, layout in _LAYOUTS.items():
         if _is_valid(capsule, name):
             pointer = _get_pointer(capsule, name)
             _delete(ctypes.cast(pointer, POINTER(layout)).contents.deleter, pointer)
+
+
+# Kept for good: capsules call them whenever they please.
+_forget, _destroy = _Deleter(_forget_given), _Destructor(_destroy_untaken)
 
 
 def _delete(deleter: Any, pointer: int) -> None:
@@ -214,5 +228,7 @@ def _to_numpy(given: _DataType) -> np.dtype[Any]:
     names[_BFLOAT, 16] = BFLOAT16
     dtype = names.get((given.code, given.bits)) if given.lanes == 1 else None
     if dtype is None:
-        raise InputError(f"A DLPack array of type code {given.code}, {given.bits} bits, {given.lanes} lanes is not supported.")
+        raise InputError(
+            f"A DLPack array of type code {given.code}, {given.bits} bits, {given.lanes} lanes is not supported."
+        )
     return dtype

@@ -12,8 +12,8 @@ from gpuexec.runtime.device import Event
 class Keeper:
     """Holds objects beside events; lets go of those whose event is done whenever something is added.
 
-    A caller may drop an input, an output or a request while a copy or a kernel still uses its bytes. Rows are let go of in the
-    order they came, so that adding stays cheap.
+    A caller may drop an input, an output or a request while a copy or a kernel still uses its bytes. Rows are let go of
+    in the order they came, so that adding stays cheap.
     """
 
     def __init__(self) -> None:

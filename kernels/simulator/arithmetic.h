@@ -1,6 +1,7 @@
 // CUDA's scalar intrinsics that no host header has (CUDA Math API; CUDA C++ Programming Guide, built-in functions).
 //
-// The names below answer exactly as the device does, except functions of libm accuracy: __expf and its kind are libm's here.
+// The names below answer exactly as the device does, except functions of libm accuracy: __expf and its kind are libm's
+// here.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -8,24 +9,34 @@
 #include "half.h"
 
 template <class T>
-static inline T __ldg(const T* address) { return *address; }
+static inline T __ldg(const T* address) {
+  return *address;
+}
 template <class T>
-static inline T __ldcg(const T* address) { return *address; }
+static inline T __ldcg(const T* address) {
+  return *address;
+}
 template <class T>
-static inline T __ldcs(const T* address) { return *address; }
+static inline T __ldcs(const T* address) {
+  return *address;
+}
 template <class T>
-static inline void __stcg(T* address, T value) { *address = value; }
+static inline void __stcg(T* address, T value) {
+  *address = value;
+}
 template <class T>
-static inline void __stcs(T* address, T value) { *address = value; }
+static inline void __stcs(T* address, T value) {
+  *address = value;
+}
 
 // min and max: CUDA's overloads, mixed signs included; integers of different width are as ambiguous as there.
-#define GPUEXEC_MIN_MAX(A, B, T)                               \
+#define GPUEXEC_MIN_MAX(A, B, T)                                      \
   static inline T min(A a, B b) { return (T)b < (T)a ? (T)b : (T)a; } \
   static inline T max(A a, B b) { return (T)a < (T)b ? (T)b : (T)a; }
-#define GPUEXEC_MIN_MAX_PAIR(S)                                       \
-  GPUEXEC_MIN_MAX(S, S, S)                                            \
-  GPUEXEC_MIN_MAX(unsigned S, unsigned S, unsigned S)                 \
-  GPUEXEC_MIN_MAX(S, unsigned S, unsigned S)                          \
+#define GPUEXEC_MIN_MAX_PAIR(S)                       \
+  GPUEXEC_MIN_MAX(S, S, S)                            \
+  GPUEXEC_MIN_MAX(unsigned S, unsigned S, unsigned S) \
+  GPUEXEC_MIN_MAX(S, unsigned S, unsigned S)          \
   GPUEXEC_MIN_MAX(unsigned S, S, unsigned S)
 GPUEXEC_MIN_MAX_PAIR(int)
 GPUEXEC_MIN_MAX_PAIR(long)
@@ -121,7 +132,9 @@ template <class To>
 static inline To saturate(double x, double low, double high, To lowest, To highest) {
   return x != x ? (To)0 : x <= low ? lowest : x >= high ? highest : (To)x;
 }
-static inline int to_int(double x) { return saturate<int>(x, -2147483648.0, 2147483647.0, -2147483647 - 1, 2147483647); }
+static inline int to_int(double x) {
+  return saturate<int>(x, -2147483648.0, 2147483647.0, -2147483647 - 1, 2147483647);
+}
 static inline unsigned to_uint(double x) { return saturate<unsigned>(x, 0.0, 4294967295.0, 0u, 4294967295u); }
 static inline long long to_longlong(double x) {
   return saturate<long long>(x, -0x1p63, 0x1p63, (long long)(1ull << 63), (long long)~(1ull << 63));
@@ -131,15 +144,15 @@ static inline unsigned long long to_ulonglong(double x) {
 }
 }  // namespace gpuexec
 
-#define GPUEXEC_TO_INTEGER(FROM, T, NAME, CONVERT)                                        \
-  static inline T __##FROM##2##NAME##_rn(FROM x) { return gpuexec::CONVERT(rint(x)); }    \
-  static inline T __##FROM##2##NAME##_rz(FROM x) { return gpuexec::CONVERT(trunc(x)); }   \
-  static inline T __##FROM##2##NAME##_ru(FROM x) { return gpuexec::CONVERT(ceil(x)); }    \
+#define GPUEXEC_TO_INTEGER(FROM, T, NAME, CONVERT)                                      \
+  static inline T __##FROM##2##NAME##_rn(FROM x) { return gpuexec::CONVERT(rint(x)); }  \
+  static inline T __##FROM##2##NAME##_rz(FROM x) { return gpuexec::CONVERT(trunc(x)); } \
+  static inline T __##FROM##2##NAME##_ru(FROM x) { return gpuexec::CONVERT(ceil(x)); }  \
   static inline T __##FROM##2##NAME##_rd(FROM x) { return gpuexec::CONVERT(floor(x)); }
-#define GPUEXEC_TO_INTEGERS(FROM)                              \
-  GPUEXEC_TO_INTEGER(FROM, int, int, to_int)                   \
-  GPUEXEC_TO_INTEGER(FROM, unsigned, uint, to_uint)            \
-  GPUEXEC_TO_INTEGER(FROM, long long, ll, to_longlong)         \
+#define GPUEXEC_TO_INTEGERS(FROM)                      \
+  GPUEXEC_TO_INTEGER(FROM, int, int, to_int)           \
+  GPUEXEC_TO_INTEGER(FROM, unsigned, uint, to_uint)    \
+  GPUEXEC_TO_INTEGER(FROM, long long, ll, to_longlong) \
   GPUEXEC_TO_INTEGER(FROM, unsigned long long, ull, to_ulonglong)
 GPUEXEC_TO_INTEGERS(float)
 GPUEXEC_TO_INTEGERS(double)
@@ -160,8 +173,14 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 static inline float rcbrtf(float x) { return 1.0f / cbrtf(x); }
 static inline double rcbrt(double x) { return 1.0 / cbrt(x); }
-static inline double sinpi(double x) { double r = remainder(x, 2.0); return fabs(r) == 1.0 ? 0.0 * x : sin(r * 3.141592653589793); }
-static inline double cospi(double x) { double r = fabs(remainder(x, 2.0)); return r == 0.5 ? 0.0 : cos(r * 3.141592653589793); }
+static inline double sinpi(double x) {
+  double r = remainder(x, 2.0);
+  return fabs(r) == 1.0 ? 0.0 * x : sin(r * 3.141592653589793);
+}
+static inline double cospi(double x) {
+  double r = fabs(remainder(x, 2.0));
+  return r == 0.5 ? 0.0 : cos(r * 3.141592653589793);
+}
 static inline float sinpif(float x) { return float(sinpi(x)); }
 static inline float cospif(float x) { return float(cospi(x)); }
 static inline double normcdf(double x) { return 0.5 * erfc(-x * 0.7071067811865476); }

@@ -23,21 +23,25 @@ static inline T exchange_loop(T* address, Update update) {
 
 }  // namespace gpuexec
 
-#define GPUEXEC_ATOMIC_INTEGER(T)                                                                                        \
-  static inline T atomicAdd(T* p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }                            \
-  static inline T atomicExch(T* p, T v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }                          \
-  GPUEXEC_ATOMIC_BITWISE(T)                                                                                              \
-  static inline T atomicCAS(T* p, T expected, T v) {                                                                     \
-    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                             \
-    return expected;                                                                                                     \
+#define GPUEXEC_ATOMIC_INTEGER(T)                                                               \
+  static inline T atomicAdd(T* p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }   \
+  static inline T atomicExch(T* p, T v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); } \
+  GPUEXEC_ATOMIC_BITWISE(T)                                                                     \
+  static inline T atomicCAS(T* p, T expected, T v) {                                            \
+    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);    \
+    return expected;                                                                            \
   }
-#define GPUEXEC_ATOMIC_BITWISE(T)                                                                                        \
-  static inline T atomicAnd(T* p, T v) { return __atomic_fetch_and(p, v, __ATOMIC_RELAXED); }                            \
-  static inline T atomicOr(T* p, T v) { return __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }                              \
+#define GPUEXEC_ATOMIC_BITWISE(T)                                                             \
+  static inline T atomicAnd(T* p, T v) { return __atomic_fetch_and(p, v, __ATOMIC_RELAXED); } \
+  static inline T atomicOr(T* p, T v) { return __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }   \
   static inline T atomicXor(T* p, T v) { return __atomic_fetch_xor(p, v, __ATOMIC_RELAXED); }
-#define GPUEXEC_ATOMIC_SELECT(T)                                                                                         \
-  static inline T atomicMin(T* p, T v) { return gpuexec::exchange_loop<T>(p, [=](T old) { return v < old ? v : old; }); } \
-  static inline T atomicMax(T* p, T v) { return gpuexec::exchange_loop<T>(p, [=](T old) { return v > old ? v : old; }); }
+#define GPUEXEC_ATOMIC_SELECT(T)                                                   \
+  static inline T atomicMin(T* p, T v) {                                           \
+    return gpuexec::exchange_loop<T>(p, [=](T old) { return v < old ? v : old; }); \
+  }                                                                                \
+  static inline T atomicMax(T* p, T v) {                                           \
+    return gpuexec::exchange_loop<T>(p, [=](T old) { return v > old ? v : old; }); \
+  }
 
 GPUEXEC_ATOMIC_INTEGER(int)
 GPUEXEC_ATOMIC_INTEGER(unsigned)

@@ -1,6 +1,6 @@
 // Scheduling: which CUDA thread of the block runs next, and on which fiber.
 //
-// A fiber that finishes a thread takes the next fresh one without a switch, so a kernel without barriers costs a plain loop.
+// A fiber that finishes a thread takes the next fresh one without a switch: without barriers that is a plain loop.
 #include "block.h"
 
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ __attribute__((tls_model("initial-exec"))) thread_local BlockRunner* current_run
 
 namespace {
 
-constexpr int kBarriers = 16;              // named barriers per block (PTX ISA, bar.sync)
+constexpr int kBarriers = 16;  // named barriers per block (PTX ISA, bar.sync)
 
 void enter_fiber() { current_runner->run_fiber(); }
 
@@ -57,7 +57,8 @@ void BlockRunner::begin_launch(const Launch& launch) {
     while (warps_.size() * kWarpSize < count) warps_.emplace_back(new Warp);
   }
   order_.resize(threads_.size());
-  for (unsigned i = 0; i < order_.size(); i++) order_[i] = launch.order == kReverse ? unsigned(order_.size()) - 1 - i : i;
+  unsigned count = unsigned(threads_.size());
+  for (unsigned i = 0; i < count; i++) order_[i] = launch.order == kReverse ? count - 1 - i : i;
   gpuexec_position.block_dim = {dim[0], dim[1], dim[2]};
   gpuexec_position.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   current_runner = this;
@@ -101,7 +102,8 @@ bool BlockRunner::run_block(uint64_t block) {
 void BlockRunner::reset_block(uint64_t block) {
   unsigned count = unsigned(threads_.size());
   const unsigned* grid = launch_->grid;
-  gpuexec_position.block = {unsigned(block % grid[0]), unsigned(block / grid[0] % grid[1]), unsigned(block / grid[0] / grid[1])};
+  gpuexec_position.block = {unsigned(block % grid[0]), unsigned(block / grid[0] % grid[1]),
+                            unsigned(block / grid[0] / grid[1])};
   started_ = ready_head_ = 0;
   live_ = count;
   failed_ = false;
@@ -219,7 +221,8 @@ void BlockRunner::exit_thread() {
   for (int i = 0; warp.waiting && i < warp.used; i++) {
     const Rendezvous& rendezvous = warp.rendezvous[i];
     if (rendezvous.arrived && (rendezvous.mask & bit)) {
-      fail("the mask of this warp operation names lane " + std::to_string(self_->linear % kWarpSize) + ", which has exited",
+      fail("the mask of this warp operation names lane " + std::to_string(self_->linear % kWarpSize) +
+               ", which has exited",
            rendezvous.site);
     }
   }
@@ -256,8 +259,8 @@ void BlockRunner::report_fault(int signal, bool has_address, void* address) {
 bool BlockRunner::explain_deadlock() {
   const uint3& block = gpuexec_position.block;
   char text[200];
-  snprintf(text, sizeof text, "deadlock in block %u,%u,%u: %u of %zu threads wait for ever", block.x, block.y, block.z, live_,
-           threads_.size());
+  snprintf(text, sizeof text, "deadlock in block %u,%u,%u: %u of %zu threads wait for ever", block.x, block.y, block.z,
+           live_, threads_.size());
   message = text;
   std::vector<std::pair<std::string, unsigned>> places;
   for (const Thread& thread : threads_) {

@@ -1,4 +1,4 @@
-// How the host finds and calls the kernels of a module: one row per instantiation, with its parameters as C++ knows them.
+// How the host finds and calls the kernels of a module: a row per instance, with its parameters as C++ knows them.
 #pragma once
 #include <stddef.h>
 
@@ -13,36 +13,55 @@ struct Row {
 };
 
 // Spelled with compiler built-ins: <type_traits> would cost more time to parse than most kernels.
-template <class T> struct Kind { static constexpr char value = __is_enum(T) ? 'i' : 's'; };
-template <class T> struct Kind<T*> { static constexpr char value = 'P'; };
-template <class T> struct Kind<const T> : Kind<T> {};
-template <> struct Kind<bool> { static constexpr char value = 'b'; };
-template <> struct Kind<float> { static constexpr char value = 'f'; };
-template <> struct Kind<double> { static constexpr char value = 'f'; };
-template <> struct Kind<__half> { static constexpr char value = 'f'; };
-template <> struct Kind<__nv_bfloat16> { static constexpr char value = 'f'; };
-template <> struct Kind<char> { static constexpr char value = char(-1) < 0 ? 'i' : 'u'; };
-template <> struct Kind<signed char> { static constexpr char value = 'i'; };
-template <> struct Kind<short> { static constexpr char value = 'i'; };
-template <> struct Kind<int> { static constexpr char value = 'i'; };
-template <> struct Kind<long> { static constexpr char value = 'i'; };
-template <> struct Kind<long long> { static constexpr char value = 'i'; };
-template <> struct Kind<unsigned char> { static constexpr char value = 'u'; };
-template <> struct Kind<unsigned short> { static constexpr char value = 'u'; };
-template <> struct Kind<unsigned> { static constexpr char value = 'u'; };
-template <> struct Kind<unsigned long> { static constexpr char value = 'u'; };
-template <> struct Kind<unsigned long long> { static constexpr char value = 'u'; };
+template <class T>
+struct Kind {
+  static constexpr char value = __is_enum(T) ? 'i' : 's';
+};
+template <class T>
+struct Kind<T*> {
+  static constexpr char value = 'P';
+};
+template <class T>
+struct Kind<const T> : Kind<T> {};
+#define GPUEXEC_KIND(T, LETTER)              \
+  template <>                                \
+  struct Kind<T> {                           \
+    static constexpr char value = (LETTER);  \
+  };
+GPUEXEC_KIND(bool, 'b')
+GPUEXEC_KIND(float, 'f')
+GPUEXEC_KIND(double, 'f')
+GPUEXEC_KIND(__half, 'f')
+GPUEXEC_KIND(__nv_bfloat16, 'f')
+GPUEXEC_KIND(char, char(-1) < 0 ? 'i' : 'u')
+GPUEXEC_KIND(signed char, 'i')
+GPUEXEC_KIND(short, 'i')
+GPUEXEC_KIND(int, 'i')
+GPUEXEC_KIND(long, 'i')
+GPUEXEC_KIND(long long, 'i')
+GPUEXEC_KIND(unsigned char, 'u')
+GPUEXEC_KIND(unsigned short, 'u')
+GPUEXEC_KIND(unsigned, 'u')
+GPUEXEC_KIND(unsigned long, 'u')
+GPUEXEC_KIND(unsigned long long, 'u')
+#undef GPUEXEC_KIND
 
-template <size_t... I> struct Indices {};
-template <size_t N, size_t... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
-template <size_t... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
+template <size_t... I>
+struct Indices {};
+template <size_t N, size_t... I>
+struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
+template <size_t... I>
+struct MakeIndices<0, I...> {
+  using type = Indices<I...>;
+};
 
 template <class... A, size_t... I>
 static inline __attribute__((always_inline)) void call(void (*kernel)(A...), void** arguments, Indices<I...>) {
   kernel(*static_cast<const A*>(arguments[I])...);
 }
 
-template <auto kKernel> struct Invoke;
+template <auto kKernel>
+struct Invoke;
 template <class... A, void (*kKernel)(A...)>
 struct Invoke<kKernel> {
   static constexpr Parameter parameters[] = {{Kind<A>::value, sizeof(A)}..., {0, 0}};

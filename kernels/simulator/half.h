@@ -1,4 +1,4 @@
-// __half and __nv_bfloat16 with CUDA's names: bits in storage, arithmetic in float, one rounding to nearest even per operation.
+// __half and __nv_bfloat16 with CUDA's names: bits in storage, arithmetic in float, one rounding (to even) each.
 //
 // Rounding through float is exact for + - * / and sqrt, since float has more than twice the digits and two more.
 #pragma once
@@ -39,8 +39,8 @@ static inline unsigned short round_to_bits(double value) {
   return (unsigned short)(sign | magnitude);
 }
 
-// Half a rounding: the nearest double towards zero, its last bit set when something was lost. Rounding that once more to a
-// short format is as good as rounding the exact value.
+// Half a rounding: the nearest double towards zero, its last bit set when something was lost. Rounding that once more
+// to a short format is as good as rounding the exact value.
 static inline double add_round_to_odd(double a, double b) {
   double sum = a + b, other = sum - a, error = (a - (sum - other)) + (b - other);
   long long bits = bit_cast<long long>(sum);
@@ -66,7 +66,9 @@ struct HalfFormat {
   static unsigned short encode(float value) {
     return value != value ? 0x7fff : (unsigned short)__builtin_ia32_vcvtps2ph(Float4{value, 0, 0, 0}, 0)[0];
   }
-  static float decode(unsigned short bits) { return __builtin_ia32_vcvtph2ps(Short8{(short)bits, 0, 0, 0, 0, 0, 0, 0})[0]; }
+  static float decode(unsigned short bits) {
+    return __builtin_ia32_vcvtph2ps(Short8{(short)bits, 0, 0, 0, 0, 0, 0, 0})[0];
+  }
 #else
   static unsigned short encode(float value) { return round_to_bits<5, 10>(value); }
   static float decode(unsigned short bits) {

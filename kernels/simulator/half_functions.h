@@ -2,7 +2,9 @@
 #pragma once
 #include "half.h"
 
-#define GPUEXEC_SHORT(T) template <class F> static inline T
+#define GPUEXEC_SHORT(T) \
+  template <class F>     \
+  static inline T
 #define GPUEXEC_S gpuexec::ShortFloat<F>
 #define GPUEXEC_P gpuexec::Pair<gpuexec::ShortFloat<F>>
 
@@ -13,12 +15,17 @@ GPUEXEC_SHORT(GPUEXEC_S) __hdiv(GPUEXEC_S a, GPUEXEC_S b) { return a / b; }
 GPUEXEC_SHORT(GPUEXEC_S) __hneg(GPUEXEC_S a) { return -a; }
 GPUEXEC_SHORT(GPUEXEC_S) __habs(GPUEXEC_S a) { return GPUEXEC_S::from_bits(a.bits & 0x7fff); }
 GPUEXEC_SHORT(GPUEXEC_S) __hfma(GPUEXEC_S a, GPUEXEC_S b, GPUEXEC_S c) {
-  return gpuexec::add_round_to_odd(double(float(a)) * double(float(b)), double(float(c)));  // the product is exact in double
+  return gpuexec::add_round_to_odd(double(float(a)) * double(float(b)),
+                                   double(float(c)));  // the product is exact in double
 }
 GPUEXEC_SHORT(GPUEXEC_S) __hmax(GPUEXEC_S a, GPUEXEC_S b) { return fmaxf(a, b); }
 GPUEXEC_SHORT(GPUEXEC_S) __hmin(GPUEXEC_S a, GPUEXEC_S b) { return fminf(a, b); }
-GPUEXEC_SHORT(GPUEXEC_S) __hmax_nan(GPUEXEC_S a, GPUEXEC_S b) { return a != a || b != b ? GPUEXEC_S::from_bits(0x7fff) : __hmax(a, b); }
-GPUEXEC_SHORT(GPUEXEC_S) __hmin_nan(GPUEXEC_S a, GPUEXEC_S b) { return a != a || b != b ? GPUEXEC_S::from_bits(0x7fff) : __hmin(a, b); }
+GPUEXEC_SHORT(GPUEXEC_S) __hmax_nan(GPUEXEC_S a, GPUEXEC_S b) {
+  return a != a || b != b ? GPUEXEC_S::from_bits(0x7fff) : __hmax(a, b);
+}
+GPUEXEC_SHORT(GPUEXEC_S) __hmin_nan(GPUEXEC_S a, GPUEXEC_S b) {
+  return a != a || b != b ? GPUEXEC_S::from_bits(0x7fff) : __hmin(a, b);
+}
 GPUEXEC_SHORT(bool) __heq(GPUEXEC_S a, GPUEXEC_S b) { return a == b; }
 GPUEXEC_SHORT(bool) __hne(GPUEXEC_S a, GPUEXEC_S b) { return a < b || a > b; }
 GPUEXEC_SHORT(bool) __hlt(GPUEXEC_S a, GPUEXEC_S b) { return a < b; }
@@ -28,10 +35,10 @@ GPUEXEC_SHORT(bool) __hge(GPUEXEC_S a, GPUEXEC_S b) { return a >= b; }
 GPUEXEC_SHORT(bool) __hisnan(GPUEXEC_S a) { return a != a; }
 GPUEXEC_SHORT(int) __hisinf(GPUEXEC_S a) { return isinf(float(a)) ? (a.bits >> 15 ? -1 : 1) : 0; }
 
-#define GPUEXEC_UNARY(NAME, EXPRESSION)              \
-  GPUEXEC_SHORT(GPUEXEC_S) NAME(GPUEXEC_S value) {   \
-    float x = value;                                 \
-    return float(EXPRESSION);                        \
+#define GPUEXEC_UNARY(NAME, EXPRESSION)            \
+  GPUEXEC_SHORT(GPUEXEC_S) NAME(GPUEXEC_S value) { \
+    float x = value;                               \
+    return float(EXPRESSION);                      \
   }
 GPUEXEC_UNARY(hexp, expf(x))
 GPUEXEC_UNARY(hexp2, exp2f(x))
@@ -65,32 +72,32 @@ GPUEXEC_SHORT(GPUEXEC_P) __hfma2(GPUEXEC_P a, GPUEXEC_P b, GPUEXEC_P c) {
 #undef GPUEXEC_P
 
 // Names that carry their type. N is how CUDA spells it (half, bfloat16).
-#define GPUEXEC_CONVERT(T, N)                                                                  \
-  static inline float __##N##2float(T x) { return x; }                                         \
-  static inline T __float2##N(float x) { return x; }                                           \
-  static inline T __float2##N##_rn(float x) { return x; }                                      \
-  static inline T __double2##N(double x) { return x; }                                         \
-  static inline T __int2##N##_rn(int x) { return x; }                                          \
-  static inline T __uint2##N##_rn(unsigned x) { return x; }                                    \
-  static inline T __short2##N##_rn(short x) { return x; }                                      \
-  static inline T __ushort2##N##_rn(unsigned short x) { return x; }                            \
-  static inline T __ll2##N##_rn(long long x) { return x; }                                     \
-  static inline T __ull2##N##_rn(unsigned long long x) { return x; }                           \
-  static inline unsigned short __##N##_as_ushort(T x) { return x.bits; }                       \
-  static inline short __##N##_as_short(T x) { return (short)x.bits; }                          \
-  static inline T __ushort_as_##N(unsigned short x) { return T::from_bits(x); }                \
+#define GPUEXEC_CONVERT(T, N)                                                   \
+  static inline float __##N##2float(T x) { return x; }                          \
+  static inline T __float2##N(float x) { return x; }                            \
+  static inline T __float2##N##_rn(float x) { return x; }                       \
+  static inline T __double2##N(double x) { return x; }                          \
+  static inline T __int2##N##_rn(int x) { return x; }                           \
+  static inline T __uint2##N##_rn(unsigned x) { return x; }                     \
+  static inline T __short2##N##_rn(short x) { return x; }                       \
+  static inline T __ushort2##N##_rn(unsigned short x) { return x; }             \
+  static inline T __ll2##N##_rn(long long x) { return x; }                      \
+  static inline T __ull2##N##_rn(unsigned long long x) { return x; }            \
+  static inline unsigned short __##N##_as_ushort(T x) { return x.bits; }        \
+  static inline short __##N##_as_short(T x) { return (short)x.bits; }           \
+  static inline T __ushort_as_##N(unsigned short x) { return T::from_bits(x); } \
   static inline T __short_as_##N(short x) { return T::from_bits((unsigned short)x); }
 GPUEXEC_CONVERT(__half, half)
 GPUEXEC_CONVERT(__nv_bfloat16, bfloat16)
 #undef GPUEXEC_CONVERT
 
-#define GPUEXEC_PAIRS(T, P, N)                                       \
-  static inline float __low2float(P a) { return a.x; }               \
-  static inline float __high2float(P a) { return a.y; }              \
-  static inline T __low2##N(P a) { return a.x; }                     \
-  static inline T __high2##N(P a) { return a.y; }                    \
-  static inline P __##N##2##N##2(T a) { return {a, a}; }             \
-  static inline P __halves2##N##2(T a, T b) { return {a, b}; }       \
+#define GPUEXEC_PAIRS(T, P, N)                                        \
+  static inline float __low2float(P a) { return a.x; }                \
+  static inline float __high2float(P a) { return a.y; }               \
+  static inline T __low2##N(P a) { return a.x; }                      \
+  static inline T __high2##N(P a) { return a.y; }                     \
+  static inline P __##N##2##N##2(T a) { return {a, a}; }              \
+  static inline P __halves2##N##2(T a, T b) { return {a, b}; }        \
   static inline P __float2##N##2_rn(float a) { return {T(a), T(a)}; } \
   static inline P __floats2##N##2_rn(float a, float b) { return {T(a), T(b)}; }
 GPUEXEC_PAIRS(__half, __half2, half)

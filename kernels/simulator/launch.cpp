@@ -46,7 +46,8 @@ struct sigaction previous_actions[64];
 void on_fault(int signal, siginfo_t* info, void*) {
   BlockRunner* runner = current_runner;
   if (!runner || !runner->is_inside_kernel()) {
-    sigaction(signal, &previous_actions[signal], nullptr);  // not ours: the instruction runs again and faults for its owner
+    // Not ours: the instruction runs again and faults for its owner.
+    sigaction(signal, &previous_actions[signal], nullptr);
     return;
   }
   bool has_address = info->si_code != SI_KERNEL;  // x86 gives none for a misaligned vector
@@ -80,7 +81,9 @@ class SignalStack {
 
 struct Grid {
   explicit Grid(Launch& of)
-      : launch(of), blocks(uint64_t(of.grid[0]) * of.grid[1] * of.grid[2]), chunk(blocks / (8 * uint64_t(of.workers)) + 1) {}
+      : launch(of),
+        blocks(uint64_t(of.grid[0]) * of.grid[1] * of.grid[2]),
+        chunk(blocks / (8 * uint64_t(of.workers)) + 1) {}
 
   Launch& launch;
   const uint64_t blocks, chunk;  // an OS thread takes so many blocks at a time
@@ -89,7 +92,9 @@ struct Grid {
   std::atomic<bool> failed{false};
   std::mutex mutex;
 
-  uint64_t block_at(uint64_t i) const { return !order.empty() ? order[i] : launch.order == kReverse ? blocks - 1 - i : i; }
+  uint64_t block_at(uint64_t i) const {
+    return !order.empty() ? order[i] : launch.order == kReverse ? blocks - 1 - i : i;
+  }
 };
 
 // Nothing here has a destructor, since a fault jumps out of it.

@@ -1,7 +1,8 @@
 // What a kernel compiled for the CPU asks of the simulator's runtime library, and what the host asks of it.
 //
-// A block of CUDA threads runs on one OS thread: each CUDA thread is a fiber that gives way at barriers and warp operations.
-// Everything crossing this border has C linkage, so that kernels built by one compiler run on a runtime built by another.
+// A block of CUDA threads runs on one OS thread: each CUDA thread is a fiber that gives way at barriers and warp
+// operations. Everything crossing this border has C linkage, so that kernels built by one compiler run on a runtime
+// built by another.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -30,7 +31,7 @@ enum WarpOperation : int { kShuffle, kVote, kReduce, kMatch, kSync, kMatrix, kLo
 constexpr unsigned kSlotBytes = 64;
 constexpr unsigned kWarpSize = 32;
 
-// The values that the lanes of a mask brought to a warp operation: slot i belongs to lane i if bit i of `present` is set.
+// What the lanes of a mask brought to a warp operation: slot i belongs to lane i if bit i of `present` is set.
 struct Meeting {
   const unsigned char* slots;
   unsigned present;
@@ -66,9 +67,10 @@ struct Launch {
 extern "C" {
 extern __thread gpuexec::Position gpuexec_position __attribute__((tls_model("initial-exec")));
 
-// Waits until `threads` threads (0: all that have not exited) have come to barrier `id`; returns the sum of their predicates.
+// Waits for `threads` threads (0: all that have not exited) at barrier `id`; returns the sum of their predicates.
 int gpuexec_barrier(int id, unsigned threads, int predicate, gpuexec::Site site);
-// Leaves up to kSlotBytes in the caller's slot and waits for every lane of the mask. Slots hold until the caller's next operation.
+// Leaves up to kSlotBytes in the caller's slot and waits for every lane of the mask. The slots hold until the caller's
+// next operation.
 gpuexec::Meeting gpuexec_meet(unsigned mask, const void* value, size_t nbytes, int operation, gpuexec::Site site);
 // Returns the block's copy of the shared variable called `key`; poisoned when the first thread asks.
 void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const char* name);
@@ -85,8 +87,8 @@ int gpuexec_launch(gpuexec::Launch* launch);
 void** gpuexec_copy_arguments(void* const* arguments, const gpuexec::Parameter* parameters, int count);
 void gpuexec_free_arguments(void** arguments);
 
-// Memory of the device: aligned to 256 bytes, full of 0xcd, its end within 256 bytes of an inaccessible page. Null when none is
-// left. Released memory stays inaccessible and its address unused for a long while, so that late uses fault.
+// Memory of the device: aligned to 256 bytes, full of 0xcd, its end within 256 bytes of an inaccessible page. Null when
+// none is left. Released memory stays inaccessible and its address unused for a long while, so that late uses fault.
 void* gpuexec_allocate(size_t nbytes);
 void gpuexec_release(void* address, size_t nbytes);
 void gpuexec_fill(void* address, const void* pattern, size_t pattern_bytes, size_t count);

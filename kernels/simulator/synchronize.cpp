@@ -7,7 +7,7 @@ namespace gpuexec {
 
 namespace {
 
-constexpr unsigned char kPoison = 0xff;   // NaN in every float format, -1 in every integer
+constexpr unsigned char kPoison = 0xff;  // NaN in every float format, -1 in every integer
 constexpr unsigned char kRedZone = 0xfb;
 constexpr size_t kRedZoneBytes = 64;
 
@@ -56,7 +56,8 @@ Meeting BlockRunner::meet(unsigned mask, const void* value, size_t nbytes, int o
   if (!(mask & bit)) fail("the mask of this warp operation lacks the calling lane " + std::to_string(lane), site);
   unsigned needed = mask & warp.exists;
   if (unsigned exited = needed & ~warp.live) {
-    fail("the mask of this warp operation names lane " + std::to_string(__builtin_ctz(exited)) + ", which has exited", site);
+    fail("the mask of this warp operation names lane " + std::to_string(__builtin_ctz(exited)) + ", which has exited",
+         site);
   }
   Rendezvous& rendezvous = find_rendezvous(warp, mask);
   if (!rendezvous.arrived) {
@@ -108,8 +109,8 @@ void* BlockRunner::shared_variable(const void* key, size_t nbytes, size_t alignm
   size_t offset = (arena_top_ + alignment - 1) / alignment * alignment;
   shared_claimed_ = (shared_claimed_ + alignment - 1) / alignment * alignment + nbytes;
   if (shared_claimed_ > launch_->shared_limit_bytes || offset + nbytes + kRedZoneBytes > kArenaBytes) {
-    std::string reason = "shared memory of " + std::to_string(shared_claimed_) + " bytes ('" + name + "' included) exceeds the limit of " +
-                         std::to_string(launch_->shared_limit_bytes);
+    std::string reason = "shared memory of " + std::to_string(shared_claimed_) + " bytes ('" + name +
+                         "' included) exceeds the limit of " + std::to_string(launch_->shared_limit_bytes);
     if (self_) fail(reason, Site{nullptr, 0});
     failed_ = true;
     message = reason;
@@ -130,8 +131,8 @@ bool BlockRunner::check_red_zones() {
       if (static_cast<unsigned char>(zone[i]) == kRedZone) continue;
       const uint3& block = gpuexec_position.block;
       char text[300];
-      snprintf(text, sizeof text, "shared '%s' of %zu bytes was written at byte %zu, past its end (block %u,%u,%u)", variable.name,
-               variable.nbytes, variable.nbytes + i, block.x, block.y, block.z);
+      snprintf(text, sizeof text, "shared '%s' of %zu bytes was written at byte %zu, past its end (block %u,%u,%u)",
+               variable.name, variable.nbytes, variable.nbytes + i, block.x, block.y, block.z);
       message = text;
       return false;
     }

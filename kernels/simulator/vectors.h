@@ -2,24 +2,24 @@
 #pragma once
 #include "runtime.h"
 
-#define GPUEXEC_VECTOR_1_2_4(T, N)                                              \
-  struct N##1 {                                                                 \
-    T x;                                                                        \
-  };                                                                            \
-  struct alignas(sizeof(T) * 2) N##2 {                                          \
-    T x, y;                                                                     \
-  };                                                                            \
-  struct alignas(sizeof(T) * 4 > 16 ? 16 : sizeof(T) * 4) N##4 {                \
-    T x, y, z, w;                                                               \
-  };                                                                            \
-  static inline N##1 make_##N##1(T x) { return {x}; }                           \
-  static inline N##2 make_##N##2(T x, T y) { return {x, y}; }                   \
+#define GPUEXEC_VECTOR_1_2_4(T, N)                               \
+  struct N##1 {                                                  \
+    T x;                                                         \
+  };                                                             \
+  struct alignas(sizeof(T) * 2) N##2 {                           \
+    T x, y;                                                      \
+  };                                                             \
+  struct alignas(sizeof(T) * 4 > 16 ? 16 : sizeof(T) * 4) N##4 { \
+    T x, y, z, w;                                                \
+  };                                                             \
+  static inline N##1 make_##N##1(T x) { return {x}; }            \
+  static inline N##2 make_##N##2(T x, T y) { return {x, y}; }    \
   static inline N##4 make_##N##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 
-#define GPUEXEC_VECTOR_3(T, N)                                                  \
-  struct N##3 {                                                                 \
-    T x, y, z;                                                                  \
-  };                                                                            \
+#define GPUEXEC_VECTOR_3(T, N) \
+  struct N##3 {                \
+    T x, y, z;                 \
+  };                           \
   static inline N##3 make_##N##3(T x, T y, T z) { return {x, y, z}; }
 
 #define GPUEXEC_VECTOR(T, N) GPUEXEC_VECTOR_1_2_4(T, N) GPUEXEC_VECTOR_3(T, N)

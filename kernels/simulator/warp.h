@@ -10,9 +10,15 @@
 #define GPUEXEC_SITE gpuexec::Site site = {__builtin_FILE(), __builtin_LINE()}
 
 static inline void __syncthreads(GPUEXEC_SITE) { gpuexec_barrier(0, 0, 0, site); }
-static inline int __syncthreads_count(int predicate, GPUEXEC_SITE) { return gpuexec_barrier(0, 0, predicate != 0, site); }
-static inline int __syncthreads_or(int predicate, GPUEXEC_SITE) { return gpuexec_barrier(0, 0, predicate != 0, site) != 0; }
-static inline int __syncthreads_and(int predicate, GPUEXEC_SITE) { return gpuexec_barrier(0, 0, predicate == 0, site) == 0; }
+static inline int __syncthreads_count(int predicate, GPUEXEC_SITE) {
+  return gpuexec_barrier(0, 0, predicate != 0, site);
+}
+static inline int __syncthreads_or(int predicate, GPUEXEC_SITE) {
+  return gpuexec_barrier(0, 0, predicate != 0, site) != 0;
+}
+static inline int __syncthreads_and(int predicate, GPUEXEC_SITE) {
+  return gpuexec_barrier(0, 0, predicate == 0, site) == 0;
+}
 
 namespace gpuexec {
 
@@ -92,14 +98,19 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate, GPUEXEC_SITE)
                               [&](int other, unsigned lane) { result |= unsigned(other) << lane; });
   return result;
 }
-static inline int __any_sync(unsigned mask, int predicate, GPUEXEC_SITE) { return __ballot_sync(mask, predicate, site) != 0; }
-static inline int __all_sync(unsigned mask, int predicate, GPUEXEC_SITE) { return __ballot_sync(mask, !predicate, site) == 0; }
+static inline int __any_sync(unsigned mask, int predicate, GPUEXEC_SITE) {
+  return __ballot_sync(mask, predicate, site) != 0;
+}
+static inline int __all_sync(unsigned mask, int predicate, GPUEXEC_SITE) {
+  return __ballot_sync(mask, !predicate, site) == 0;
+}
 
 template <class T>
 static inline unsigned __match_any_sync(unsigned mask, T value, GPUEXEC_SITE) {
   unsigned result = 0;
-  gpuexec::for_each_lane<T>(gpuexec_meet(mask, &value, sizeof value, gpuexec::kMatch, site),
-                            [&](T other, unsigned lane) { result |= unsigned(!memcmp(&other, &value, sizeof value)) << lane; });
+  gpuexec::for_each_lane<T>(
+      gpuexec_meet(mask, &value, sizeof value, gpuexec::kMatch, site),
+      [&](T other, unsigned lane) { result |= unsigned(!memcmp(&other, &value, sizeof value)) << lane; });
   return result;
 }
 template <class T>
@@ -111,9 +122,10 @@ static inline unsigned __match_all_sync(unsigned mask, T value, int* predicate, 
   return is_equal ? meeting.present : 0;
 }
 
-#define GPUEXEC_REDUCE(NAME, T, EXPRESSION)                                                    \
-  static inline T NAME(unsigned mask, T value, GPUEXEC_SITE) {                                 \
-    return gpuexec::reduce(mask, value, [](T a, T b) { return T(EXPRESSION); }, site);         \
+#define GPUEXEC_REDUCE(NAME, T, EXPRESSION)                         \
+  static inline T NAME(unsigned mask, T value, GPUEXEC_SITE) {      \
+    return gpuexec::reduce(                                         \
+        mask, value, [](T a, T b) { return T(EXPRESSION); }, site); \
   }
 GPUEXEC_REDUCE(__reduce_add_sync, unsigned, a + b)
 GPUEXEC_REDUCE(__reduce_min_sync, unsigned, a < b ? a : b)
@@ -121,7 +133,7 @@ GPUEXEC_REDUCE(__reduce_max_sync, unsigned, a > b ? a : b)
 GPUEXEC_REDUCE(__reduce_add_sync, int, unsigned(a) + unsigned(b))
 GPUEXEC_REDUCE(__reduce_min_sync, int, a < b ? a : b)
 GPUEXEC_REDUCE(__reduce_max_sync, int, a > b ? a : b)
-GPUEXEC_REDUCE(__reduce_and_sync, unsigned, a & b)
+GPUEXEC_REDUCE(__reduce_and_sync, unsigned, a& b)
 GPUEXEC_REDUCE(__reduce_or_sync, unsigned, a | b)
 GPUEXEC_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
 #undef GPUEXEC_REDUCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, parser
+from onnx import helper, numpy_helper, parser
 
 from gpuexec import operator
 from gpuexec.errors import ModelError, UnsupportedError
@@ -71,7 +71,8 @@ def test_recursive_function_is_refused() -> None:
 
 def test_weights_stay_out_of_the_way_of_function_names() -> None:
     model = parser.parse_model(
-        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) <float[3, 4] w = {1,2,3,4,5,6,7,8,9,10,11,12}, float c__1 = {2}> "
+        HEAD
+        + "agraph (float[3, 4] x) => (float[3, 4] y) <float[3, 4] w = {1,2,3,4,5,6,7,8,9,10,11,12}, float c__1 = {2}> "
         "{ t = loc.half (x) u = Mul (t, w) y = Add (u, c__1) }"
         '<domain: "loc", opset_import: ["": 18]> half (a) => (b) { c = Constant <value_float = 0.5> () b = Mul (a, c) }'
     )
@@ -106,6 +107,16 @@ def test_operator_that_is_not_registered_is_expanded_by_its_schema(
     assert op_type not in load_and_compare(model, x=X)
 
 
+def test_type_of_a_large_weight_is_known_to_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != "Celu"})
+    model = parser.parse_model(
+        HEAD
+        + "agraph (float[3, 4] x) => (float[3, 4] y) { c = Celu (w) s = ReduceSum <keepdims = 0> (c) y = Add (x, s) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.linspace(-1, 1, 200, dtype=np.float32), "w"))
+    assert "Celu" not in load_and_compare(model, x=X)
+
+
 def test_body_with_an_operator_that_is_missing_reports_that_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != "Neg"})
     model = parser.parse_model(
@@ -118,9 +129,7 @@ def test_body_with_an_operator_that_is_missing_reports_that_operator(monkeypatch
 
 def test_operator_whose_body_can_not_be_had_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != "Celu"})
-    model = parser.parse_model(
-        HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) { t = loc.unknown (x) y = Celu (t) }"
-    )
+    model = parser.parse_model(HEAD + "agraph (float[3, 4] x) => (float[3, 4] y) { t = loc.unknown (x) y = Celu (t) }")
     with pytest.raises(UnsupportedError) as caught:
         load_graph(model)
     assert "operator unknown (loc 1): 1" in str(caught.value)

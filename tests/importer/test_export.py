@@ -73,10 +73,14 @@ def test_unwanted_output_of_split_is_written_with_a_name() -> None:
     text = "agraph (float[2, 4] x) => (float[2, 2] y) { y, z = Split <axis = 1, num_outputs = 2> (x) }"
     graph = load_graph(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')).graph
     (node,) = graph.nodes
-    alone = Graph(graph.inputs, graph.outputs, (Node(node.operator, node.inputs, (node.outputs[0], None), "n"),), graph.constants)
+    alone = Graph(
+        graph.inputs, graph.outputs, (Node(node.operator, node.inputs, (node.outputs[0], None), "n"),), graph.constants
+    )
     (proto,) = to_model(alone).graph.node
     assert all(proto.output)
 
 
 def _relu() -> onnx.ModelProto:
-    return parser.parse_model('<ir_version: 8, opset_import: ["": 18]> agraph (float[1] x) => (float[1] y) { y = Relu (x) }')
+    return parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> agraph (float[1] x) => (float[1] y) { y = Relu (x) }'
+    )

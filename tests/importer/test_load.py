@@ -20,7 +20,9 @@ def parse(body: str, opset: int = 18, imports: str = "") -> onnx.ModelProto:
 
 
 def test_graph_has_nodes_inputs_outputs_and_declared_specs() -> None:
-    graph = load_graph(parse("agraph (float[batch, 3, ?] x) => (float[batch, 3, n] y) { t = Relu (x) y = Exp (t) }")).graph
+    graph = load_graph(
+        parse("agraph (float[batch, 3, ?] x) => (float[batch, 3, n] y) { t = Relu (x) y = Exp (t) }")
+    ).graph
     assert [node.operator.name for node in graph.nodes] == ["Relu", "Exp"]
     assert (graph.inputs[0].name, graph.inputs[0].declared) == ("x", DeclaredSpec(F32, ("batch", 3, None)))
     assert (graph.outputs[0].name, graph.outputs[0].declared) == ("y", DeclaredSpec(F32, ("batch", 3, "n")))
@@ -96,7 +98,9 @@ def test_initializer_that_is_also_an_input_is_a_constant() -> None:
     ],
 )
 def test_constant_node_becomes_constant(attribute: str, expected: np.ndarray) -> None:
-    graph = load_graph(parse(f"agraph (float[2] x) => (float[2] y) {{ c = Constant <{attribute}> () y = Cast <to = 1> (c) }}")).graph
+    graph = load_graph(
+        parse(f"agraph (float[2] x) => (float[2] y) {{ c = Constant <{attribute}> () y = Cast <to = 1> (c) }}")
+    ).graph
     (array,) = graph.constants.values()
     assert [node.operator.name for node in graph.nodes] == ["Cast"]
     assert (array.dtype, array.shape, array.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
@@ -121,6 +125,20 @@ def test_old_form_is_upgraded_with_constants_named_after_the_node() -> None:
     graph = load_graph(model).graph
     (node,) = graph.nodes
     assert [graph.constants[value].tolist() for value in node.inputs[1:] if value is not None] == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("opset", "node"), [(7, "Upsample <scales = [1.0, 2.0]> (x)"), (9, "Upsample (x, s)"), (10, "Resize (x, s)")]
+)
+def test_operator_that_was_renamed_comes_under_its_new_name(opset: int, node: str) -> None:
+    model = parse(f"agraph (float[2, 2] x) => (float[2, 4] y) <float[2] s = {{1, 2}}> {{ y = {node} }}", opset=opset)
+    graph = load_graph(model).graph
+    (resize,) = graph.nodes
+    assert resize.operator.name == "Resize"
+    arrays = {graph.inputs[0]: np.array([[1, 2], [3, 4]], np.float32), **graph.constants}
+    (result,) = resize.operator.compute(*(None if value is None else arrays[value] for value in resize.inputs))
+    assert result is not None
+    assert result.tolist() == [[1, 1, 2, 2], [3, 3, 4, 4]]
 
 
 def test_constant_of_an_upgrade_yields_to_a_name_of_the_file() -> None:
@@ -203,7 +221,10 @@ def test_graph_attribute_is_refused_by_name() -> None:
         ("{ y = Relu (x) y = Exp (x) }", "Exp 'y': output %y is made by Relu 'y' already"),
         ("{ x = Relu (x) y = Exp (x) }", "Relu 'x': output %x is made by an input or initializer already"),
         ("{ t = Relu (x) }", "Output %y of the graph is made by no node"),
-        ("{ a = Add (x, c) b = Relu (a) c = Exp (b) y = Relu (c) }", "3 nodes wait in a circle, each for an output of the next: "),
+        (
+            "{ a = Add (x, c) b = Relu (a) c = Exp (b) y = Relu (c) }",
+            "3 nodes wait in a circle, each for an output of the next: ",
+        ),
         ("{ a = Add (x, a) y = Relu (a) }", "1 nodes wait in a circle, each for an output of the next: Add 'a'"),
         ("{ y = Relu (x, x) }", "Relu 'y' takes at most 1 inputs and 1 outputs, got 2 and 1"),
         ("{ y = Add (x) }", "Add 'y' lacks its input 1"),

@@ -1,4 +1,4 @@
-"""Trained models: every operator is known, and another engine computes the recorded outputs from what the passes leave."""
+"""Trained models: all operators are known, and another engine gets the recorded outputs from what the passes leave."""
 
 from __future__ import annotations
 

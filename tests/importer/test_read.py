@@ -18,7 +18,7 @@ W = np.arange(2000, dtype=np.float32)
 
 @pytest.fixture
 def model() -> onnx.ModelProto:
-    text = 'agraph (float[2000] x) => (float[2000] y) { y = Add (x, w) }'
+    text = "agraph (float[2000] x) => (float[2000] y) { y = Add (x, w) }"
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}')
     model.graph.initializer.append(numpy_helper.from_array(W, "w"))
     return model
@@ -35,7 +35,16 @@ def test_every_kind_of_source_gives_the_same(model: onnx.ModelProto, tmp_path: P
     path, content = tmp_path / "m.onnx", model.SerializeToString()
     path.write_bytes(content)
     with path.open("rb") as file:
-        for source in (model, content, bytearray(content), memoryview(content), io.BytesIO(content), file, path, str(path)):
+        for source in (
+            model,
+            content,
+            bytearray(content),
+            memoryview(content),
+            io.BytesIO(content),
+            file,
+            path,
+            str(path),
+        ):
             graph = load_graph(source).graph
             assert [node.operator.name for node in graph.nodes] == ["Add"]
             assert [array.tobytes() for array in graph.constants.values()] == [W.tobytes()]
@@ -74,7 +83,7 @@ def test_truncated_file_is_refused(model: onnx.ModelProto, fraction: float) -> N
 
 
 def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="absent.onnx: the model can't be read: No such file"):
+    with pytest.raises(ModelError, match=r"absent.onnx: the model can't be read: No such file"):
         load_graph(tmp_path / "absent.onnx")
     with pytest.raises(ModelError, match="can't be read"):
         load_graph(tmp_path)
@@ -97,20 +106,20 @@ def test_external_data_is_read_beside_the_file(external: Path, monkeypatch: pyte
 
 
 def test_external_data_without_a_place_is_refused(external: Path) -> None:
-    with pytest.raises(ModelError, match="Initializer %w has its content in the file 'm.bin' beside the model"):
+    with pytest.raises(ModelError, match=r"Initializer %w has its content in the file 'm.bin' beside the model"):
         load_graph(external.read_bytes())
 
 
 def test_missing_external_data_is_refused_by_name(external: Path) -> None:
     (external.parent / "m.bin").unlink()
-    with pytest.raises(ModelError, match="Initializer %w: its content in the file 'm.bin' can't be read"):
+    with pytest.raises(ModelError, match=r"Initializer %w: its content in the file 'm.bin' can't be read"):
         load_graph(external)
 
 
 def test_truncated_external_data_is_refused(external: Path) -> None:
     data = external.parent / "m.bin"
     data.write_bytes(data.read_bytes()[:100])
-    with pytest.raises(ModelError, match="Initializer %w: its content in the file 'm.bin' can't be read"):
+    with pytest.raises(ModelError, match=r"Initializer %w: its content in the file 'm.bin' can't be read"):
         load_graph(external)
 
 

@@ -1,36 +1,53 @@
-"""One operator case, five checks.
+"""One operator case, all its checks.
 
 1. ``infer`` equals the specs of what ``compute`` returned.
 2. ``compute`` equals the oracle: onnx.reference, onnxruntime, or arrays worked out by hand.
-3. The lowering's plan passes ``verify``, and the CPU device gives what ``compute`` gave.
-4. The simulator (and the GPU, where there is one) is within the operator's tolerance of ``compute``.
-5. Check mode is clean on a small shape.
+3. The case as a graph of one node: its plan passes `verify`, and the CPU device gives the bits ``compute`` gave.
+4. Planned for a GPU and run on the simulator, or on a GPU, it is within the operator's tolerance of ``compute``, for
+   dense inputs and for windows with gaps. An operator without a lowering is refused by name.
+
+`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there. tests/ops/conftest.py runs every
+test of cases once for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper
 
 from gpuexec import operator as gx_operator
-from gpuexec.operator import Operator, Tolerance
-from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
+from gpuexec.command import Slot
+from gpuexec.errors import UnsupportedError
+from gpuexec.graph import RawNode
+from gpuexec.operator import Emitter, Operator, Tolerance, operator
+from gpuexec.planner.template import plan_graph
+from gpuexec.planner.verify import verify
+from gpuexec.spec import TensorSpec, dtype_row
+from tests.devices.execute import run_template
+from tests.devices.opening import open_device
+from tests.operators import GraphBuilder
+from tests.ops.tolerance import assert_close, to_bits
 
 Array = np.ndarray[Any, Any]
 NEWEST_OPSET = 24
+# What `run_case` does now; the fixture of tests/ops/conftest.py sets it.
+CHECKS: list[str] = ["host", "simulator"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """An operator applied to arrays.
+    """An operator applied to arrays; strided ones reach the operator as they are.
 
-    ``const`` lists the inputs given as constants (what ``require_const`` asks for); ``outputs`` says which outputs are wanted;
-    ``opset`` below the newest sends the case through the upgrades; ``expected`` replaces the oracle; ``oracle`` is
-    ``"reference"``, ``"onnxruntime"`` or ``"expected"``; ``terms`` is the number of elements that enter one output (REDUCTION).
+    ``const`` lists the inputs given as constants (what ``require_const`` asks for); ``outputs`` says which outputs are
+    wanted; ``opset`` below the newest sends the case through the upgrades; ``expected`` replaces the oracle; ``oracle``
+    is ``"reference"``, ``"onnxruntime"`` or ``"expected"``; ``terms`` is the number of elements that enter one output
+    (REDUCTION).
     """
 
     id: str
@@ -45,35 +62,48 @@ class Case:
     terms: int = 1
 
 
-def build_operator(case: Case) -> tuple[Operator, tuple[Array | None, ...]]:
-    """Return the case's operator in its newest form, and the inputs that form takes."""
-    from gpuexec.graph import RawNode
+@operator("Window", "test")
+@dataclass(frozen=True, slots=True)
+class Window(Operator):
+    """A view of a dense vector: shape, strides and start in elements. How a strided input comes to be in a plan."""
 
-    names = tuple("" if x is None else f"x{i}" for i, x in enumerate(case.inputs))
-    raw = RawNode(case.op, "", "node", names, tuple(f"y{i}" for i in range(len(case.outputs))), dict(case.attributes), case.opset)
-    for function in gx_operator.upgrades_for(case.op, case.opset):
-        raw = function(raw)
-    arrays = dict(zip(names, case.inputs, strict=True)) | dict(raw.constants)
-    inputs = tuple(arrays[name] if name else None for name in raw.inputs)
-    return gx_operator.build(raw.op_type, raw.attributes), inputs
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    tolerance = Tolerance.EXACT
 
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (x.with_shape(self.shape),)
 
-def const_positions(case: Case, inputs: tuple[Array | None, ...]) -> set[int]:
-    """Return the positions whose content planning knows: those of the case, and those an upgrade made constant."""
-    return set(case.const) | set(range(len(case.inputs), len(inputs))) | {
-        i for i, x in enumerate(inputs) if i < len(case.inputs) and x is not case.inputs[i]
-    }
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        strides = tuple(stride * x.itemsize for stride in self.strides)
+        return (np.lib.stride_tricks.as_strided(x[self.start :], self.shape, strides),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        emit.alias(y, Slot(x.buffer, x.offset_bytes + self.start * x.dtype.itemsize, y.spec, self.strides))
 
 
 def run_case(case: Case) -> None:
-    """Run all checks of a case."""
+    """Run the checks of a case that `CHECKS` names."""
     op, inputs = build_operator(case)
     known = const_positions(case, inputs)
-    specs = [
-        None if x is None else (TensorSpec.of(x) if i in known else TensorSpec(x.shape, x.dtype)) for i, x in enumerate(inputs)
-    ]
-    inferred = op.infer(*specs)
     computed = op.compute(*inputs)
+    if "host" in CHECKS:
+        check_compute(case, op, inputs, known, computed)
+        for made, expected in zip(run_on("cpu", case, op, inputs, known), _wanted(case, computed), strict=True):
+            np.testing.assert_array_equal(to_bits(made), to_bits(expected), err_msg=f"{case.id}: the CPU's plan differs")
+    for device in ("simulator", "gpu"):
+        if device in CHECKS:
+            check_device(device, case, op, inputs, known, computed)
+
+
+def check_compute(
+    case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], computed: Sequence[Array | None]
+) -> None:
+    """Check ``compute`` by ``infer``, by the oracle, and with outputs in strided memory."""
+    inferred = op.infer(*_specs(inputs, known))
     for index, wanted in enumerate(case.outputs):
         if wanted:
             got = computed[index]
@@ -81,28 +111,70 @@ def run_case(case: Case) -> None:
             assert (inferred[index].shape, inferred[index].dtype) == (got.shape, got.dtype), (
                 f"{case.id}: output {index} inferred {inferred[index]}, computed {TensorSpec(got.shape, got.dtype)}"
             )
-    for index, (want, expected) in enumerate(zip(case.outputs, expect(case), strict=True)):
-        if want:
-            compare(case, op, index, computed[index], expected, inputs)
-    into_strided_memory(case, op, inputs, computed)
-
-
-def into_strided_memory(case: Case, op: Operator, inputs: tuple[Array | None, ...], computed: tuple[Array | None, ...]) -> None:
-    """Check that ``compute(out=)`` with strided outputs gives the same bits."""
-    out: list[Array | None] = []
-    for index, wanted in enumerate(case.outputs):
-        array = computed[index]
-        if not wanted or array is None:
-            out.append(None)
-            continue
-        roomy = np.zeros((*array.shape[:-1], 2 * array.shape[-1]) if array.ndim else (2,), array.dtype)
-        out.append(roomy[..., ::2] if array.ndim else roomy[:1].reshape(()))
-    again = op.compute(*inputs, out=out)
-    for index, wanted in enumerate(case.outputs):
+    for index, (wanted, expected) in enumerate(zip(case.outputs, expect(case), strict=True)):
         if wanted:
-            first, second = computed[index], again[index]
-            assert first is not None and second is not None
-            np.testing.assert_array_equal(_bits(second), _bits(first), err_msg=f"{case.id}: compute(out=) differs")
+            compare(case, op, index, computed[index], expected, inputs)
+    _check_strided_outputs(case, op, inputs, computed)
+
+
+def check_device(
+    name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], computed: Sequence[Array | None]
+) -> None:
+    """Check what the kernels of a device make of a case, or that an operator without any is refused."""
+    if op.lower is None:
+        with pytest.raises(UnsupportedError, match=op.name):
+            run_on(name, case, op, inputs, known)
+        return
+    spread = [x if x is None or i in known else _spread(x) for i, x in enumerate(inputs)]
+    positions = [index for index, wanted in enumerate(case.outputs) if wanted]
+    for given in (inputs, spread):
+        for index, got in zip(positions, run_on(name, case, op, given, known), strict=True):
+            expected = computed[index]
+            assert expected is not None
+            compare(case, op, index, got, expected, inputs)
+
+
+def run_on(
+    name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]
+) -> list[Array]:
+    """Plan the case as a graph of one node, verify the plan, and run it on a device; return the wanted outputs."""
+    build, arrays, values = GraphBuilder(), {}, []
+    for index, x in enumerate(inputs):
+        if x is None:
+            values.append(None)
+        elif index in known:
+            values.append(build.constant(np.array(x), f"x{index}"))
+        else:
+            memory, window = _memory_of(x)
+            arrays[f"x{index}"] = memory
+            value = build.input(f"x{index}", *memory.shape, dtype=x.dtype)
+            values.append(value if window is None else build.node(window, value))
+    outputs = build.nodes(op, *values, count=len(op.infer(*_specs(inputs, known))), name=case.id)
+    graph = build.graph(*[outputs[index] for index, wanted in enumerate(case.outputs) if wanted])
+    device = open_device(name)
+    specs = {key: TensorSpec(memory.shape, memory.dtype) for key, memory in arrays.items()}
+    template = plan_graph(graph, specs, device.target)
+    verify(template.plan)
+    return run_template(template, graph, arrays, device)
+
+
+def build_operator(case: Case) -> tuple[Operator, tuple[Array | None, ...]]:
+    """Return the case's operator in its newest form, and the inputs that form takes."""
+    names = tuple("" if x is None else f"x{i}" for i, x in enumerate(case.inputs))
+    outputs = tuple(f"y{i}" for i in range(len(case.outputs)))
+    raw = RawNode(case.op, "", "node", names, outputs, dict(case.attributes), case.opset)
+    for function in gx_operator.upgrades_for(case.op, case.opset):
+        raw = function(raw)
+    arrays = dict(zip(names, case.inputs, strict=True)) | dict(raw.constants)
+    inputs = tuple(arrays[name] if name else None for name in raw.inputs)
+    return gx_operator.build(raw.op_type, raw.attributes), inputs
+
+
+def const_positions(case: Case, inputs: Sequence[Array | None]) -> set[int]:
+    """Return the positions whose content planning knows: those of the case, and those an upgrade made constant."""
+    added = set(range(len(case.inputs), len(inputs)))
+    replaced = {i for i, x in enumerate(inputs) if i < len(case.inputs) and x is not case.inputs[i]}
+    return set(case.const) | added | replaced
 
 
 def expect(case: Case) -> tuple[Array, ...]:
@@ -124,6 +196,7 @@ def expect(case: Case) -> tuple[Array, ...]:
 
 def make_model(case: Case) -> onnx.ModelProto:
     """Return the case as a one-node ONNX model."""
+
     def info(name: str, x: Array) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, dtype_row(x.dtype).code, x.shape)
 
@@ -140,45 +213,60 @@ def make_model(case: Case) -> onnx.ModelProto:
 
 
 def compare(
-    case: Case, op: Operator, index: int, got: Array | None, expected: Array, inputs: tuple[Array | None, ...]
+    case: Case, op: Operator, index: int, got: Array | None, expected: Array, inputs: Sequence[Array | None]
 ) -> None:
-    """Compare by the operator's tolerance class; dtype and shape are exact."""
-    assert got is not None
-    label = f"{case.id}: output {index}"
-    assert got.dtype == expected.dtype and got.shape == expected.shape, (
-        f"{label} is {TensorSpec(got.shape, got.dtype)}, expected {TensorSpec(expected.shape, expected.dtype)}"
-    )
-    if op.tolerance is Tolerance.EXACT or got.dtype.kind in "biu":
-        np.testing.assert_array_equal(_bits(got), _bits(expected), err_msg=label)
-        return
-    a, b = got.astype(np.float64), expected.astype(np.float64)
-    special = ~np.isfinite(b) | ~np.isfinite(a)
-    np.testing.assert_array_equal(a[special], b[special], err_msg=label)
-    allowed = allowance(case, op, got.dtype, b, inputs)
-    excess = np.where(special, 0, np.abs(np.where(special, 0, a) - np.where(special, 0, b)) - allowed)
-    worst = int(np.argmax(excess)) if excess.size else 0
-    assert not excess.size or excess.flat[worst] <= 0, (
-        f"{label}: element {worst} is {a.flat[worst]!r}, expected {b.flat[worst]!r}, allowed difference {np.broadcast_to(allowed, a.shape).flat[worst]:.3g}"
-    )
+    """Compare an output by the operator's tolerance class."""
+    assert_close(f"{case.id}: output {index}", op, inputs, index, got, expected, case.terms)
 
 
-def allowance(case: Case, op: Operator, dtype: np.dtype[Any], expected: Array, inputs: tuple[Array | None, ...]) -> Array:
-    """Return how far each element may be from ``expected``."""
-    eps = 2.0**-7 if dtype == BFLOAT16 else float(np.finfo(dtype).eps)
-    tiny = 2.0**-133 if dtype == BFLOAT16 else float(np.finfo(dtype).smallest_subnormal)
-    magnitude = np.where(np.isfinite(expected), np.abs(expected), 0)
-    if op.tolerance is Tolerance.ROUNDING:
-        return 4 * (eps * magnitude + tiny)
-    acc = accumulator(dtype)
-    largest = max((float(np.max(np.abs(x.astype(np.float64)), initial=0, where=np.isfinite(x.astype(np.float64)))) for x in inputs if x is not None and x.dtype.kind not in "b"), default=1.0)
-    total = case.terms * max(largest, 1.0) ** 2
-    return case.terms * float(np.finfo(acc).eps) * total + eps * magnitude + tiny
+def _check_strided_outputs(
+    case: Case, op: Operator, inputs: Sequence[Array | None], computed: Sequence[Array | None]
+) -> None:
+    """Check that ``compute(out=)`` with strided outputs gives the same bits."""
+    out: list[Array | None] = []
+    for wanted, array in zip(case.outputs, computed, strict=False):
+        if not wanted or array is None:
+            out.append(None)
+            continue
+        roomy = np.zeros((*array.shape[:-1], 2 * array.shape[-1]) if array.ndim else (2,), array.dtype)
+        out.append(roomy[..., ::2] if array.ndim else roomy[:1].reshape(()))
+    again = _wanted(case, op.compute(*inputs, out=out))
+    for first, second in zip(_wanted(case, computed), again, strict=True):
+        np.testing.assert_array_equal(to_bits(second), to_bits(first), err_msg=f"{case.id}: compute(out=) differs")
 
 
-def _bits(array: Array) -> Array:
-    """Return the array with every NaN made the same, as integers of its width where it is a float."""
-    if array.dtype.kind in "biu":
-        return array
-    plain = np.ascontiguousarray(array)
-    plain = np.where(plain != plain, np.array(np.nan, plain.dtype), plain).astype(plain.dtype)
-    return plain.view(np.dtype(f"u{plain.dtype.itemsize}"))
+def _memory_of(x: Array) -> tuple[Array, Window | None]:
+    """Return the array and None where it is dense, else a vector of the memory it spans and the window it is there."""
+    if x.flags.c_contiguous or not x.size:
+        return np.array(x, order="C"), None
+    steps = [(extent - 1) * stride for extent, stride in zip(x.shape, x.strides, strict=True)]
+    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+    window = Window(x.shape, tuple(stride // x.itemsize for stride in x.strides), -low // x.itemsize)
+    memory = np.full(high - low + x.itemsize, 0xA5, np.uint8).view(x.dtype)
+    np.lib.stride_tricks.as_strided(memory[window.start :], x.shape, x.strides)[...] = x
+    return memory, window
+
+
+def _spread(x: Array) -> Array:
+    """Return the same elements in memory with a gap after each, and rows back to front."""
+    if not x.ndim:
+        return x
+    roomy = np.full((*x.shape[:-1], 2 * x.shape[-1] + 1), np.asarray(0xA5).astype(x.dtype))
+    view: Array = roomy[..., 1::2][::-1]
+    view[...] = x
+    return view
+
+
+def _specs(inputs: Sequence[Array | None], known: set[int]) -> list[TensorSpec | None]:
+    return [
+        None if x is None else (TensorSpec.of(x) if i in known else TensorSpec(x.shape, x.dtype))
+        for i, x in enumerate(inputs)
+    ]
+
+
+def _wanted(case: Case, outputs: Sequence[Array | None]) -> list[Array]:
+    found = [output for output, wanted in zip(outputs, case.outputs, strict=False) if wanted]
+    assert all(output is not None for output in found)
+    return [output for output in found if output is not None]
+
+

@@ -13,6 +13,7 @@ from gpuexec.ops import conv_host
 from gpuexec.ops.conv import DTYPES
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.ops.harness import Case, run_case
+from tests.ops.lowering import check_lowering
 
 Array = np.ndarray[Any, Any]
 
@@ -203,6 +204,27 @@ CASES = [
 def test_case(case: Case) -> None:
     """Each case passes all checks of the harness."""
     run_case(case)
+
+
+def last_channels(seed: int) -> Array:
+    """Return channels that lie last, rows backwards, every second column."""
+    return make(seed, 2, 8, 9, 4).transpose(0, 3, 1, 2)[:, :, ::-1, ::2]
+
+
+VIEWS = [
+    Case("view", "Conv", (last_channels(1), make(2, 5, 4, 3, 3)), {"pads": [1, 1, 1, 1]}, terms=36),
+    Case(
+        "view_depthwise", "Conv", (last_channels(1), make(2, 4, 1, 3, 3)), {"pads": [1, 1, 1, 1], "group": 4}, terms=9
+    ),
+    Case("view_transpose", "ConvTranspose", (last_channels(1), make(2, 4, 3, 3, 3)), {"strides": [2, 2]}, terms=36),
+    Case("view_of_weight", "Conv", (make(1, 1, 4, 6, 6), make(2, 3, 3, 4, 5).T[..., :3], make(3, 10)[::2]), terms=36),
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *VIEWS], ids=lambda case: case.id)
+def test_lowering(case: Case) -> None:
+    """The kernels give what ``compute`` gives; inputs keep their strides."""
+    check_lowering(case)
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1000])

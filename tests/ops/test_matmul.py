@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ops.matmul import DTYPES, multiply
 from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
 from tests.ops.harness import Case, run_case
+from tests.ops.lowering import check_lowering
 
 Array = np.ndarray[Any, Any]
 HALVES = (np.dtype(np.float16), BFLOAT16)
@@ -119,6 +120,29 @@ CASES = [
 def test_case(case: Case) -> None:
     """Each case passes all checks of the harness."""
     run_case(case)
+
+
+VIEWS = [
+    Case("both_transposed", "MatMul", (make(1, 7, 5).T, make(2, 6, 7).T), terms=7),
+    Case("heads", "MatMul", (make(1, 2, 5, 3, 7).swapaxes(1, 2), make(2, 2, 6, 3, 7).transpose(0, 2, 3, 1)), terms=7),
+    Case(
+        "one_query", "MatMul", (make(1, 2, 1, 3, 7).swapaxes(1, 2), make(2, 2, 6, 3, 7).transpose(0, 2, 3, 1)), terms=7
+    ),
+    Case("reversed", "MatMul", (make(1, 3, 9)[::-1, ::-1], make(2, 9, 8)[::-1, ::2]), terms=9),
+    Case(
+        "stretched",
+        "MatMul",
+        (np.broadcast_to(make(1, 4), (6, 5, 4)), np.broadcast_to(make(2, 4, 1), (6, 4, 70))),
+        terms=4,
+    ),
+    Case("c_transposed", "Gemm", (make(1, 7, 5), make(2, 6, 7), make(3, 6, 5).T), {"transA": 1, "transB": 1}, terms=8),
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *VIEWS], ids=lambda case: case.id)
+def test_lowering(case: Case) -> None:
+    """The kernels give what ``compute`` gives; inputs keep their strides."""
+    check_lowering(case)
 
 
 def test_gemm_ignores_c_when_beta_is_zero() -> None:

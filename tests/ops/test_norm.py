@@ -12,7 +12,9 @@ import gpuexec.ops.norm  # noqa: F401  (registers the operators)
 from gpuexec.errors import InputError
 from gpuexec.operator import build
 from gpuexec.spec import TensorSpec
-from tests.ops.harness import Array, Case, run_case
+from tests.ops.direct import DirectEmitter
+from tests.ops.harness import Array, Case, build_operator, compare, run_case
+from tests.ops.lowering import check_lowering
 
 BF16 = ml_dtypes.bfloat16
 FLOATS = (np.float32, np.float64, np.float16, BF16)
@@ -74,6 +76,8 @@ def layers() -> list[Case]:
              opset=17, terms=20),
         Case("layer-no-rows", "LayerNormalization", (x[:0], sample((5,))), expected=(x[:0],)),
         Case("layer-no-columns", "LayerNormalization", (x[..., :0], sample((0,))), expected=(x[..., :0],)),
+        Case("layer-mean-of-nothing", "LayerNormalization", (x[..., :0], sample((0,))), outputs=(True,) * 3,
+             expected=(x[..., :0], *(np.full((3, 4, 1), NAN, np.float32),) * 2)),
         Case("layer-nan", "LayerNormalization", (np.array([[1, NAN], [1, 1]], np.float32), np.ones(2, np.float32)),
              expected=(np.array([[NAN, NAN], [0, 0]], np.float32),), terms=2),
         Case("layer-mean-alone", "LayerNormalization", (x, sample((5,))), outputs=(True, True),
@@ -174,6 +178,34 @@ ALL = [*layers(), *rms_cases(), *instances(), *groups()]
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
 def test_normalization(case: Case) -> None:
     run_case(case)
+    check_lowering(case)
+
+
+LAYERS = [case for case in layers() if case.op == "LayerNormalization"]
+
+
+@pytest.mark.parametrize("case", LAYERS, ids=lambda case: case.id)
+@pytest.mark.parametrize("wanted", [(True, False, False), (True, True, False), (False, False, True)])
+def test_lowering_leaves_out_outputs_nobody_wants(case: Case, wanted: tuple[bool, ...]) -> None:
+    op, inputs = build_operator(case)
+    emit = DirectEmitter()
+    slots = tuple(None if x is None else emit.slot(x) for x in inputs)
+    specs = op.infer(*(None if slot is None else slot.spec for slot in slots))
+    outputs = tuple(emit.fresh(s.shape, s.dtype) if want else None for s, want in zip(specs, wanted, strict=True))
+    assert op.lower is not None
+    op.lower(emit, slots, outputs)
+    for index, slot in enumerate(outputs):
+        if slot is not None:
+            compare(case, op, index, emit.read(slot), op.compute(*inputs)[index], inputs)
+
+
+def test_lowering_of_views() -> None:
+    x, scale = sample((4, 6, 5)), sample((6,))
+    for view in (x.transpose(2, 1, 0), x[::-1, :, ::2], np.broadcast_to(x[:1], (3, 6, 5))):
+        check_lowering(Case("instance", "InstanceNormalization", (view, scale[::-1], scale), terms=5))
+        check_lowering(Case("group", "GroupNormalization", (view, scale, scale[::-1]), {"num_groups": 2}, terms=15))
+        inputs = (view, np.broadcast_to(sample((1,)), view.shape[1:]), sample(view.shape[:0:-1]).T)
+        check_lowering(Case("layer", "LayerNormalization", inputs, {"axis": 1}, terms=30))
 
 
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:

@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ops.pool import FLOATS, MAX_DTYPES
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.ops.harness import Case, run_case
+from tests.ops.lowering import check_lowering
 
 Array = np.ndarray[Any, Any]
 NAN = float("nan")
@@ -132,12 +133,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
-    """Each case passes all checks of the harness."""
-    run_case(case)
-
-
 def worked(
     id: str, x: list[float], expected: list[float], indices: list[int], dtype: Any = np.float32, **attributes: Any
 ) -> Case:
@@ -152,17 +147,46 @@ LOWEST = float(np.finfo(np.float32).min)
 INF = float("inf")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        worked("first_of_equals", [3, 3, 1, 1], [3, 3, 1], [0, 1, 2], kernel_shape=[2]),
-        worked("nan_wins", [1, NAN, 2, NAN, 5], [NAN, NAN, NAN], [1, 1, 3], kernel_shape=[3]),
-        worked("minus_infinity_is_a_value", [-INF, -INF, -INF], [-INF, -INF], [0, 1], kernel_shape=[2]),
-        worked("padding_alone", [7], [LOWEST, 7, LOWEST], [-1, 0, -1], kernel_shape=[1], pads=[1, 1]),
-        worked("lowest_integers", [-128, -128], [-128], [0], np.int8, kernel_shape=[2]),
-    ],
-    ids=lambda case: case.id,
-)
+BY_HAND = [
+    worked("first_of_equals", [3, 3, 1, 1], [3, 3, 1], [0, 1, 2], kernel_shape=[2]),
+    worked("nan_wins", [1, NAN, 2, NAN, 5], [NAN, NAN, NAN], [1, 1, 3], kernel_shape=[3]),
+    worked("minus_infinity_is_a_value", [-INF, -INF, -INF], [-INF, -INF], [0, 1], kernel_shape=[2]),
+    worked("padding_alone", [7], [LOWEST, 7, LOWEST], [-1, 0, -1], kernel_shape=[1], pads=[1, 1]),
+    worked("lowest_integers", [-128, -128], [-128], [0], np.int8, kernel_shape=[2]),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_case(case: Case) -> None:
+    """Each case passes all checks of the harness."""
+    run_case(case)
+
+
+def last_channels() -> Array:
+    """Return channels that lie last, rows backwards, every second column."""
+    return make(1, 2, 8, 9, 4).transpose(0, 3, 1, 2)[:, :, ::-1, ::2]
+
+
+VIEWS = [
+    Case(
+        f"view_{op.lower()}",
+        op,
+        (last_channels(),),
+        {"kernel_shape": [2, 2], "pads": [1, 0, 0, 1]},
+        outputs=wanted,
+        terms=4,
+    )
+    for op, wanted in ((MAX, (True, True)), (AVG, (True,)), (LP, (True,)))
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *VIEWS, *BY_HAND], ids=lambda case: case.id)
+def test_lowering(case: Case) -> None:
+    """The kernels give what ``compute`` gives; inputs keep their strides."""
+    check_lowering(case)
+
+
+@pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.id)
 def test_maximum_worked_by_hand(case: Case) -> None:
     """What oracles disagree on is fixed here: ties, NaN, infinities, windows of padding."""
     run_case(case)

@@ -13,6 +13,7 @@ from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build
 from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
+from tests.ops.lowering import check_lowering
 
 BF16 = ml_dtypes.bfloat16
 NAN, INF = np.nan, np.inf
@@ -77,7 +78,8 @@ def cases() -> list[Case]:
             dtypes += [np.int8, np.uint8, np.bool_]
         for dtype in dtypes:
             y = sample((3, 4, 5), dtype, low, high)
-            expected = None if dtype != BF16 else by_float32(op, y, 1)
+            # onnx.reference adds halves in half.
+            expected = by_float32(op, y, 1) if dtype in (BF16, np.float16) else None
             if np.dtype(dtype).kind in "iu" and op == "ReduceMean":
                 expected = (np.trunc(y.sum(1, dtype=dtype, keepdims=True) / 4).astype(dtype),)
             if np.dtype(dtype).kind in "iu" and op == "ReduceSumSquare":  # onnx.reference widens 32-bit types
@@ -87,7 +89,7 @@ def cases() -> list[Case]:
 
 
 def by_float32(op: str, x: Array, axis: int) -> tuple[Array]:
-    """Return a bfloat16 result worked out in float32."""
+    """Return a half or bfloat16 result worked out in float32."""
     wide = x.astype(np.float32)
     table = {
         "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
@@ -276,6 +278,32 @@ ALL = [*cases(), *worked_out(), *layouts(), *upgraded(), *pools(), *places()]
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
 def test_reduction(case: Case) -> None:
     run_case(case)
+    check_lowering(case)
+
+
+def views() -> list[Case]:
+    """Return inputs whose strides are not those of a dense tensor; terms and rows swap places in memory."""
+    x = sample((4, 5, 6, 7))
+    shown = {
+        "transposed": x.transpose(3, 1, 0, 2),
+        "reversed": x[:, ::-1, :, ::-1],
+        "every-other": x[::2, :, 1::3],
+        "broadcast": np.broadcast_to(x[:, :1], (4, 9, 6, 7)),
+    }
+    rows = []
+    for name, view in shown.items():
+        for axes in ((0,), (3,), (1, 2), (0, 3), (0, 1, 2, 3)):
+            rows += [
+                reduction(op, f"{name}-{axes}", view, *axes) for op in ("ReduceSum", "ReduceMin", "ReduceLogSumExp")
+            ]
+        rows.append(Case(f"ArgMax-{name}", "ArgMax", (view,), {"axis": 1, "select_last_index": 1}))
+        rows.append(Case(f"GlobalAveragePool-{name}", "GlobalAveragePool", (view,), terms=100))
+    return rows
+
+
+@pytest.mark.parametrize("case", views(), ids=lambda case: case.id)
+def test_lowering_of_views(case: Case) -> None:
+    check_lowering(case)
 
 
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:

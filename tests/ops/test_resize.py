@@ -13,6 +13,7 @@ from gpuexec.ops.resize import BLENDED
 from gpuexec.ops.resize_tables import COORDINATES
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec
 from tests.ops.harness import Case, expect, run_case
+from tests.ops.lowering import check_lowering
 
 Array = np.ndarray[Any, Any]
 
@@ -228,6 +229,25 @@ CASES = [
 def test_case(case: Case) -> None:
     """Each case passes all checks of the harness."""
     run_case(case)
+
+
+VIEWS = [
+    Case(
+        f"view_{mode}",
+        "Resize",
+        (make(1, 2, 8, 9, 4).transpose(0, 3, 1, 2)[:, :, ::-1, ::2], None, np.array([1, 1, 2, 1.5], np.float32)),
+        {"mode": mode},
+        const=(2,),
+        terms=16,
+    )
+    for mode in ("nearest", "linear", "cubic")
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *VIEWS], ids=lambda case: case.id)
+def test_lowering(case: Case) -> None:
+    """The kernels give what ``compute`` gives; inputs keep their strides."""
+    check_lowering(case)
 
 
 def test_integers_saturate_and_round_to_even() -> None:

@@ -71,7 +71,10 @@ def test_large_weight_may_be_converted() -> None:
 
 
 def test_node_that_can_not_be_computed_is_left_for_planning_to_report() -> None:
-    graph = load("agraph (float[2] x) => (float[2] y) <float[2] a = {1, 2}, float[3] b = {1, 2, 3}> { c = Add (a, b) y = Add (x, c) }")
+    graph = load(
+        "agraph (float[2] x) => (float[2] y) <float[2] a = {1, 2}, float[3] b = {1, 2, 3}> "
+        "{ c = Add (a, b) y = Add (x, c) }"
+    )
     assert operators(fold_constants(graph)) == ["Add", "Add"]
 
 

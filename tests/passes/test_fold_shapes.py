@@ -34,7 +34,10 @@ def test_graph_with_a_free_dimension_stays() -> None:
 
 
 def test_what_depends_on_data_stays() -> None:
-    graph = load("agraph (float[2, 3] x, int64[2] s) => (float[a, b] y) { t = Abs (s) u = Reshape (x, t) v = Shape (u) y = Expand (u, v) }")
+    graph = load(
+        "agraph (float[2, 3] x, int64[2] s) => (float[a, b] y) "
+        "{ t = Abs (s) u = Reshape (x, t) v = Shape (u) y = Expand (u, v) }"
+    )
     folded = fold_shapes(graph, specs(x=X[0, :2, :3], s=np.array([3, 2])))
     assert operators(folded) == operators(graph)
 
@@ -46,7 +49,11 @@ def test_content_of_inputs_is_not_looked_at() -> None:
 
 
 def test_node_that_can_not_be_inferred_is_left() -> None:
-    graph = load("agraph (float[2, 3] x) => (float[2, 3] y) { a = Add (x, w) b = Shape (a) y = Expand (x, b) } ".replace("{ a", "<float[4] w = {1, 2, 3, 4}> { a", 1))
+    graph = load(
+        "agraph (float[2, 3] x) => (float[2, 3] y) { a = Add (x, w) b = Shape (a) y = Expand (x, b) } ".replace(
+            "{ a", "<float[4] w = {1, 2, 3, 4}> { a", 1
+        )
+    )
     folded = fold_shapes(graph, specs(x=X[0, :2, :3]))
     assert operators(folded) == operators(graph)
 

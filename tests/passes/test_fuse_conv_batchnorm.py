@@ -120,7 +120,9 @@ def test_training_stays() -> None:
     graph = make_graph()
     conv, norm = graph.nodes
     training = type(norm.operator)(training_mode=1)
-    trained = Graph(graph.inputs, graph.outputs, (conv, type(norm)(training, norm.inputs, norm.outputs, "bn")), graph.constants)
+    trained = Graph(
+        graph.inputs, graph.outputs, (conv, type(norm)(training, norm.inputs, norm.outputs, "bn")), graph.constants
+    )
     assert operators(fuse_conv_batchnorm(trained)) == ["Conv", "BatchNormalization"]
 
 
@@ -144,5 +146,3 @@ def test_weights_shared_by_two_convs_are_fused_apart() -> None:
     fused = fuse_conv_batchnorm(graph)
     assert operators(fused) == ["Conv", "Conv"]
     check_same(graph, fused, rtol=2e-6, x=data())
-
-

@@ -23,8 +23,8 @@ def test_equal_chains_are_merged() -> None:
 def test_different_attributes_inputs_and_operators_stay() -> None:
     graph = load(
         "agraph (float[2, 3] x) => (float[2, 3] y) <float i = {1}, float j = {2}> "
-        "{ a = LeakyRelu <alpha = 0.1> (x) b = LeakyRelu <alpha = 0.2> (x) c = Add (a, i) d = Add (b, i) e = Add (a, j) "
-        "f = Neg (c) g = Abs (c) y = Sum (d, e, f, g) }"
+        "{ a = LeakyRelu <alpha = 0.1> (x) b = LeakyRelu <alpha = 0.2> (x) c = Add (a, i) d = Add (b, i) "
+        "e = Add (a, j) f = Neg (c) g = Abs (c) y = Sum (d, e, f, g) }"
     )
     assert operators(merge_common(graph)) == operators(graph)
 
@@ -32,14 +32,16 @@ def test_different_attributes_inputs_and_operators_stay() -> None:
 def test_sign_of_a_zero_attribute_counts() -> None:
     graph = load(
         "agraph (float[2, 3] x) => (float[2, 3] y) "
-        "{ a = LeakyRelu <alpha = 0.0> (x) b = LeakyRelu <alpha = -0.0> (x) c = Reciprocal (a) d = Reciprocal (b) y = Max (c, d) }"
+        "{ a = LeakyRelu <alpha = 0.0> (x) b = LeakyRelu <alpha = -0.0> (x) c = Reciprocal (a) "
+        "d = Reciprocal (b) y = Max (c, d) }"
     )
     assert len(merge_common(graph).nodes) == 5
 
 
 def test_constants_of_other_type_or_shape_stay() -> None:
     graph = load(
-        "agraph (float[2, 3] x) => (float[2, 3] y) <float i = {1}, float[1] j = {1}, float k = {-0.0}, float l = {0.0}> "
+        "agraph (float[2, 3] x) => (float[2, 3] y) "
+        "<float i = {1}, float[1] j = {1}, float k = {-0.0}, float l = {0.0}> "
         "{ a = Add (x, i) b = Add (a, j) c = Add (b, k) y = Add (c, l) }"
     )
     assert len(remove_dead(merge_common(graph)).constants) == 4
@@ -66,7 +68,8 @@ def test_outputs_wanted_by_either_are_made() -> None:
     graph = remove_dead(
         load(
             "agraph (float[2, 4] x) => (float[2, 2] y) "
-            "{ a, b = Split <axis = 1, num_outputs = 2> (x) c, d = Split <axis = 1, num_outputs = 2> (x) y = Sub (a, d) }"
+            "{ a, b = Split <axis = 1, num_outputs = 2> (x) "
+            "c, d = Split <axis = 1, num_outputs = 2> (x) y = Sub (a, d) }"
         )
     )
     after = merge_common(graph)

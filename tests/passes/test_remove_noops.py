@@ -65,32 +65,45 @@ def test_integers_have_one_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "is_removed"), [("a", True), ("a, one", True), ("a, one, no", True), ("a, one, yes", False), ("a, one, t", False)]
+    ("inputs", "is_removed"),
+    [("a", True), ("a, one", True), ("a, one, no", True), ("a, one, yes", False), ("a, one, t", False)],
 )
 def test_dropout_goes_where_it_is_surely_inference(inputs: str, is_removed: bool) -> None:
-    graph = load(f"agraph (float[2, 3] x, bool t) => (float[2, 3] y) {CONSTANTS} {{ a = Abs (x) b = Dropout ({inputs}) y = Neg (b) }}")
+    graph = load(
+        f"agraph (float[2, 3] x, bool t) => (float[2, 3] y) {CONSTANTS} "
+        f"{{ a = Abs (x) b = Dropout ({inputs}) y = Neg (b) }}"
+    )
     assert ("Dropout" not in operators(remove_noops(graph))) is is_removed
 
 
 def test_dropout_whose_mask_is_read_stays() -> None:
-    graph = load("agraph (float[2, 3] x) => (float[2, 3] y, bool[2, 3] m) { a = Abs (x) b, m = Dropout (a) y = Neg (b) }")
+    graph = load(
+        "agraph (float[2, 3] x) => (float[2, 3] y, bool[2, 3] m) { a = Abs (x) b, m = Dropout (a) y = Neg (b) }"
+    )
     assert "Dropout" in operators(remove_noops(graph))
 
 
 def test_old_dropout_goes() -> None:
-    graph = load("agraph (float[2, 3] x) => (float[2, 3] y) { a = Abs (x) b = Dropout <ratio = 0.5> (a) y = Neg (b) }", opset=9)
+    graph = load(
+        "agraph (float[2, 3] x) => (float[2, 3] y) { a = Abs (x) b = Dropout <ratio = 0.5> (a) y = Neg (b) }", opset=9
+    )
     assert operators(remove_noops(graph)) == ["Abs", "Neg"]
 
 
 def test_chain_of_noops_goes() -> None:
-    graph = load("agraph (float[2, 3] x) => (float[2, 3] y) { a = Identity (x) b = Identity (a) c = Identity (b) y = Neg (c) }")
+    graph = load(
+        "agraph (float[2, 3] x) => (float[2, 3] y) { a = Identity (x) b = Identity (a) c = Identity (b) y = Neg (c) }"
+    )
     after = remove_noops(graph)
     assert operators(after) == ["Neg"]
     check_same(graph, after, x=X)
 
 
 def test_producer_makes_the_graph_output_instead() -> None:
-    graph = load("agraph (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) { a = Abs (x) b = Identity (a) y = Identity (b) z = Neg (a) }")
+    graph = load(
+        "agraph (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) "
+        "{ a = Abs (x) b = Identity (a) y = Identity (b) z = Neg (a) }"
+    )
     after = remove_noops(graph)
     assert operators(after) == ["Abs", "Neg"]
     assert after.outputs == graph.outputs
@@ -98,7 +111,9 @@ def test_producer_makes_the_graph_output_instead() -> None:
 
 
 def test_second_output_from_one_value_keeps_its_identity() -> None:
-    graph = load("agraph (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) { a = Abs (x) y = Identity (a) z = Identity (a) }")
+    graph = load(
+        "agraph (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) { a = Abs (x) y = Identity (a) z = Identity (a) }"
+    )
     after = remove_noops(graph)
     assert operators(after) == ["Abs", "Identity"]
     check_same(graph, after, x=X)

@@ -101,7 +101,7 @@ def test_plan_that_does_not_hold_is_rejected(plan: Plan, message: str) -> None:
 def test_reader_must_come_before_the_next_writer() -> None:
     commands = (*COMMANDS, Fill(window(A), b"\0"))
     verify(plan_of(commands, ((0, 2), (1, 2), (2, 3))))
-    with pytest.raises(PlanError, match="Command 2 .n2. and Command 3"):
+    with pytest.raises(PlanError, match=r"Command 2 \(n2\) and Command 3"):
         verify(plan_of(commands, ((0, 2), (1, 2), (0, 3))))
 
 
@@ -128,6 +128,22 @@ def test_variant_is_verified_in_place_of_the_plans_own_commands() -> None:
                 verify(plan, variant)
         else:
             verify(plan, variant)
+
+
+def test_variant_whose_windows_meet_without_a_path_is_rejected() -> None:
+    def commands(second: int) -> tuple[Command, ...]:
+        return (
+            call(window(INPUT, 0, 4), window(A, 0, 4)),
+            call(window(INPUT, 0, 4), window(A, second, 4)),
+            call(window(CONSTANT), window(B)),
+            call(window(A, 0, second + 4), window(B), window(OUTPUT)),
+        )
+
+    plan = plan_of(commands(4), ((0, 3), (1, 3), (2, 3)))
+    specs = (TensorSpec((8,), BYTE),)
+    verify(plan)
+    with pytest.raises(PlanError, match=r"Command 0 \(n0\) and Command 1 \(n1\) touch the same bytes of %2"):
+        verify(plan, Variant((commands(3),), specs, specs))
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -20,6 +20,7 @@ from gpuexec.runtime.simulator.memory import AddressMap, DeviceMemory, PinnedMem
 from gpuexec.runtime.simulator.module import Function, load_files
 from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
+from gpuexec.runtime.simulator.stream_thread import StreamThread
 from gpuexec.target import Target
 
 
@@ -52,6 +53,7 @@ class SimulatorDevice:
         self._blocks, self._pinned = AddressMap(), AddressMap()
         self._functions: dict[Kernel, Function] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
+        self._threads: list[StreamThread] = []  # also those of streams let go of with work still to do
         self._default_stream: SimulatorStream | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -79,6 +81,7 @@ class SimulatorDevice:
         self.check_alive()
         stream = SimulatorStream(self, self._schedule.seed + next(self._numbers), self._delay_s)
         self._streams.add(stream)
+        self._threads = [thread for thread in self._threads if not thread.has_ended()] + [stream.thread]
         return stream
 
     def external_stream(self, handle: int) -> SimulatorStream:
@@ -145,11 +148,10 @@ class SimulatorDevice:
     def close(self) -> None:
         """Finish all work, held work too, and end the threads of all streams. Twice is harmless."""
         self._is_closed = True
-        streams = list(self._streams)
-        for stream in streams:  # all before the first wait: they may wait for each other
-            stream.thread.stop()
-        for stream in streams:
-            stream.thread.join()
+        for thread in self._threads:  # all before the first wait: they may wait for each other
+            thread.stop()
+        for thread in self._threads:
+            thread.join()
 
     def is_alive(self) -> bool:
         """Return whether no command has failed."""

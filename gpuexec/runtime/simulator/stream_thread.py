@@ -93,6 +93,10 @@ class StreamThread:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def has_ended(self) -> bool:
+        """Return whether it was stopped and nothing is left to do."""
+        return self._is_stopped and (self._thread is None or not self._thread.is_alive())
+
     def _serve(self) -> None:
         while (item := self._queue.get()) is not None:
             if not isinstance(item, Operation):

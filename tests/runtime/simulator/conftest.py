@@ -21,14 +21,14 @@ TABLE: dict[str, tuple[str, ...]] = {
     "mistakes.cu": (
         *("divergent_barrier", "deadlock", "exited_lane", "lane_outside_mask", "different_operations", "many_masks"),
         *("missing_barrier", "shared_overrun", "read_unwritten_shared", "too_much_shared"),
-        *("divide", "trap_at", "store", "overflow_stack"),
+        *("divide", "trap_at", "trap_with_copy_under_way", "store", "overflow_stack"),
     ),
     "tensor.cu": ("tensor_gemm<__half, 1>", "tensor_gemm<__nv_bfloat16, 1>", "tensor_gemm<__half, 2>"),
     "intrinsics.cu": (
         *(f"convert<{to}, {kind}>" for to in ("float", "double") for kind in _SHORT),
         *(f"convert<{kind}, {of}>" for kind in _SHORT for of in _TO),
         *(f"{name}<{kind}>" for name in ("arithmetic", "fused") for kind in _SHORT),
-        *("high_products", "saturating", "bits", "converse", "atomics", "take", "layouts", "blocks_seen"),
+        *("high_products", "saturating", "bits", "converse", "hurry", "atomics", "take", "layouts", "blocks_seen"),
     ),
 }
 

@@ -180,7 +180,7 @@ def test_bit_intrinsics(kernels: Kernels) -> None:
 
 def test_lanes_of_a_warp_converse(kernels: Kernels, schedule: Schedule) -> None:
     x = RNG.integers(0, 100, 32, dtype=np.int32)
-    y = np.zeros((14, 32), np.int32)
+    y = np.zeros((15, 32), np.int32)
     kernels["converse"].launch_arrays(1, 32, x, y, schedule=schedule)
     lane = np.arange(32)
     ballot = np.uint32(sum(1 << i for i in range(32) if x[i] > 10)).view(np.int32)
@@ -189,6 +189,7 @@ def test_lanes_of_a_warp_converse(kernels: Kernels, schedule: Schedule) -> None:
         np.full(32, x[5]),
         x[(lane & ~7) | 1],
         x[lane ^ 3],
+        x[np.where(lane ^ 9 >= (lane & ~7) + 8, lane, lane ^ 9)],
         x[np.where(lane >= 2, lane - 2, lane)],
         x[np.where((lane & 15) + 4 < 16, lane + 4, lane)],
         np.full(32, ballot),
@@ -203,6 +204,12 @@ def test_lanes_of_a_warp_converse(kernels: Kernels, schedule: Schedule) -> None:
     ]
     for row, (got, wanted) in enumerate(zip(y, expected, strict=True)):
         np.testing.assert_array_equal(got, wanted, err_msg=f"row {row}")
+
+
+def test_lane_ahead_of_others_does_not_disturb_them(kernels: Kernels, schedule: Schedule) -> None:
+    y = np.zeros(32, np.int32)
+    kernels["hurry"].launch_arrays(1, 32, y, schedule=schedule)
+    np.testing.assert_array_equal(y, np.full(32, 1000 + 496))
 
 
 def test_atomics_lose_nothing(kernels: Kernels, schedule: Schedule) -> None:

@@ -31,11 +31,11 @@ DIVISION = [
         ("deadlock", 32, (INTS,), r"deadlock in block 0,0,0: 32 of 32 .*; 1 in the warp operation at mistakes.cu:13 "
          r"with mask 0xffffffff; 31 in the barrier at mistakes.cu:15"),
         ("exited_lane", 32, (OUT,), r"mistakes.cu:21: the mask of this warp operation names lane 3, which has exited"),
-        ("lane_outside_mask", 32, (INTS,), r"mistakes.cu:25: .* lacks the calling lane 16 \(thread 16 of block 0,0,0"),
-        ("different_operations", 32, (INTS,), r"mistakes.cu:30: .* different warp operations, .* at mistakes.cu:32"),
+        ("lane_outside_mask", 32, (INTS,), r"mistakes.cu:24: .* lacks the calling lane 16 \(thread 16 of block 0,0,0"),
+        ("different_operations", 32, (INTS,), r"mistakes.cu:28: .* different warp operations, .* at mistakes.cu:30"),
         ("shared_overrun", 32, (OUT,), r"shared 'row' of 128 bytes was written at byte 128, past its end"),
         ("too_much_shared", 32, (OUT,), r"240000 bytes \('big' included\) exceeds the limit of 232448"),
-        ("trap_at", 32, (np.int32(9),), r"mistakes.cu:65: __trap was called \(thread 9 of block 0,0,0\)"),
+        ("trap_at", 32, (np.int32(9),), r"mistakes.cu:61: __trap was called \(thread 9 of block 0,0,0\)"),
         ("store", 1, (None, np.int32(2), np.int32(0)), r"illegal address 0x8 \(thread 0 of block 0,0,0\)"),
         ("overflow_stack", 1, (INTS, np.int32(100)), r"the stack of 128 KiB has overflown \(thread 0 of"),
         *(DIVISION if platform.machine() == "x86_64" else []),
@@ -61,6 +61,14 @@ def test_runner_works_on_after_a_mistake(kernels: Kernels, schedule: Schedule, b
         x, out = np.ones(3000, np.float32), np.zeros(1, np.float32)
         kernels["block_sum"].launch_arrays(4, 256, x, out, np.int32(3000), schedule=schedule)
         assert out[0] == 3000
+
+
+def test_abandoned_launch_leaves_no_copies_behind(kernels: Kernels) -> None:
+    x, y, other = np.ones(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+    with pytest.raises(GridError, match="__trap"):
+        kernels["trap_with_copy_under_way"].launch_arrays(1, 1, x, y)
+    kernels["store"].launch_arrays(1, 1, other, np.int32(0), np.int32(5))
+    assert (y[0], other[0]) == (0, 5)
 
 
 @pytest.mark.parametrize(

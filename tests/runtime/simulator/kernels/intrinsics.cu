@@ -54,6 +54,7 @@ extern "C" __global__ void converse(const int* x, int* y) {
   put(__shfl_sync(~0u, v, 5));
   put(__shfl_sync(~0u, v, 1, 8));
   put(__shfl_xor_sync(~0u, v, 3));
+  put(__shfl_xor_sync(~0u, v, 9, 8));
   put(__shfl_up_sync(~0u, v, 2));
   put(__shfl_down_sync(~0u, v, 4, 16));
   put(int(__ballot_sync(~0u, v > 10)));
@@ -66,6 +67,12 @@ extern "C" __global__ void converse(const int* x, int* y) {
   unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u;
   put(__reduce_add_sync(half, v));
   put(__syncthreads_count(v & 1));
+}
+
+// A lane that goes on to another mask must not disturb those that have yet to read.
+extern "C" __global__ void hurry(int* y) {
+  int lane = threadIdx.x, sum = __reduce_add_sync(~0u, lane);
+  y[lane] = sum + __shfl_sync(1u << lane, 1000, lane);
 }
 
 extern "C" __global__ void atomics(int* i, unsigned* u, unsigned long long* l, float* f, double* d, __half* h) {

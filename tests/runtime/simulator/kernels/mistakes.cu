@@ -21,9 +21,7 @@ extern "C" __global__ void exited_lane(float* y) {
   y[threadIdx.x] = __shfl_sync(0xffffffffu, 1.f, 0);
 }
 
-extern "C" __global__ void lane_outside_mask(int* y) {
-  y[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0);
-}
+extern "C" __global__ void lane_outside_mask(int* y) { y[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0); }
 
 extern "C" __global__ void different_operations(int* y) {
   if (threadIdx.x & 1) {
@@ -57,21 +55,22 @@ extern "C" __global__ void too_much_shared(float* y) {
   y[threadIdx.x] = big[threadIdx.x];
 }
 
-extern "C" __global__ void divide(const int* x, int* y, int by) {
-  y[threadIdx.x] = x[threadIdx.x] / by;
-}
+extern "C" __global__ void divide(const int* x, int* y, int by) { y[threadIdx.x] = x[threadIdx.x] / by; }
 
 extern "C" __global__ void trap_at(int thread) {
   if (threadIdx.x == thread) __trap();
 }
 
-extern "C" __global__ void store(int* y, int index, int value) {
-  y[index] = value;
-}
+extern "C" __global__ void store(int* y, int index, int value) { y[index] = value; }
 
 extern "C" __global__ void many_masks(int* y) {
   unsigned lane = threadIdx.x, mask = 3u << (lane & ~1u);
   y[lane] = __shfl_xor_sync(mask, int(lane), 1);
+}
+
+extern "C" __global__ void trap_with_copy_under_way(const int* x, int* y) {
+  gpuexec_copy_async(y, x, sizeof(int), sizeof(int));
+  __trap();
 }
 
 __device__ int descend(int depth) {
@@ -80,6 +79,4 @@ __device__ int descend(int depth) {
   return depth == 0 ? 0 : descend(depth - 1) + frame[depth & 4095];
 }
 
-extern "C" __global__ void overflow_stack(int* y, int depth) {
-  y[0] = descend(depth);
-}
+extern "C" __global__ void overflow_stack(int* y, int depth) { y[0] = descend(depth); }

@@ -1,0 +1,203 @@
+"""Binding a run: which bytes its inputs are, and what to do about them before and after its commands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuexec.fence import Fence
+from gpuexec.frames import Frame
+from gpuexec.inputs import DeviceArray, GivenInput, HostArray
+from gpuexec.memory import BorrowedMemory
+from gpuexec.plan import Port
+from gpuexec.plan_cache import Choice
+from gpuexec.readback import ReadbackRequest
+from gpuexec.run import Run
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import ByteArray, Event, Memory, Recording, Region, Stream
+
+Array = np.ndarray[Any, Any]
+_ALIGNMENT = 256
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """A run with its frame, its bindings, and what is left to do.
+
+    Attributes:
+        sources: Fences of the inputs' content.
+        requests: Readbacks of inputs from other devices.
+        upload: Brings the inputs to the device, on the run's stream.
+        reading: Issued when the run is; who made the inputs waits for it before writing them again.
+        finish: Called with the event that stands for the end of the run.
+        keep: What must live until then.
+        recording: The commands, from the first one issued on.
+        position: Commands issued so far; None before the first.
+        is_over: Whether all that will be issued is.
+    """
+
+    run: Run
+    choice: Choice
+    frame: Frame
+    bindings: dict[int, Region]
+    sources: list[Fence] = field(default_factory=list)
+    requests: list[ReadbackRequest] = field(default_factory=list)
+    upload: Callable[[], None] | None = None
+    reading: Fence = field(default_factory=Fence)
+    finish: list[Callable[[Event], None]] = field(default_factory=list)
+    keep: list[object] = field(default_factory=list)
+    recording: Recording | None = None
+    position: int | None = None
+    is_over: bool = False
+
+    def is_ready(self) -> bool:
+        """Return whether the run can be put on its stream without the caller waiting for anything."""
+        has_inputs = all(fence.is_issued() for fence in self.sources) and all(r.is_done() for r in self.requests)
+        return has_inputs and not self.frame.readers.list_unissued()
+
+    def wait_ready(self) -> None:
+        """Wait until the run can be put on its stream.
+
+        Raises:
+            GpuexecError: What made an input failed.
+        """
+        for fence in [*self.frame.readers.list_unissued(), *self.sources]:
+            reached = threading.Event()
+            fence.when_issued(reached.set)
+            # A run that is given up waits no longer.
+            self.run._fence.when_issued(reached.set)
+            reached.wait()
+        for request in self.requests:
+            request.wait()
+
+
+class InputBinder:
+    """Binds inputs run after run: device arrays where they are, host arrays through one pinned block and one upload.
+
+    ``kept`` are the inputs of the last run; those from the host are views of its pinned block.
+    """
+
+    def __init__(self, backend: Backend, stream: Stream) -> None:
+        self._backend, self._stream = backend, stream
+        self._block: Memory | None = None
+        self.kept: dict[str, GivenInput] = {}
+
+    def bind(self, bound: Bound, ports: Sequence[Port], given: Mapping[str, GivenInput]) -> None:
+        """Bind all inputs of a run, and copy host arrays that are not borrowed."""
+        staged: list[tuple[Port, HostArray]] = []
+        borrowed: list[tuple[Port, ByteArray]] = []
+        kept = dict(given)
+        for port in ports:
+            item = given[port.name]
+            if isinstance(item, DeviceArray):
+                self._bind_device(bound, port, item)
+            elif (raw := self._find_bytes(item)) is not None:
+                borrowed.append((port, raw))
+                bound.keep.append(item.array)
+            else:
+                staged.append((port, item))
+        kept.update(self._bind_host(bound, staged, borrowed))
+        self.kept = kept
+
+    def release(self) -> None:
+        """Give the pinned block back; the caller has waited for all runs."""
+        if self._block is not None:
+            self._backend.staging.give_back(self._block)
+        self._block = None
+        self.kept = {}
+
+    def _bind_device(self, bound: Bound, port: Port, item: DeviceArray) -> None:
+        bound.sources.append(item.fence)
+        bound.keep += [item.source, item.region.memory]
+        # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
+        bound.frame.take_out(item.region.memory)
+        if item.readers is not None:
+            item.readers.add(bound.reading)
+        if port.buffer is not None:
+            bound.bindings[port.buffer] = item.region
+
+    def _find_bytes(self, item: HostArray) -> ByteArray | None:
+        """Return the bytes of a borrowed array where they can be used as they lie."""
+        array = item.array
+        if not item.is_borrowed or array is None or not (array.flags.c_contiguous and array.flags.aligned):
+            return None
+        return array.reshape(-1).view(np.uint8)
+
+    def _bind_host(
+        self, bound: Bound, staged: Sequence[tuple[Port, HostArray]], borrowed: Sequence[tuple[Port, ByteArray]]
+    ) -> dict[str, GivenInput]:
+        """Lay staged arrays one after the other into a pinned block, borrowed ones behind them; return what to keep."""
+        has_kernels = self._backend.device.target.has_kernels
+        staged_bytes = sum(_align(item.spec.nbytes) for _, item in staged)
+        total = staged_bytes + sum(_align(raw.nbytes) for _, raw in borrowed)
+        self._release_at_end(bound)
+        block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
+        home = bound.frame.input(total) if has_kernels and (staged or borrowed) else block
+        kept: dict[str, GivenInput] = {}
+        late: list[tuple[Array, ReadbackRequest]] = []
+        direct: list[tuple[int, ByteArray]] = []
+        offset = 0
+        for port, item in staged:
+            assert block is not None and block.array is not None and home is not None
+            nbytes = item.spec.nbytes
+            window = block.array[offset : offset + nbytes].view(item.spec.dtype).reshape(item.spec.shape)
+            if item.request is not None:
+                bound.requests.append(item.request)
+                late.append((window, item.request))
+                kept[port.name] = HostArray(item.spec, request=item.request)
+            else:
+                assert item.array is not None
+                np.copyto(window, item.array)
+                kept[port.name] = HostArray(item.spec, window)
+            if port.buffer is not None:
+                bound.bindings[port.buffer] = Region(home, offset, nbytes)
+            offset += _align(nbytes)
+        for port, raw in borrowed:
+            if has_kernels:
+                assert home is not None
+                region = Region(home, offset, raw.nbytes)
+                direct.append((region.address, raw))
+                offset += _align(raw.nbytes)
+            else:
+                region = Region(BorrowedMemory.of(raw), 0, raw.nbytes)
+            if port.buffer is not None:
+                bound.bindings[port.buffer] = region
+        source = block.array[:staged_bytes] if block is not None and block.array is not None else None
+        if late or (has_kernels and total):
+            bound.upload = self._make_upload(home if has_kernels else None, source, late, direct)
+        return kept
+
+    def _make_upload(
+        self,
+        home: Memory | None,
+        source: ByteArray | None,
+        late: Sequence[tuple[Array, ReadbackRequest]],
+        direct: Sequence[tuple[int, ByteArray]],
+    ) -> Callable[[], None]:
+        stream = self._stream
+
+        def upload() -> None:
+            for window, request in late:
+                np.copyto(window, request.view())
+            if home is not None and source is not None and source.nbytes:
+                stream.copy_to_device(home.address, source)
+            for address, raw in direct:
+                if raw.nbytes:
+                    stream.copy_to_device(address, raw)
+
+        return upload
+
+    def _release_at_end(self, bound: Bound) -> None:
+        """Give the last run's block back at the end of this one: its arrays have been copied from it by then."""
+        if self._block is not None:
+            previous, staging = self._block, self._backend.staging
+            bound.finish.append(lambda event: staging.give_back(previous, event))
+
+
+def _align(nbytes: int) -> int:
+    """Round up to what every region starts at."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

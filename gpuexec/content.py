@@ -1,0 +1,168 @@
+"""What a tensor holds: bytes on a device, when they are there, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuexec.errors import ClosedError
+from gpuexec.fence import Fence, when_all_issued
+from gpuexec.frames import Lease
+from gpuexec.readback import ReadbackRequest
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import ByteArray, Region, Stream
+from gpuexec.spec import TensorSpec
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """Bytes that hold a dense tensor once ``fence`` is done; ``stream`` is the one whose work makes them.
+
+    Writing them anew (`upload`, `copy_from`) waits on a stream for what made and what reads them, never in the caller.
+    """
+
+    name: str
+    spec: TensorSpec
+    backend: Backend
+    region: Region
+    fence: Fence
+    lease: Lease
+    stream: Stream | None
+    request: ReadbackRequest | None = None
+    is_closed: bool = False
+
+    def check(self) -> None:
+        """Check that the content can be used.
+
+        Raises:
+            ClosedError: The tensor, or the Worker that made it, is closed.
+            StaleError: A later run has begun.
+            StateError: The process was forked.
+        """
+        self.backend.check_process()
+        if self.is_closed:
+            raise ClosedError(f"Tensor {self.name!r} is closed.", value=self.name)
+        self.lease.check(self.name)
+
+    def request_readback(self) -> ReadbackRequest:
+        """Return the readback under way or done, or start one. One made before the tensor went stale still answers."""
+        with self.lease.lock:
+            self.backend.check_process()
+            if self.request is None or self.request.is_cancelled():
+                self.request = self._start_readback()
+            return self.request
+
+    def read_privately(self) -> ReadbackRequest:
+        """Return a readback that nobody else cancels: the one that is done, or a new one."""
+        with self.lease.lock:
+            self.check()
+            return self.request if self.request is not None and self.is_read_back() else self._start_readback()
+
+    def is_read_back(self) -> bool:
+        """Return whether a readback was requested and is done."""
+        return self.request is not None and not self.request.is_cancelled() and self.request.is_done()
+
+    def export(self) -> None:
+        """Make the bytes the tensor's for good, and see to it that they outlive the work that makes them."""
+        self.check()
+        if not self.fence.is_issued():
+            self.lease.note_sync(self.name, "exported before its run was on the stream")
+        self.fence.wait_issued()
+        self.lease.export(self.name, self.region.memory)
+        for event in self.fence.events:
+            self.backend.keeper.hold(event, self.region.memory)
+
+    def upload(self, raw: ByteArray) -> None:
+        """Replace the first bytes by host bytes, which are copied before this returns."""
+        block = self.backend.staging.take(max(raw.nbytes, 1))
+        assert block.array is not None
+        source, address = block.array[: raw.nbytes], self.region.address
+        source[...] = raw
+
+        def put(stream: Stream) -> None:
+            if source.nbytes:
+                stream.copy_to_device(address, source)
+
+        with self.lease.lock:
+            self.check()
+            is_whole = raw.nbytes == self.spec.nbytes
+            written = self._rewrite([] if is_whole else [self.fence], put)
+        written.when_issued(lambda: self.backend.staging.give_back(block, *written.events[:1]))
+
+    def copy_from(self, source: Content) -> None:
+        """Replace the bytes by those of a tensor on the same device."""
+        taken, region, keeper = source.region, self.region, self.backend.keeper
+        reading = Fence()
+
+        def put(stream: Stream) -> None:
+            if taken.nbytes:
+                stream.copy(region.address, taken.address, taken.nbytes)
+
+        with source.lease.lock:
+            source.check()
+            source.lease.readers.add(reading)
+            written = self._rewrite([source.fence], put)
+
+        def release() -> None:
+            for event in written.events[:1]:
+                keeper.hold(event, taken.memory)
+            reading.issue(written.events[:1])
+
+        written.when_issued(release)
+
+    def close(self) -> None:
+        """Let go of the bytes where they are the tensor's own: freed once nothing on a stream uses them any more."""
+        self.is_closed = True
+        if self.lease.is_own:
+            self.region = Region(_Nothing(), 0, 0)
+
+    def _start_readback(self) -> ReadbackRequest:
+        self.check()
+        return ReadbackRequest(self.backend, self.spec, self.region, self.fence, self.lease)
+
+    def _rewrite(self, sources: list[Fence], put: Callable[[Stream], None]) -> Fence:
+        """Have ``put`` add the work that writes the bytes, behind its sources and all that uses the bytes now.
+
+        Returns:
+            The fence of what is written; it becomes the content's.
+        """
+        backend, region, lease, written = self.backend, self.region, self.lease, Fence()
+        # What made the bytes until now is one more that must be through with them.
+        lease.readers.add(self.fence)
+        written.stepper = next((fence.stepper for fence in [self.fence, *sources] if fence.stepper is not None), None)
+        self.fence, self.request = written, None
+
+        def issue() -> None:
+            failure = next((fence.failure for fence in sources if fence.failure is not None), None)
+            if failure is not None:
+                written.issue((), failure)
+                return
+            try:
+                with lease.transfers.issuing() as stream:
+                    self.stream = stream
+                    lease.readers.hold_back(stream)
+                    events = [event for fence in sources for event in fence.events]
+                    for each in events:
+                        stream.wait(each)
+                    put(stream)
+                    event = backend.device.create_event()
+                    stream.record(event)
+                    lease.readers.add(Fence.of(event))
+                backend.keeper.hold(event, region.memory)
+                written.issue((event,))
+            except BaseException as error:
+                written.issue((), error)
+
+        when_all_issued([*sources, *lease.readers.list_unissued()], issue)
+        return written
+
+
+class _Nothing:
+    """Memory of no bytes."""
+
+    address = 0
+    nbytes = 0
+    array = None
+
+    def free(self) -> None:
+        """Do nothing."""

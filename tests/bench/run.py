@@ -1,0 +1,66 @@
+"""`make bench`: measures what runs without a GPU, and prints each figure beside its bound. It judges nothing.
+
+    python tests/bench/run.py                          # everything
+    python tests/bench/run.py models --model mlp chain --repeat 50
+    python tests/bench/run.py overlap schedule decode
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gpuexec import knobs
+from tests.bench.cpu_models import measure_models
+from tests.bench.decoding import measure_decoding
+from tests.bench.host_time import measure_schedule
+from tests.bench.measure import QUIET, Bystanders, describe_machine, describe_numpy_threads
+from tests.bench.models import MODELS
+from tests.bench.overlap import measure_overlap
+from tests.bench.tables import Figures, show_rows
+
+WIDTH = 150
+BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
+    "models": lambda options: measure_models(options.model, options.repeat),
+    "overlap": lambda options: measure_overlap(options.repeat),
+    "schedule": lambda options: measure_schedule(options.repeat * 50),
+    "decode": lambda options: measure_decoding(knobs.models_dir()),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benches chosen, print their tables, and write them as JSON if asked."""
+    options = _parse(arguments)
+    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
+    machine = [*describe_machine(), ("NumPy's BLAS", describe_numpy_threads())]
+    show_rows(console, machine)
+    found: list[dict[str, object]] = []
+    for name in options.bench or BENCHES:
+        with Bystanders() as bystanders:
+            tables = BENCHES[name](options)
+        for table in tables:
+            table.notes.append(f"Cores that other processes used meanwhile: {bystanders}.")
+            if not bystanders.is_quiet:
+                table.notes.append(f"NOISY: more than {QUIET} cores; don't quote these figures, measure again.")
+            table.show(console)
+            found.append({"bench": name, "other_cores": bystanders.cores, **table.to_json()})
+    if options.json:
+        Path(options.json).write_text(json.dumps({"machine": dict(machine), "figures": found}, indent=1))
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure what runs without a GPU.")
+    parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], help=f"which to run: {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS, help="which models (default: all)")
+    parser.add_argument("--repeat", type=int, default=20, help="runs of each figure; host times take 50 times as many")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""What all tests share: tests marked ``gpu`` run where a GPU works, and the head of a run says which one."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gpuexec import knobs
+from tests.devices.opening import open_device, why_no_gpu
+
+_PACKAGES = ("numpy", "onnx", "onnxruntime", "cupy-cuda13x", "cupy-cuda12x", "cupy", "cuda-bindings", "torch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if knobs.read_flag("GPUEXEC_REQUIRE_GPU") and why_no_gpu():
+        raise pytest.UsageError(f"GPUEXEC_REQUIRE_GPU is set, but no GPU can be used: {why_no_gpu()}")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if config.option.markexpr != "gpu":
+        return []
+    return [f"{key}: {value}" for key, value in describe_machine().items()]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("gpu") for item in items) and (reason := why_no_gpu()):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def describe_machine() -> dict[str, str]:
+    """Return what a result depends on: GPU, driver, versions of packages, commit."""
+    root = Path(__file__).resolve().parent.parent
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
+    rows = {"commit": git.stdout.strip() or "unknown", "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            rows[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if why_no_gpu():
+        return {"GPU": why_no_gpu(), **rows}
+    device = open_device("gpu")
+    runtime = device.cupy.cuda.runtime  # type: ignore[attr-defined]
+    versions = f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
+    return {"GPU": f"{device.name} ({device.target.name})", "CUDA": versions, **rows}

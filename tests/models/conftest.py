@@ -1,0 +1,14 @@
+"""How far each model was from its reference, told at the end of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.folder import DISTANCES
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if DISTANCES:
+        terminalreporter.section("models: largest error over what is allowed")
+        for name, distance in DISTANCES.items():
+            terminalreporter.write_line(f"{distance:10.5f}  {name}")

@@ -1,0 +1,37 @@
+"""Real models, every case of the manifest: near the reference, in one segment, with nothing on the host."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuexec as gx
+from tests.models.folder import load_model, measure, needs_models, read_case, read_manifest
+
+MODELS = (
+    *("winml_mnist", "mobilenet_v2__d18", "resnet__d18", "ultraface_rfb320", "yunet_n_dynamic"),
+    *("magika_v3_3", "vit__d18", "bert__l11", "gpt2_kv__d21"),
+)
+CASES = [
+    (model, case) for model in MODELS for case in read_manifest().get(model, {"cases": ["no folder of models"]})["cases"]
+]
+BACKENDS = [
+    gx.BackendType.CPU,
+    gx.BackendType.SIMULATOR,
+    pytest.param(gx.BackendType.GPU_COMPUTE, marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.models
+@needs_models
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(("model", "case"), CASES)
+def test_model_gives_what_the_reference_gave(model: str, case: str, backend: gx.BackendType) -> None:
+    given = read_case(case)
+    with gx.Worker(load_model(model), backend=backend) as worker:
+        for _ in range(2):  # the second run finds plan and memory as the first one left them
+            run = worker.schedule(given.inputs)
+            for name, expected in given.outputs.items():
+                distance = measure(f"{case} {backend.name}", run.outputs[name].readback_and_clone(), expected)
+                assert distance <= 1, f"{name} is {distance:.3g} times further off than allowed"
+        report = worker.report()
+        assert (report.plans, report.host_calls, report.host_reads) == (1, (), ())

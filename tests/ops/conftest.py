@@ -1,0 +1,53 @@
+"""Every test of operator cases runs once on the host, once on the simulator, and with ``-m gpu`` on the GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from tests.ops import harness
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests that run cases the parameter ``checks``, which they need not name."""
+    if not runs_cases(metafunc.function, set()):
+        return
+    choices: list[Any] = ["host", "simulator"]
+    if metafunc.config.option.markexpr == "gpu":
+        choices.append(pytest.param("gpu", marks=pytest.mark.gpu))
+    metafunc.fixturenames.append("checks")
+    metafunc.parametrize("checks", choices, indirect=True)
+
+
+@pytest.fixture
+def checks(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What `run_case` does while the test runs."""
+    before = list(harness.CHECKS)
+    harness.CHECKS[:] = [request.param]
+    yield request.param
+    harness.CHECKS[:] = before
+
+
+def runs_cases(function: Any, seen: set[str]) -> bool:
+    """Return whether a function calls `run_case`, itself or through functions of the same file."""
+    module = sys.modules[function.__module__]
+    for name in _names(function.__code__) - seen:
+        seen.add(name)
+        called = getattr(module, name, None)
+        if called is harness.run_case:
+            return True
+        if isinstance(called, FunctionType) and called.__module__ == module.__name__ and runs_cases(called, seen):
+            return True
+    return False
+
+
+def _names(code: CodeType) -> set[str]:
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _names(constant)
+    return found

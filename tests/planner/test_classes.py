@@ -1,0 +1,66 @@
+"""Size classes: buckets, upper ends, declared dimensions."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Graph
+from gpuexec.planner.classes import DeclaredDims, bucket_end, check_declared, free_axes, upper_ends
+from gpuexec.spec import TensorSpec
+from tests.operators import FLOAT, GraphBuilder, Scale
+
+
+@pytest.mark.parametrize(
+    ("extent", "end"),
+    [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (128, 128), (129, 256), (256, 256), (257, 512), (512, 512), (513, 768)],
+)
+def test_bucket_ends_at_powers_of_two_then_at_multiples_of_256(extent: int, end: int) -> None:
+    assert bucket_end(extent) == end
+
+
+def graph() -> Graph:
+    build = GraphBuilder()
+    x = build.input("x", "past", 4)
+    build.input("y", "total", None)
+    return build.graph(build.node(Scale(), x))
+
+
+def ends(past: int, total: int, last: int = 1, declared: DeclaredDims | None = None) -> list[tuple[int, ...]]:
+    specs = {"x": TensorSpec((past, 4), FLOAT), "y": TensorSpec((total, last), FLOAT)}
+    return [(*e["x"].shape, *e["y"].shape) for e in upper_ends(graph(), specs, declared or {})]
+
+
+def test_free_axes_are_named_or_nameless() -> None:
+    assert free_axes(graph(), {}) == {("x", 0): "past", ("y", 0): "total", ("y", 1): ""}
+    assert free_axes(graph(), {"past": 3}) == {("y", 0): "total", ("y", 1): ""}
+
+
+@pytest.mark.parametrize(
+    ("past", "total", "declared", "expected"),
+    [
+        (19, 20, {}, [(32, 4, 32, 1), (31, 4, 32, 1), (19, 4, 20, 1)]),
+        (32, 33, {}, [(32, 4, 64, 1), (63, 4, 64, 1), (32, 4, 33, 1)]),
+        (64, 128, {}, [(64, 4, 128, 1)]),
+        (1, 0, {}, [(1, 4, 0, 1)]),
+        (3, 20, {"past": 3}, [(3, 4, 32, 1), (3, 4, 20, 1)]),
+        (19, 20, {"past": (0, 128), "total": (0, 128)}, [(128, 4, 128, 1), (127, 4, 128, 1), (19, 4, 20, 1)]),
+        (0, 1, {"past": (0, 8)}, [(8, 4, 1, 1), (0, 4, 1, 1)]),
+    ],
+)
+def test_upper_ends_come_alone_together_and_exact(
+    past: int, total: int, declared: DeclaredDims, expected: list[tuple[int, ...]]
+) -> None:
+    assert ends(past, total, declared=declared) == expected
+
+
+def test_extent_outside_its_declared_range_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'x': axis 0 has extent 129, outside 0 to 128 declared of 'past'"):
+        ends(129, 130, declared={"past": (0, 128)})
+
+
+@pytest.mark.parametrize("declared", [{"pas": 3}, {"past": -1}, {"past": (5, 2)}])
+def test_declared_dimensions_are_checked(declared: DeclaredDims) -> None:
+    with pytest.raises(InputError, match="past"):
+        check_declared(graph(), declared)
+    check_declared(graph(), {"past": 3, "total": (0, 9)})

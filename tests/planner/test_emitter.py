@@ -1,0 +1,152 @@
+"""What lowering may ask for, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.errors import KernelError
+from gpuexec.plan import Role
+from gpuexec.planner.draft import Draft, DraftBuffer, dense
+from gpuexec.planner.emitter import CommandEmitter, emit_copy, emit_store
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+CPU, GPU = Target.named("cpu"), Target.named("sm_90")
+KERNEL = Kernel("test.cu", "k")
+
+
+@dataclass
+class Desk:
+    """An emitter over a draft of one input and two temporaries of 16 floats."""
+
+    emit: CommandEmitter
+    input: Slot
+    a: Slot
+    b: Slot
+
+
+def desk(target: Target = GPU, choices: list[bool] | None = None, content: Any = None) -> Desk:
+    spec = TensorSpec((4, 4), np.dtype(np.float32))
+    draft = Draft(
+        [
+            DraftBuffer(Role.INPUT, 64, "x"),
+            DraftBuffer(Role.TEMP, 64, content=content),
+            DraftBuffer(Role.TEMP, 64),
+        ]
+    )
+    return Desk(CommandEmitter(target, draft, choices), dense(0, spec), dense(1, spec), dense(2, spec))
+
+
+def launch(d: Desk, grid: tuple[int, int, int] = (1, 1, 1), threads: int = 32, shared: int = 0) -> None:
+    d.emit.launch(KERNEL, grid, (threads, 1, 1), [d.input, d.a], [1], shared)
+
+
+def test_launch_is_added_where_there_are_kernels() -> None:
+    d = desk()
+    launch(d)
+    assert d.emit.effects.commands == [Launch(KERNEL, (1, 1, 1), (32, 1, 1), (d.input, d.a), (1,), 0)]
+    d = desk(CPU)
+    launch(d)
+    assert d.emit.effects.commands == []
+
+
+def test_launch_that_writes_nothing_is_dropped_whatever_its_grid() -> None:
+    d = desk()
+    empty = dense(1, TensorSpec((0, 4), np.dtype(np.float32)))
+    d.emit.launch(KERNEL, (0, 1, 1), (32, 1, 1), [d.input, empty], [1])
+    assert d.emit.effects.commands == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 2048}, "block 2048 is outside 1 to 1024"),
+        ({"threads": 0}, "block 0"),
+        ({"grid": (1, 65536, 1)}, "grid"),
+        ({"grid": (0, 1, 1)}, "grid"),
+        ({"shared": 1 << 20}, "shared memory"),
+    ],
+)
+def test_launch_beyond_the_limits_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(KernelError, match=rf"test\.cu:k: .*{message}.*sm_90"):
+        launch(desk(), **options)
+
+
+def test_copy_of_dense_slots_is_bytes_and_of_others_elements() -> None:
+    d = desk()
+    d.emit.copy(d.a, d.input)
+    assert d.emit.effects.commands == [Copy(d.a, d.input)]
+    across = Slot(0, 0, d.a.spec, (1, 4))
+    (command,) = emit_copy(GPU, Draft(), d.a, across)
+    assert isinstance(command, Launch)
+    (command,) = emit_copy(CPU, Draft(), d.a, across)
+    assert command == HostCall("Identity", (), (across,), (d.a,))
+
+
+def test_contiguous_copies_only_what_is_not() -> None:
+    d = desk()
+    assert d.emit.contiguous(d.a) is d.a
+    made = d.emit.contiguous(Slot(0, 0, d.a.spec, (1, 4)))
+    assert made.is_contiguous and made.buffer == 3 and len(d.emit.effects.commands) == 1
+
+
+def test_fill_converts_to_the_slots_type() -> None:
+    d = desk()
+    d.emit.fill(d.a, 3)
+    assert d.emit.effects.commands == [Fill(d.a, np.float32(3).tobytes())]
+
+
+def part(start: int, extent: int = 16) -> Slot:
+    return Slot(3, start, TensorSpec((extent // 4, 4), np.dtype(np.float32)), (4, 1))
+
+
+@pytest.mark.parametrize(
+    ("source", "window", "granted"),
+    [
+        ("a", part(0), True),
+        ("a", part(64), True),
+        ("a", part(4), False),  # kernels take 16 bytes at once
+        ("a", Slot(3, 0, TensorSpec((4, 4), np.dtype(np.float32)), (8, 1)), False),
+        ("input", part(0), False),
+    ],
+)
+def test_place_is_granted_where_nothing_speaks_against_it(source: str, window: Slot, granted: bool) -> None:
+    d = desk()
+    assert d.emit.place(getattr(d, source), window) is granted
+    assert bool(d.emit.effects.placed) is granted
+
+
+def test_place_is_refused_to_parts_host_values_and_what_is_placed() -> None:
+    d = desk()
+    assert not d.emit.place(Slot(1, 16, TensorSpec((3, 4), np.dtype(np.float32)), (4, 1)), part(0))
+    assert d.emit.place(d.a, part(0)) and not d.emit.place(d.a, part(64))
+    assert not desk(content=np.zeros(16)).emit.place(d.a, part(0))
+
+
+def test_choices_of_the_upper_end_are_made_again() -> None:
+    d = desk(choices=[True, False, False])
+    assert d.emit.index_type(d.a) == "long long"
+    assert d.emit.index_type(d.a) == "int"
+    assert not d.emit.place(d.a, part(0))
+    assert d.emit.effects.choices == [True, False, False]
+
+
+def test_index_type_follows_from_the_largest_offset() -> None:
+    d = desk()
+    assert d.emit.index_type(d.a, Slot(0, 0, TensorSpec((2**31 + 1,), np.dtype(np.int8)), (1,))) == "long long"
+    assert d.emit.index_type(d.a) == "int"
+
+
+def test_store_is_as_many_commands_for_every_content_of_a_capacity() -> None:
+    for target in (CPU, GPU):
+        counts = set()
+        for extent in (1, 8, 128):
+            content = np.arange(extent)
+            slot = dense(1, TensorSpec(content.shape, content.dtype))
+            counts.add(len(emit_store(target, Draft(), slot, content, 1024)))
+        assert len(counts) == 1

@@ -1,0 +1,349 @@
+"""The CPU device: asynchronous streams, commands side by side, errors that reach who asked and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.errors import ClosedError, DeviceError, KernelError, OutOfMemoryError, PlanError
+from gpuexec.plan import Segment
+from gpuexec.runtime.cpu import CpuDevice, CpuMemory
+from gpuexec.runtime.cpu_execution import make_view
+from gpuexec.runtime.cpu_stream import CpuStream
+from gpuexec.runtime.device import Recording, Region
+from gpuexec.spec import TensorSpec
+from tests.operators import CALLED, Array, meet
+
+BYTE = np.dtype(np.uint8)
+# Large enough that a command is worth a thread.
+LARGE = 1 << 19
+SMALL = 16
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice()
+    yield device
+    device.close()
+    CALLED.clear()
+
+
+def window(buffer: int, extent: int, offset: int = 0) -> Slot:
+    return Slot(buffer, offset, TensorSpec((extent,), BYTE), (1,))
+
+
+def call(key: str, source: int, destination: int, extent: int = SMALL) -> HostCall:
+    return HostCall("test.Call", (("key", key),), (window(source, extent),), (window(destination, extent),))
+
+
+class Bench:
+    """Memory for some buffers, a stream, and recordings over them."""
+
+    def __init__(self, device: CpuDevice, buffers: int, extent: int = SMALL) -> None:
+        self.device = device
+        self.memory = {i: Region(CpuMemory(extent), 0, extent) for i in range(buffers)}
+        self.stream = device.create_stream()
+        for i in range(buffers):
+            self.array(i)[:] = 0
+
+    def array(self, buffer: int) -> Array:
+        array = self.memory[buffer].memory.array
+        assert array is not None
+        return array
+
+    def record(self, *commands: Command, edges: tuple[tuple[int, int], ...] = ()) -> Recording:
+        segment = Segment(commands, edges, tuple(f"node{i}" for i in range(len(commands))))
+        return self.device.record(segment, self.memory)
+
+    def run(self, recording: Recording) -> None:
+        recording.submit(self.stream, {})
+        self.stream.synchronize()
+
+
+def test_two_unordered_long_commands_are_both_started_before_either_ends(device: CpuDevice) -> None:
+    CALLED["meet"] = meet(threading.Barrier(2))
+    bench = Bench(device, 3, LARGE)
+    bench.run(bench.record(call("meet", 0, 1, LARGE), call("meet", 0, 2, LARGE)))
+    assert bench.array(1).all() and bench.array(2).all()
+
+
+def test_ordered_long_commands_run_one_after_the_other(device: CpuDevice) -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def count(x: Array) -> Array:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        y = x + 1
+        with lock:
+            running -= 1
+        return y
+
+    CALLED["count"] = count
+    bench = Bench(device, 3, LARGE)
+    recording = bench.record(call("count", 0, 1, LARGE), call("count", 1, 2, LARGE), edges=((0, 1),))
+    for _ in range(10):
+        bench.run(recording)
+    assert most == 1 and (bench.array(2) == 2).all()
+
+
+def test_submit_returns_before_the_commands_are_done(device: CpuDevice) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold(x: Array) -> Array:
+        started.set()
+        assert go.wait(60)
+        return x + 1
+
+    CALLED["hold"] = hold
+    bench = Bench(device, 2)
+    event = device.create_event()
+    assert event.is_done() and bench.stream.is_done()
+    bench.record(call("hold", 0, 1)).submit(bench.stream, {})
+    bench.stream.record(event)
+    assert started.wait(60)
+    assert not event.is_done() and not bench.stream.is_done()
+    assert not event.synchronize(timeout_s=0)
+    go.set()
+    assert event.synchronize()
+    assert event.is_done() and bench.stream.is_done() and (bench.array(1) == 1).all()
+
+
+def fail(x: Array) -> Array:
+    raise ValueError("no such luck")
+
+
+def test_error_reaches_the_runs_event_and_the_stream_stays_usable(device: CpuDevice) -> None:
+    CALLED.update(fail=fail, add=lambda x: x + 1)
+    bench = Bench(device, 3)
+    bad = bench.record(call("fail", 0, 1), call("add", 1, 2), edges=((0, 1),))
+    good = bench.record(call("add", 0, 1))
+    failed, done = device.create_event(), device.create_event()
+    bad.submit(bench.stream, {})
+    bench.stream.record(failed)
+    good.submit(bench.stream, {})
+    bench.stream.record(done)
+    with pytest.raises(DeviceError, match="node0 failed on the host: ValueError: no such luck") as caught:
+        failed.synchronize()
+    assert caught.value.node == "node0"
+    assert done.synchronize()
+    assert (bench.array(1) == 1).all() and not bench.array(2).any(), "what follows the failed command must not run"
+
+
+def test_later_parts_of_a_failed_run_do_not_run(device: CpuDevice) -> None:
+    CALLED.update(fail=fail, add=lambda x: x + 1)
+    bench = Bench(device, 3)
+    recording = bench.record(call("fail", 0, 1), call("add", 0, 2))
+    middle, end = device.create_event(), device.create_event()
+    recording.submit(bench.stream, {}, 0, 1)
+    bench.stream.record(middle)
+    recording.submit(bench.stream, {}, 1, None)
+    bench.stream.record(end)
+    for event in (middle, end):
+        with pytest.raises(DeviceError):
+            event.synchronize()
+    assert not bench.array(2).any()
+
+
+def test_failure_beside_a_long_command_waits_for_it(device: CpuDevice) -> None:
+    barrier = threading.Barrier(2)
+    finished = threading.Event()
+
+    def fail_together(x: Array) -> Array:
+        barrier.wait(60)
+        raise ValueError("no")
+
+    def finish(x: Array) -> Array:
+        barrier.wait(60)
+        y = x + 1
+        finished.set()
+        return y
+
+    CALLED.update(fail=fail_together, finish=finish)
+    bench = Bench(device, 3, LARGE)
+    with pytest.raises(DeviceError):
+        bench.run(bench.record(call("fail", 0, 1, LARGE), call("finish", 0, 2, LARGE)))
+    assert finished.is_set()
+
+
+def test_streams_wait_for_each_others_events(device: CpuDevice) -> None:
+    go = threading.Event()
+
+    def hold(x: Array) -> Array:
+        assert go.wait(60)
+        return x + 1
+
+    CALLED.update(hold=hold, add=lambda x: x + 1)
+    bench = Bench(device, 4)
+    other = device.create_stream()
+    first, second, last = (device.create_event() for _ in range(3))
+    bench.record(call("hold", 0, 1)).submit(bench.stream, {})
+    bench.stream.record(first)
+    other.wait(first)
+    bench.record(call("add", 1, 2)).submit(other, {})
+    other.record(second)
+    bench.stream.wait(second)
+    bench.record(call("add", 2, 3)).submit(bench.stream, {})
+    bench.stream.record(last)
+    assert not second.is_done()
+    go.set()
+    assert last.synchronize()
+    assert (bench.array(3) == 3).all()
+
+
+def test_waiting_on_an_event_means_its_last_record_at_that_time(device: CpuDevice) -> None:
+    go = threading.Event()
+
+    def hold(x: Array) -> Array:
+        assert go.wait(60)
+        return x
+
+    CALLED["hold"] = hold
+    bench = Bench(device, 2)
+    event, done = device.create_event(), device.create_event()
+    other = device.create_stream()
+    bench.stream.record(event)
+    other.wait(event)
+    other.record(done)
+    bench.record(call("hold", 0, 1)).submit(bench.stream, {})
+    bench.stream.record(event)
+    assert done.synchronize(60), "the second record must not hold up who waited for the first"
+    go.set()
+    assert event.synchronize()
+
+
+def test_error_waited_for_is_passed_to_the_next_run_and_no_further(device: CpuDevice) -> None:
+    CALLED.update(fail=fail, add=lambda x: x + 1)
+    bench = Bench(device, 3)
+    other = device.create_stream()
+    failed, passed, after = (device.create_event() for _ in range(3))
+    bench.record(call("fail", 0, 1)).submit(bench.stream, {})
+    bench.stream.record(failed)
+    other.wait(failed)
+    add = bench.record(call("add", 0, 2))
+    add.submit(other, {})
+    other.record(passed)
+    with pytest.raises(DeviceError, match="no such luck"):
+        passed.synchronize()
+    assert not bench.array(2).any()
+    add.submit(other, {})
+    other.record(after)
+    assert after.synchronize() and (bench.array(2) == 1).all()
+
+
+def test_error_waited_for_is_passed_to_the_next_event_where_no_run_comes(device: CpuDevice) -> None:
+    CALLED["fail"] = fail
+    bench = Bench(device, 2)
+    readback = device.create_stream()
+    failed, first, second = (device.create_event() for _ in range(3))
+    bench.record(call("fail", 0, 1)).submit(bench.stream, {})
+    bench.stream.record(failed)
+    target = np.full(SMALL, 9, np.uint8)
+    readback.wait(failed)
+    readback.copy_to_host(target, bench.memory[1].address)
+    readback.record(first)
+    readback.record(second)
+    with pytest.raises(DeviceError):
+        first.synchronize()
+    assert second.synchronize()
+    assert (target == 9).all()
+
+
+def test_copies_and_fills(device: CpuDevice) -> None:
+    bench = Bench(device, 3)
+    source = np.arange(SMALL, dtype=np.uint8)
+    target = np.zeros(SMALL, np.uint8)
+    bench.stream.copy_to_device(bench.memory[0].address, source)
+    source[:] = 0  # taken at the call
+    bench.stream.copy(bench.memory[1].address, bench.memory[0].address, SMALL)
+    bench.stream.fill(bench.memory[2].address, b"\1\2\3\4", 2)
+    bench.stream.copy_to_host(target, bench.memory[1].address)
+    bench.stream.synchronize()
+    np.testing.assert_array_equal(target, np.arange(SMALL))
+    np.testing.assert_array_equal(bench.array(2), [1, 2, 3, 4] * 2 + [0] * 8)
+    bench.run(bench.record(Copy(window(2, 4, 8), window(0, 4, 4)), Fill(window(1, 4), b"\7")))
+    np.testing.assert_array_equal(bench.array(2)[8:12], [4, 5, 6, 7])
+    np.testing.assert_array_equal(bench.array(1)[:6], [7, 7, 7, 7, 4, 5])
+
+
+def test_patch_leaves_runs_already_submitted_alone(device: CpuDevice) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold(x: Array) -> Array:
+        started.set()
+        assert go.wait(60)
+        return x + 1
+
+    CALLED.update(hold=hold, add=lambda x: x + 5)
+    bench = Bench(device, 3)
+    recording = bench.record(call("hold", 0, 1))
+    recording.submit(bench.stream, {})
+    assert started.wait(60)
+    recording.patch([call("add", 0, 2)])
+    go.set()
+    bench.stream.synchronize()
+    assert (bench.array(1) == 1).all() and not bench.array(2).any()
+    bench.run(recording)
+    assert (bench.array(2) == 5).all()
+    with pytest.raises(PlanError, match="1 commands"):
+        recording.patch([])
+
+
+def test_bound_buffers_are_given_at_submit(device: CpuDevice) -> None:
+    CALLED["add"] = lambda x: x + 1
+    bench = Bench(device, 4)
+    del bench.memory[0], bench.memory[1]
+    recording = bench.record(call("add", 0, 1))
+    for value in (3, 4):
+        source, target = CpuMemory(SMALL), CpuMemory(SMALL)
+        source.array[:] = value
+        recording.submit(bench.stream, {0: Region(source, 0, SMALL), 1: Region(target, 0, SMALL)})
+        bench.stream.synchronize()
+        assert (target.array == value + 1).all()
+
+
+def test_result_of_the_wrong_shape_is_an_error(device: CpuDevice) -> None:
+    CALLED["half"] = lambda x: x[::2]
+    bench = Bench(device, 2)
+    with pytest.raises(PlanError, match=r"node0: test.Call was to compute uint8\[16\], got uint8\[8\]"):
+        bench.run(bench.record(call("half", 0, 1)))
+
+
+def test_views_follow_strides() -> None:
+    memory = CpuMemory(64)
+    memory.array.view(np.int32)[:] = np.arange(16)
+    spec = TensorSpec((2, 3), np.dtype(np.int32))
+    view = make_view(Slot(0, 8, spec, (-1, 4)), Region(memory, 16, 48))
+    np.testing.assert_array_equal(view, [[6, 10, 14], [5, 9, 13]])
+    assert make_view(Slot(0, 0, TensorSpec((0, 3), BYTE), (3, 1)), Region(memory, 0, 0)).shape == (0, 3)
+
+
+def test_memory_is_aligned_and_refusals_are_named() -> None:
+    assert all(CpuMemory(n).address % 256 == 0 for n in (0, 1, 1000))
+    with pytest.raises(OutOfMemoryError, match="refused"):
+        CpuMemory(1 << 62)
+
+
+def test_kernels_are_refused(device: CpuDevice) -> None:
+    kernel = Kernel("a.cu", "k")
+    with pytest.raises(KernelError):
+        device.load([kernel])
+    with pytest.raises(KernelError):
+        device.function(kernel)
+    with pytest.raises(PlanError, match=r"a\.cu:k"):
+        Bench(device, 1).record(Launch(kernel, (1, 1, 1), (1, 1, 1), (), ()))
+
+
+def test_closed_stream_refuses_work() -> None:
+    stream = CpuStream()
+    stream.synchronize()
+    stream.close()
+    stream.close()
+    with pytest.raises(ClosedError):
+        stream.synchronize()

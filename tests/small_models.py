@@ -1,0 +1,123 @@
+"""Small models for tests of what users hold, and an operator that waits until it is let go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from onnx import TensorProto, helper
+
+import gpuexec as gx
+from gpuexec.operator import Operator, Tolerance, operator
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "gpuexec.test"
+
+
+class Gates:
+    """Gates by number: a Gate node that has begun sets ``entered`` and waits for ``open``."""
+
+    def __init__(self) -> None:
+        self.entered: dict[int, threading.Event] = {}
+        self.open: dict[int, threading.Event] = {}
+        self.failures: dict[int, Exception] = {}
+
+    def new(self) -> int:
+        number = len(self.open)
+        self.entered[number], self.open[number] = threading.Event(), threading.Event()
+        return number
+
+
+GATES = Gates()
+
+
+@operator("Gate", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Gate(Operator):
+    """Passes its input on once the gate is open; fails where the gate says so."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    number: int = 0
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (x.with_shape(x.shape),)
+
+    def compute(self, x: Array, *, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        GATES.entered[self.number].set()
+        GATES.open[self.number].wait()
+        failure = GATES.failures.pop(self.number, None)
+        if failure is not None:
+            raise failure
+        return (x.copy(),)
+
+
+def make_model(
+    nodes: Sequence[Any],
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    dtype: int = TensorProto.FLOAT,
+    **constants: Array,
+) -> gx.Model:
+    """Return a model of these nodes; inputs and outputs are shapes (strings: free dimensions)."""
+    graph = helper.make_graph(
+        list(nodes),
+        "small",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in outputs.items()],
+        [
+            helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape, a.tobytes(), raw=True)
+            for name, a in constants.items()
+        ],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    return gx.load(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+def affine(shape: Sequence[int | str] = ("n", 3)) -> gx.Model:
+    """y = relu(2 * x) + 1, in three layers."""
+    nodes = [
+        helper.make_node("Mul", ["x", "two"], ["a"], name="double"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Add", ["b", "one"], ["y"], name="add"),
+    ]
+    return make_model(nodes, {"x": shape}, {"y": shape}, two=np.float32(2), one=np.float32(1))
+
+
+def expect_affine(x: Array) -> Array:
+    return np.maximum(2 * x, 0) + np.float32(1)
+
+
+def two_inputs() -> gx.Model:
+    """sum = left + right, difference = left - right."""
+    nodes = [
+        helper.make_node("Add", ["left", "right"], ["sum"], name="add"),
+        helper.make_node("Sub", ["left", "right"], ["difference"], name="subtract"),
+    ]
+    shape = ("n", 3)
+    return make_model(nodes, {"left": shape, "right": shape}, {"sum": shape, "difference": shape})
+
+
+def gated(shape: Sequence[int | str] = ("n", 3)) -> tuple[gx.Model, int]:
+    """y = x + 1, behind a gate; and the gate's number."""
+    number = GATES.new()
+    nodes = [
+        helper.make_node("Gate", ["x"], ["a"], name="gate", domain=DOMAIN, number=number),
+        helper.make_node("Add", ["a", "one"], ["y"], name="add"),
+    ]
+    return make_model(nodes, {"x": shape}, {"y": shape}, one=np.float32(1)), number
+
+
+def make_tracer() -> Backend:
+    """Return a backend of its own that writes down what it is told."""
+    return Backend(TracerDevice(), gx.BackendType.GPU_COMPUTE, "for a test")
+
+
+def ramp(*shape: int) -> Array:
+    """Return distinct values of both signs."""
+    return np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape) - np.float32(2)

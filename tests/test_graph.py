@@ -1,0 +1,76 @@
+"""The grammar of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gpuexec.errors import ModelError
+from gpuexec.graph import Graph, Node, RawNode, Value, check
+from tests.operators import GraphBuilder, Scale, Sum
+
+X, Y, Z = Value("x"), Value("y"), Value("z")
+
+
+def node(source: Value | None, target: Value | None, name: str = "n") -> Node:
+    return Node(Scale(), (source,), (target,), name)
+
+
+def test_values_and_nodes_are_equal_only_to_themselves() -> None:
+    assert Value("x") != Value("x")
+    assert node(X, Y) != node(X, Y)
+    assert repr(X) == "%x" and repr(node(X, Y)) == "test.Scale 'n'"
+
+
+def test_graph_in_order_passes() -> None:
+    check(Graph((X,), (Z, X), (node(X, Y), node(Y, Z), node(None, None)), {}))
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (Graph((X,), (Z,), (node(Y, Z), node(X, Y)), {}), "test.Scale 'n': input %y is not made before it is used"),
+        (Graph((X,), (Y,), (node(X, Y), node(X, Y, "m")), {}), "'m': output %y is made twice"),
+        (Graph((X,), (X,), (node(X, X),), {}), "output %x is made twice"),
+        (Graph((X,), (Y,), (), {}), "output %y is made by no node"),
+        (Graph((X, X), (X,), (), {}), "listed twice"),
+        (Graph((X,), (X,), (), {X: np.zeros(1)}), "listed twice"),
+        (Graph((X, Value("x")), (X,), (), {}), "two inputs are called 'x'"),
+    ],
+)
+def test_graph_that_breaks_the_grammar_is_refused(graph: Graph, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        check(graph)
+
+
+def test_producers_consumers_and_values() -> None:
+    build = GraphBuilder()
+    x = build.input("x", 2)
+    w = build.constant(np.zeros(2, np.float32))
+    y = build.node(Sum(), x, x, w)
+    z = build.node(Scale(), y)
+    graph = build.graph(z)
+    first, second = graph.nodes
+    assert graph.producers() == {y: first, z: second}
+    assert graph.consumers() == {x: [first, first], w: [first], y: [second]}
+    assert list(graph.values()) == [x, w, y, z]
+
+
+RAW = RawNode("Op", "", "n", ("a",), ("o",), {"axis": 1, "old": 2}, 11)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda raw: raw.without("old", "absent").attributes, {"axis": 1}),
+        (lambda raw: raw.with_attributes(axis=3, new=4).attributes, {"axis": 3, "old": 2, "new": 4}),
+        (lambda raw: raw.with_input(2, np.arange(2)).inputs, ("a", "", "n.Op.input2")),
+        (lambda raw: raw.with_input(0, np.arange(2)).inputs, ("n.Op.input0",)),
+        (lambda raw: list(raw.with_input(1, np.arange(2)).constants["n.Op.input1"]), [0, 1]),
+    ],
+)
+def test_raw_nodes_are_rewritten_to_new_ones(change: Callable[[RawNode], object], expected: object) -> None:
+    assert change(RAW) == expected
+    assert RAW.attributes == {"axis": 1, "old": 2} and not RAW.constants
