@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test format lint types kernels test-gpu bench clean compiler
+.PHONY: help demo setup test format lint types kernels test-gpu bench bench-gpu clean compiler
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,12 +49,15 @@ kernels: $(BIN)/python  ## compile every CUDA kernel, without a GPU
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m gpuexec.runtime.compile_all --arch $(ARCHITECTURES) $(ARGS)
 
-test-gpu:  ## run the tests that need a GPU, with the system's Python and what it has installed
-	PYTHONPATH=. $(or $(PYTHON),python3) -m pytest -m gpu $(ARGS)
+test-gpu:  ## run the tests that need a GPU, with the system's Python and what it has; writes text and XML to $$OUT
+	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.gpu $(ARGS)
 
 bench: $(BIN)/python  ## measure, and print each figure beside its bound
 	$(call install,run test $(TEST_CUDA))
-	$(BIN)/python tests/bench/run.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(ARGS)
+
+bench-gpu:  ## measure on a GPU, with the system's Python; writes text and JSON to $$OUT
+	PYTHONPATH=. $(or $(PYTHON),python3) tests/bench/run_gpu.py $(ARGS)
 
 clean:  ## remove caches and build products (.venv stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

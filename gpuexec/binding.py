@@ -29,6 +29,7 @@ class Bound:
     """A run with its frame, its bindings, and what is left to do.
 
     Attributes:
+        write: The number of the write of the frame's outputs.
         sources: Fences of the inputs' content.
         requests: Readbacks of inputs from other devices.
         upload: Brings the inputs to the device, on the run's stream.
@@ -43,6 +44,7 @@ class Bound:
     run: Run
     choice: Choice
     frame: Frame
+    write: int
     bindings: dict[int, Region]
     sources: list[Fence] = field(default_factory=list)
     requests: list[ReadbackRequest] = field(default_factory=list)
@@ -57,7 +59,7 @@ class Bound:
     def is_ready(self) -> bool:
         """Return whether the run can be put on its stream without the caller waiting for anything."""
         has_inputs = all(fence.is_issued() for fence in self.sources) and all(r.is_done() for r in self.requests)
-        return has_inputs and not self.frame.readers.list_unissued()
+        return has_inputs and not self.frame.readers.list_unissued(self.write)
 
     def wait_ready(self) -> None:
         """Wait until the run can be put on its stream.
@@ -65,7 +67,7 @@ class Bound:
         Raises:
             GpuexecError: What made an input failed.
         """
-        for fence in [*self.frame.readers.list_unissued(), *self.sources]:
+        for fence in [*self.frame.readers.list_unissued(self.write), *self.sources]:
             reached = threading.Event()
             fence.when_issued(reached.set)
             # A run that is given up waits no longer.
@@ -115,7 +117,7 @@ class InputBinder:
         bound.keep += [item.source, item.region.memory]
         # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
         bound.frame.take_out(item.region.memory)
-        if item.readers is not None:
+        if item.readers is not None and item.readers is not bound.frame.readers:
             item.readers.add(bound.reading)
         if port.buffer is not None:
             bound.bindings[port.buffer] = item.region
@@ -136,7 +138,7 @@ class InputBinder:
         total = staged_bytes + sum(_align(raw.nbytes) for _, raw in borrowed)
         self._release_at_end(bound)
         block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
-        home = bound.frame.input(total) if has_kernels and (staged or borrowed) else block
+        home = bound.frame.input(total) if has_kernels else block
         kept: dict[str, GivenInput] = {}
         late: list[tuple[Array, ReadbackRequest]] = []
         direct: list[tuple[int, ByteArray]] = []
@@ -196,6 +198,11 @@ class InputBinder:
         if self._block is not None:
             previous, staging = self._block, self._backend.staging
             bound.finish.append(lambda event: staging.give_back(previous, event))
+
+
+def count_host_bytes(given: Mapping[str, GivenInput]) -> int:
+    """Return how many bytes inputs from the host take on a device."""
+    return sum(_align(item.spec.nbytes) for item in given.values() if isinstance(item, HostArray))
 
 
 def _align(nbytes: int) -> int:

@@ -129,8 +129,11 @@ class Content:
         backend, region, lease, written = self.backend, self.region, self.lease, Fence()
         # What made the bytes until now is one more that must be through with them.
         lease.readers.add(self.fence)
+        write = lease.readers.announce_write()
         written.stepper = next((fence.stepper for fence in [self.fence, *sources] if fence.stepper is not None), None)
         self.fence, self.request = written, None
+        # A run that takes the frame writes the bytes too.
+        lease.readers.add(written)
 
         def issue() -> None:
             failure = next((fence.failure for fence in sources if fence.failure is not None), None)
@@ -140,20 +143,19 @@ class Content:
             try:
                 with lease.transfers.issuing() as stream:
                     self.stream = stream
-                    lease.readers.hold_back(stream)
+                    lease.readers.hold_back(stream, write)
                     events = [event for fence in sources for event in fence.events]
                     for each in events:
                         stream.wait(each)
                     put(stream)
                     event = backend.device.create_event()
                     stream.record(event)
-                    lease.readers.add(Fence.of(event))
                 backend.keeper.hold(event, region.memory)
                 written.issue((event,))
             except BaseException as error:
                 written.issue((), error)
 
-        when_all_issued([*sources, *lease.readers.list_unissued()], issue)
+        when_all_issued([*sources, *lease.readers.list_unissued(write)], issue)
         return written
 
 

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
-from gpuexec.binding import Bound, InputBinder
+from gpuexec.binding import Bound, InputBinder, count_host_bytes
 from gpuexec.content import Content
 from gpuexec.errors import ClosedError, GpuexecError, OutOfMemoryError, StaleError, StateError
 from gpuexec.fence import Fence
@@ -185,25 +185,29 @@ class Engine:
         choice = self.plans.choose(given)
         self._drop_step("a newer one")
         try:
-            self._reserve(choice)
+            self._reserve(choice, given)
         except OutOfMemoryError:
+            self.turns.syncs.append((f"run {self.turns.number}", "the device was out of memory"))
             self.trim()
             try:
-                self._reserve(choice)
+                self._reserve(choice, given)
             except OutOfMemoryError as error:
                 raise OutOfMemoryError(f"{error} {self._describe(choice)}") from error
         return self._take_frame(given, choice)
 
-    def _reserve(self, choice: Choice) -> None:
-        """Make what a run of the plan needs for the first time: arena, weights, outputs."""
+    def _reserve(self, choice: Choice, given: Mapping[str, GivenInput]) -> None:
+        """Make what a run of the plan needs for the first time: arena, weights, outputs, room for inputs."""
         with self._issuer.lock:
             self.plans.record(choice, self.stream)
-        reserve_outputs(self._next_frame(), choice.prepared.plan)
+        frame = self._next_frame()
+        reserve_outputs(frame, choice.prepared.plan)
+        if self.backend.device.target.has_kernels:
+            frame.input(count_host_bytes(given))
 
     def _take_frame(self, given: Mapping[str, GivenInput], choice: Choice) -> Bound:
         plan, frame = choice.prepared.plan, self._next_frame()
         run = Run(self.turns.number, self.backend, self.give_up)
-        bound = Bound(run, choice, frame, {})
+        bound = Bound(run, choice, frame, frame.readers.announce_write(), {})
         try:
             self._binder.bind(bound, plan.inputs, given)
             bound.bindings.update(reserve_outputs(frame, plan))

@@ -31,7 +31,7 @@ def open_stream(backend: Backend, given: object) -> Stream:
         InputError: It is none of these, or the device knows no such stream.
     """
     if isinstance(given, int) and not isinstance(given, bool):
-        return backend.device.external_stream(given)
+        return backend.device.external_stream(given or _LEGACY_STREAM)
     if all(hasattr(given, name) for name in ("launch", "copy_to_host", "record", "wait")):
         stream: Any = given
         return stream  # type: ignore[no-any-return]
@@ -52,7 +52,8 @@ def find_stream(item: Any) -> int | None:
     version, handle = found() if callable(found) else found
     if version != 0:
         raise InputError(f"{type(item).__name__}.__cuda_stream__ is of version {version}; version 0 is supported.")
-    return int(handle)
+    # Packages call the default stream 0; the interfaces of arrays call it 1.
+    return int(handle) or _LEGACY_STREAM
 
 
 def mark_stream(backend: Backend, handle: int) -> Event:

@@ -12,29 +12,40 @@ from gpuexec.runtime.transfers import Transfers
 
 
 class Readers:
-    """Who still reads some bytes: fences that a stream waits for before the bytes are written again."""
+    """Who still reads some bytes: fences that a stream waits for before the bytes are written again.
+
+    A write waits for the readers added before it was announced; those that come later read what it writes.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._fences: list[Fence] = []
+        self._fences: list[tuple[int, Fence]] = []
+        self._writes = 0
         self._lock = threading.Lock()
 
     def add(self, fence: Fence) -> None:
         """Add a reader, done when the fence is."""
         with self._lock:
-            self._fences = [each for each in self._fences if not each.is_done()]
-            self._fences.append(fence)
+            self._fences = [row for row in self._fences if not row[1].is_done()]
+            self._fences.append((self._writes, fence))
 
-    def list_unissued(self) -> list[Fence]:
-        """Return the readers that are on no stream yet, so that no stream can wait for them."""
+    def announce_write(self) -> int:
+        """Return the number of a write to come."""
         with self._lock:
-            return [fence for fence in self._fences if not fence.is_issued()]
+            self._writes += 1
+            return self._writes
 
-    def hold_back(self, stream: Stream) -> None:
-        """Have a stream wait for the readers, all of them issued; the caller does not wait."""
+    def list_unissued(self, write: int) -> list[Fence]:
+        """Return the readers before a write that are on no stream yet, so that no stream can wait for them."""
         with self._lock:
-            fences, self._fences = self._fences, []
-        waiting = [event for fence in fences for event in fence.events if not event.is_done()]
+            return [fence for writes, fence in self._fences if writes < write and not fence.is_issued()]
+
+    def hold_back(self, stream: Stream, write: int) -> None:
+        """Have a stream wait for the readers before a write, all of them issued; the caller does not wait."""
+        with self._lock:
+            before = [fence for writes, fence in self._fences if writes < write]
+            self._fences = [row for row in self._fences if row[0] >= write]
+        waiting = [event for fence in before for event in fence.events if not event.is_done()]
         for event in waiting:
             stream.wait(event)
         if waiting:
@@ -45,7 +56,7 @@ class Readers:
         """Wait for the readers, however they end."""
         with self._lock:
             fences, self._fences = self._fences, []
-        for fence in fences:
+        for _, fence in fences:
             fence.settle()
 
 
@@ -117,9 +128,7 @@ class Frame:
             del self._outputs[name]
 
     def release_dropped(self) -> None:
-        """Free outgrown blocks; the caller has waited for the work and the readers."""
-        for memory in self._dropped:
-            memory.free()
+        """Let go of outgrown blocks; the caller has waited for the work. One that a tensor still holds lives on with it."""
         self._dropped.clear()
 
     def free(self) -> None:

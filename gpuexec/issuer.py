@@ -136,7 +136,7 @@ class Issuer:
                 self.issue(bound, None)
 
     def _wait_for_sources(self, bound: Bound) -> None:
-        bound.frame.readers.hold_back(self._stream)
+        bound.frame.readers.hold_back(self._stream, bound.write)
         for fence in bound.sources:
             if fence.failure is not None:
                 raise fence.failure

@@ -46,8 +46,8 @@ class Tolerance(Enum):
 class Emitter(Protocol):
     """What ``lower`` speaks to. It sees the device only as ``target``.
 
-    On a target without kernels, ``lower`` is asked all the same: what it aliases, places and reuses stays; its
-    launches, copies and fills are replaced by one host call of the operator.
+    On a target without kernels, ``lower`` is asked all the same: aliases and in-place requests stay, and so do copies,
+    fills and places of an operator that launches nothing; one that launches becomes one host call.
     """
 
     target: Target

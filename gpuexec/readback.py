@@ -39,6 +39,7 @@ class ReadbackRequest:
         self._block: Memory | None = None
         self._callbacks: list[Callable[[ReadbackRequest], None]] = []
         self._is_watched = False
+        lease.readers.add(self._fence)
         source.when_issued(self._start)
 
     def __repr__(self) -> str:
@@ -132,7 +133,6 @@ class ReadbackRequest:
             if nbytes:
                 stream.copy_to_host(block.array[:nbytes], region.address)
             stream.record(event)
-            self._lease.readers.add(Fence.of(event))
         backend.keeper.hold(event, region.memory)
         # The block is used again when nobody holds this request or a view of it, and the copy is over.
         weakref.finalize(self, backend.staging.give_back, block, event).atexit = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def describe_machine() -> dict[str, str]:
     """Return what a result depends on: GPU, driver, versions of packages, commit."""
-    root = Path(__file__).resolve().parent.parent
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
-    rows = {"commit": git.stdout.strip() or "unknown", "python": platform.python_version()}
+    rows = {"commit": _find_commit(), "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             rows[package] = metadata.version(package)
@@ -49,3 +48,11 @@ def describe_machine() -> dict[str, str]:
     runtime = device.cupy.cuda.runtime  # type: ignore[attr-defined]
     versions = f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
     return {"GPU": f"{device.name} ({device.target.name})", "CUDA": versions, **rows}
+
+
+def _find_commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown, there is no git"
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown, this is no checkout"

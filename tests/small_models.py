@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 import gpuexec as gx
 from gpuexec.operator import Operator, Tolerance, operator
 from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.cpu_stream import CpuStream
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec
 
@@ -103,6 +104,16 @@ def two_inputs() -> gx.Model:
     return make_model(nodes, {"left": shape, "right": shape}, {"sum": shape, "difference": shape})
 
 
+def two_layers() -> gx.Model:
+    """y = relu(x @ first) @ second, which needs room for what lies between."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("MatMul", ["b", "second"], ["y"], name="second"),
+    ]
+    return make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 2)}, first=ramp(3, 5), second=ramp(5, 2))
+
+
 def gated(shape: Sequence[int | str] = ("n", 3)) -> tuple[gx.Model, int]:
     """y = x + 1, behind a gate; and the gate's number."""
     number = GATES.new()
@@ -121,3 +132,17 @@ def make_tracer() -> Backend:
 def ramp(*shape: int) -> Array:
     """Return distinct values of both signs."""
     return np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape) - np.float32(2)
+
+
+def hold(stream: Any) -> threading.Event:
+    """Hold back what is issued on a stream of the CPU or the simulator later, until the event returned is set."""
+    if not isinstance(stream, CpuStream):
+        gate: threading.Event = stream.hold()
+        return gate
+    gate = threading.Event()
+
+    def wait() -> None:
+        gate.wait()
+
+    stream.run(wait, is_first=True)
+    return gate

@@ -13,6 +13,10 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
 # package anything goes. The modules that users hold have an order, so each is a floor of its own here.
+HELD = (
+    *("model", "memory", "fence", "frames", "readback", "content", "exchange", "tensor", "inputs"),
+    *("plan_cache", "run", "binding", "driver", "issuer", "engine", "program", "worker"),
+)
 FLOORS = (
     ("errors", "knobs"),
     ("geometry", "spec", "target"),
@@ -21,22 +25,7 @@ FLOORS = (
     ("graph", "plan"),
     ("ops",),
     ("importer", "passes", "planner", "runtime"),
-    *((room,) for room in ("model", "memory", "fence", "frames", "readback", "content")),
-    *(
-        (room,)
-        for room in (
-            "exchange",
-            "tensor",
-            "inputs",
-            "plan_cache",
-            "run",
-            "binding",
-            "driver",
-            "engine",
-            "program",
-            "worker",
-        )
-    ),
+    *((room,) for room in HELD),
     ("__init__",),  # the public names
     ("compat", "cli"),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = {"demo", "setup", "test", "format", "lint", "types", "kernels", "test-gpu", "bench", "clean"}
+TARGETS = {"demo", "setup", "test", "format", "lint", "types", "kernels", "test-gpu", "bench", "bench-gpu", "clean"}
 
 # Stands in for Python: says its version, makes a .venv of copies of itself, and writes down every other call.
 PYTHON = """#!/bin/sh
@@ -204,7 +204,7 @@ def test_failed_install_is_tried_again(checkout: Path, tools: Path) -> None:
 def test_gpu_tests_need_no_virtual_environment(checkout: Path, tools: Path) -> None:
     add_python(tools, "python3", "3.12")
     assert make(checkout, tools, "test-gpu").returncode == 0
-    assert calls(checkout)[0].startswith("python3 -m pytest -m gpu")
+    assert calls(checkout)[0].startswith("python3 -m tests.gpu")
     assert not (checkout / ".venv").exists()
 
 

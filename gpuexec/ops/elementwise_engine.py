@@ -26,7 +26,7 @@ UNSIGNED_BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 THREADS = 256  # kThreads of elementwise.cuh
 VECTOR_BYTES, VECTOR_LANES = 16, 8  # kWidth of elementwise.cuh
-BLOCK = 1 << 14  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
+BLOCK = 1 << 15  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
 Place = tuple[tuple[int, ...], tuple[int, ...], int, int]  # shape, strides, bytes of an element, bytes of misalignment
 
 
@@ -75,17 +75,26 @@ def apply(
     Returns:
         ``out[0]`` if it was given, else a fresh array.
     """
-    shape = np.broadcast_shapes(*(x.shape for x in arrays))
     wanted = out[0] if out else None
-    result = np.empty(shape, dtype) if wanted is None else wanted
+    result = np.empty(np.broadcast_shapes(*(x.shape for x in arrays)), dtype) if wanted is None else wanted
     with np.errstate(all="ignore"):
-        if len(arrays) == 1 and result.size > BLOCK and arrays[0].flags.c_contiguous and result.flags.c_contiguous:
-            source, target = arrays[0].reshape(-1), result.reshape(-1)
+        if _gains_from_blocks(function, arrays, result):
+            flat, target = [x.reshape(-1) for x in arrays], result.reshape(-1)
             for first in range(0, target.size, BLOCK):
-                _apply_once(function, (source[first : first + BLOCK],), target[first : first + BLOCK], parameters)
+                part = slice(first, first + BLOCK)
+                _apply_once(function, [x if x.size == 1 else x[part] for x in flat], target[part], parameters)
         else:
             _apply_once(function, arrays, result, parameters)
     return result
+
+
+def _gains_from_blocks(function: Callable[..., Any], arrays: Sequence[Array], result: Array) -> bool:
+    """Tell whether temporaries would leave the cache, and the arrays can be walked in step."""
+    if result.size <= BLOCK or not result.flags.c_contiguous:
+        return False
+    if isinstance(function, np.ufunc) and all(accumulator(x.dtype) == x.dtype for x in (*arrays, result)):
+        return False  # no temporaries
+    return all(x.size == 1 or (x.shape == result.shape and x.flags.c_contiguous) for x in arrays)
 
 
 def _apply_once(

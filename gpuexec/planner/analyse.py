@@ -7,7 +7,7 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +17,12 @@ import numpy as np
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import KeptOnHost, Read
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import HostValue, TensorSpec
 
 Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]
 # The largest value, in bytes, that is propagated and may become part of a launch.
-HOST_VALUE_LIMIT = 1024
+HOST_VALUE_LIMIT = 2048
 
 
 @dataclass(slots=True)
@@ -89,6 +89,8 @@ class _Walk:
         specs = dict(constants)
         specs.update({value: TensorSpec(spec.shape, spec.dtype) for value, spec in self._inputs.items()})
         self._analysis = Analysis(specs)
+        # Layers repeat: equal operators on equal specs are inferred once in a walk.
+        self._seen: dict[Hashable, tuple[TensorSpec, ...]] = {}
 
     def run(self, last: list[tuple[Specs, tuple[TensorSpec, ...]] | None]) -> Analysis:
         """Infer every node in order."""
@@ -101,9 +103,7 @@ class _Walk:
                 outputs = before[1]
             else:
                 self._analysis.reader = node.name
-                inputs, outputs = self._infer(node, inputs)
-                outputs = self._propagate(node, inputs, outputs)
-                last[position] = (inputs, outputs)
+                last[position] = inputs, outputs = self._find_outputs(node, inputs)
             for value, spec in zip(node.outputs, outputs, strict=False):
                 if value is not None:
                     specs[value] = spec
@@ -111,6 +111,20 @@ class _Walk:
                         known.add(value)
         self._analysis.known = known
         return self._analysis
+
+    def _find_outputs(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
+        """Return the outputs' specs with what is known of their content, and the inputs' with what was demanded."""
+        may_know = self._knowable is None or self._knowable.issuperset([v for v in node.outputs if v is not None])
+        key = None if any(map(_is_logged, inputs)) else (node.operator, may_know, content_key(inputs))
+        outputs = None if key is None else self._seen.get(key)
+        if outputs is None:
+            given = inputs
+            inputs, outputs = self._infer(node, inputs)
+            if may_know:
+                outputs = self._propagate(node, inputs, outputs)
+            if key is not None and inputs is given:
+                self._seen[key] = outputs
+        return inputs, outputs
 
     def _infer(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
         """Return the outputs' specs, and the inputs' with the content that was demanded for them."""
@@ -164,8 +178,6 @@ class _Walk:
                 return outputs
         if any(spec.nbytes > HOST_VALUE_LIMIT for spec in outputs):
             return outputs
-        if self._knowable is not None and not self._knowable.issuperset(v for v in node.outputs if v is not None):
-            return outputs
         return tuple(
             spec if array is None or spec.value is not None else spec.with_value(_frozen(array))
             for spec, array in zip(outputs, _compute(node, inputs), strict=True)
@@ -208,6 +220,19 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
     if first is None or second is None:
         return first is second
     return first.array is second.array or first.array.tobytes() == second.array.tobytes()
+
+
+def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:
+    """Return what is equal for equal specs of equal content; large content counts as equal only to itself."""
+    return tuple([spec if spec is None or spec.value is None else _value_key(spec, spec.value) for spec in specs])
+
+
+def _value_key(spec: TensorSpec, value: HostValue) -> Hashable:
+    return spec, value.array.tobytes() if spec.nbytes <= HOST_VALUE_LIMIT else id(value.array)
+
+
+def _is_logged(spec: TensorSpec | None) -> bool:
+    return spec is not None and spec.value is not None and spec.value.log is not None
 
 
 def _are_same(a: Specs, b: Specs) -> bool:

@@ -87,6 +87,27 @@ class Draft:
             self.groups.append(Group(key, origin, effects.commands, effects.in_place))
 
 
+def move_effects(effects: Effects, buffers: Mapping[int, int], first_buffer: int) -> Effects:
+    """Return the same effects on other buffers: those of inputs by ``buffers``, those made from ``first_buffer`` on."""
+    shift = first_buffer - effects.first_buffer
+
+    def move(buffer: int) -> int:
+        return buffer + shift if buffer >= effects.first_buffer else buffers[buffer]
+
+    def change(slot: Slot) -> Slot:
+        return Slot(move(slot.buffer), slot.offset_bytes, slot.spec, slot.strides)
+
+    return Effects(
+        first_buffer=first_buffer,
+        buffers=effects.buffers,
+        commands=[map_slots(command, change) for command in effects.commands],
+        outputs=[None if slot is None else change(slot) for slot in effects.outputs],
+        placed={move(buffer): (move(host), offset) for buffer, (host, offset) in effects.placed.items()},
+        in_place=[(move(output), move(source)) for output, source in effects.in_place],
+        choices=effects.choices,
+    )
+
+
 def find_root(buffer: int, places: Mapping[int, Place]) -> Place:
     """Return the buffer whose bytes hold this one in the end, and the byte offset within it."""
     offset = 0

@@ -6,15 +6,15 @@ command turns out to read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from gpuexec.command import Slot
 from gpuexec.errors import GpuexecError, UnsupportedError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import Role
-from gpuexec.planner.analyse import Analysis, is_same_spec
-from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense
+from gpuexec.planner.analyse import Analysis, content_key, is_same_spec
+from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense, move_effects
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
@@ -83,6 +83,8 @@ class _Walk:
         self._graph, self._target, self._analysis = graph, target, analysis
         self._draft = Draft()
         self._slots: dict[Value, Slot] = {}
+        # Layers repeat: equal operators on slots alike are lowered once in a walk.
+        self._seen: dict[Hashable, tuple[list[int], Effects]] = {}
 
     def lower(
         self, position: int, node: Node, remembered: list[Remembered | None], choices: Sequence[bool] | None
@@ -93,12 +95,7 @@ class _Walk:
         wanted = [None if value is None else specs[value] for value in node.outputs]
         last = remembered[position]
         if last is None or last.effects.first_buffer != len(self._draft.buffers) or not _is_same(last, inputs, wanted):
-            emitter = NodeEmitter(self._target, self._draft, choices)
-            try:
-                effects = emitter.lower(node, inputs, wanted)
-            except GpuexecError as error:
-                raise locate(error, node, node.name) from None
-            last = remembered[position] = Remembered(inputs, wanted, effects)
+            last = remembered[position] = Remembered(inputs, wanted, self._find_effects(node, inputs, wanted, choices))
         self._draft.apply(last.effects, ("node", position), node.name)
         for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
             if value is not None and slot is not None and spec is not None:
@@ -106,6 +103,50 @@ class _Walk:
                 content = spec.value is not None and slot.spec is not spec
                 self._slots[value] = Slot(slot.buffer, slot.offset_bytes, spec, slot.strides) if content else slot
         return last.effects
+
+    def _find_effects(
+        self,
+        node: Node,
+        inputs: tuple[Slot | None, ...],
+        wanted: list[TensorSpec | None],
+        choices: Sequence[bool] | None,
+    ) -> Effects:
+        """Return what a node does: what an equal node did, on its own buffers, or what its operator says."""
+        numbers, key = self._describe(node, inputs, wanted, choices)
+        seen = self._seen.get(key)
+        if seen is not None:
+            like, effects = seen
+            return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._draft.buffers))
+        emitter = NodeEmitter(self._target, self._draft, choices)
+        try:
+            effects = emitter.lower(node, inputs, wanted)
+        except GpuexecError as error:
+            raise locate(error, node, node.name) from None
+        self._seen[key] = (numbers, effects)
+        return effects
+
+    def _describe(
+        self,
+        node: Node,
+        inputs: tuple[Slot | None, ...],
+        wanted: list[TensorSpec | None],
+        choices: Sequence[bool] | None,
+    ) -> tuple[list[int], Hashable]:
+        """Return the buffers of the inputs, each once, and all that lowering may depend on but their numbers."""
+        numbers: list[int] = []
+        rows: list[Hashable] = []
+        for slot in inputs:
+            if slot is None:
+                rows.append(None)
+                continue
+            if slot.buffer not in numbers:
+                numbers.append(slot.buffer)
+                held = self._draft.buffers[slot.buffer]
+                rows.append((held.role, held.nbytes, held.content is None, slot.buffer in self._draft.placed))
+            rows.append((numbers.index(slot.buffer), slot.offset_bytes, slot.strides))
+        content = content_key([None if slot is None else slot.spec for slot in inputs])
+        decided = None if choices is None else tuple(choices)
+        return numbers, (node.operator, tuple(rows), content, tuple(wanted), decided)
 
     def finish(self) -> Lowered:
         """Return the draft."""

@@ -8,7 +8,7 @@ order, and a graph of the commands and edges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,26 @@ class Prepared(Protocol):
 
     def issue(self, stream: Stream) -> None:
         """Put the command on a stream."""
+
+
+class CommandGraph(Protocol):
+    """An executable graph of prepared commands."""
+
+    def update(self, position: int, command: Prepared) -> None:
+        """Give the command at ``position`` other addresses, scalars or extents; runs already launched keep theirs."""
+
+    def launch(self, stream: Any) -> None:
+        """Put the whole graph on a stream."""
+
+    def close(self) -> None:
+        """Give the graph back; runs under way finish."""
+
+
+class GraphDevice(Device, Protocol):
+    """A device with graphs."""
+
+    def create_graph(self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> CommandGraph:
+        """Return a graph of commands with every address set; edges are pairs (before, after) of positions."""
 
 
 class PreparedLaunch:
@@ -81,13 +101,15 @@ class PreparedCopy:
 
 
 class PreparedFill:
-    """A fill: position 0 is the destination."""
+    """A fill: position 0 is the destination. 8 bytes of two equal halves are filled as 4."""
 
     __slots__ = ("address", "count", "pattern")
 
     def __init__(self, command: Fill) -> None:
         self.address = 0
         self.pattern, self.count = command.pattern, command.destination.spec.size
+        if len(self.pattern) == 8 and self.pattern[:4] == self.pattern[4:]:
+            self.pattern, self.count = self.pattern[:4], 2 * self.count
 
     def set_address(self, position: int, address: int) -> None:
         """Set the destination."""
@@ -190,9 +212,61 @@ class StreamRecording:
         self._segment.patch(commands)
 
 
+class GraphRecording:
+    """The graph form: commands and edges as one graph, which alone runs branches side by side.
+
+    It is made at the first submission of the whole segment, when every address is known; later ones update the nodes
+    whose addresses or sizes changed. Parts of a segment are issued in stream form.
+    """
+
+    def __init__(self, device: GraphDevice, segment: Segment, memory: Mapping[int, Region]) -> None:
+        self._device, self._edges = device, segment.edges
+        self._segment = PreparedSegment(device, segment.commands, memory)
+        self._graph: CommandGraph | None = None
+        self._stale: set[int] = set()
+
+    def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
+        """Launch the graph, or issue a part of the commands. See `gpuexec.runtime.device.Recording`."""
+        commands = self._segment.commands
+        self._stale |= self._segment.bind(bindings)
+        if first > 0 or (last is not None and last < len(commands)):
+            for command in commands[first:last]:
+                command.issue(stream)
+            return
+        if self._graph is not None and not all(_can_update(commands[position]) for position in self._stale):
+            self.close()
+        if self._graph is None:
+            self._graph = self._device.create_graph(commands, self._edges)
+        else:
+            for position in sorted(self._stale):
+                self._graph.update(position, commands[position])
+        self._stale.clear()
+        self._graph.launch(stream)
+
+    def patch(self, commands: Sequence[Command]) -> None:
+        """Take the commands of another size of the same class."""
+        self._stale.update(self._segment.patch(commands))
+
+    def close(self) -> None:
+        """Give the graph back; runs under way finish, and a later submission makes it again."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            graph.close()
+
+
 def record_launches(device: Device, segment: Segment, memory: Mapping[int, Region]) -> StreamRecording:
     """Return the stream form of a segment on a device with kernels."""
     return StreamRecording(device, segment, memory)
+
+
+def record_graph(device: GraphDevice, segment: Segment, memory: Mapping[int, Region]) -> GraphRecording:
+    """Return the graph form of a segment on a device that has graphs."""
+    return GraphRecording(device, segment, memory)
+
+
+def _can_update(command: Prepared) -> bool:
+    """Return whether a node can be updated: a fill of two columns can't, since CUDA takes one dimension there."""
+    return not (isinstance(command, PreparedFill) and len(command.pattern) == 8)
 
 
 def _values(command: Launch) -> list[np.generic | bytes | None]:

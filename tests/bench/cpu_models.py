@@ -27,8 +27,8 @@ COLUMNS = (
     "ref / gx",
     "max error",
 )
-# p50 in milliseconds on two quiet cores; what NumPy can be expected to reach.
-BOUNDS_MS = {"mlp": 10.0, "resnet18": 150.0, "encoder": 30.0, "lstm": 60.0, "chain": 30.0, "unet_small": 150.0}
+# p50 in milliseconds on two quiet cores. Of mlp and chain only the ratio to onnxruntime says something.
+BOUNDS_MS = {"resnet18": 150.0, "encoder": 30.0, "lstm": 60.0, "unet_small": 150.0}
 _LIMIT_S = 3.0  # for each contender and model
 
 
@@ -38,7 +38,7 @@ def measure_models(names: Sequence[str], repeats: int) -> list[Figures]:
     for name in names:
         _measure_model(figures, MODELS[name](), repeats)
     figures.notes.append(
-        f"p50 of up to {repeats} runs in turns of three; a contender gets {_LIMIT_S:.0f} s per model. Input and output are NumPy arrays."
+        f"p50 of up to {repeats} runs in turns of three; each gets {_LIMIT_S:.0f} s a model. NumPy in, NumPy out."
     )
     return [figures]
 
@@ -92,7 +92,7 @@ def _measure_model(figures: Figures, bench: BenchModel, repeats: int) -> None:
         plan_ms,
         first_ms,
         ours,
-        BOUNDS_MS[bench.name],
+        BOUNDS_MS.get(bench.name),
         p50["ort 2"],
         p50["ort 1"],
         p50["reference"],

@@ -1,4 +1,4 @@
-"""Decoding with a cache that grows by one a step: every step has new shapes. On the tracer, so the host's time alone."""
+"""Decoding with a cache that grows by one a step: every step has new shapes. On the tracer: the host's time alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measure_decoding(folder: Path | None) -> list[Figures]:
         for way in ("tensors", "arrays"):
             _measure_way(figures, folder / MODEL, declared, given, way, most_plans)
     figures.notes.append(
-        "`schedule` alone; the step before is read back in between. Tensors: the outputs of the step before, on the device. "
+        "`schedule` alone. Tensors: the outputs of the step before, on the device; arrays: the same read back. "
         "CPU: what the calling thread spent on a core, which others hardly disturb."
     )
     return [figures]

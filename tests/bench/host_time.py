@@ -1,9 +1,10 @@
-"""What the host spends: scheduling a plan of 100 commands, and one launch. Measured on the tracer, where nothing runs."""
+"""What the host spends on scheduling a plan of 100 commands, and on one launch. On the tracer, where nothing runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from gpuexec.command import Kernel
 from gpuexec.plan import Plan, Role, Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Device, Region, Stream
+from gpuexec.runtime.device import Device, Recording, Region, Stream
 from gpuexec.runtime.tracer import TracerDevice
 from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import ModelBuilder
@@ -20,6 +21,7 @@ from tests.bench.tables import Figures, beside
 
 COMMANDS, SCHEDULE_BOUND_MS = 100, 1.0
 _LAUNCHES = 20_000
+Recorder = Callable[[Segment, Mapping[int, Region]], Recording]
 _STEPS = ("Add", "Tanh", "MatMul", "Sigmoid", "Mul")
 
 
@@ -50,7 +52,9 @@ def measure_schedule(repeats: int) -> list[Figures]:
     same, changed = measure_submit(plan, backend.device, repeats)
     launch = _time_launches(backend.device, repeats=5)
     count = sum(len(step.commands) for step in plan.steps if isinstance(step, Segment))
-    figures = Figures(f"Host time of a plan of {count} commands on the tracer (us)", ("part", "p50", "p99", "share", "bound", ""))
+    figures = Figures(
+        f"Host time of a plan of {count} commands on the tracer (us)", ("part", "p50", "p99", "share", "bound", "")
+    )
     p50 = percentile(whole, 0.5)
     bound = SCHEDULE_BOUND_MS * 1e3
     for name, samples in {
@@ -66,15 +70,28 @@ def measure_schedule(repeats: int) -> list[Figures]:
     figures.add("  the rest: inputs, choosing, binding, events", rest * 1e3, None, f"{rest / p50:.0%}", None, "")
     figures.add("run: schedule and readback", percentile(read, 0.5) * 1e3, percentile(read, 0.99) * 1e3, None, None, "")
     figures.notes.append(f"{repeats} calls each.")
-    packing = Figures("One launch on the tracer (ns)", ("part", "p50"))
+    packing = Figures("One launch on the tracer (ns)", ("part", "best"))
     for name, cost in launch.items():
         packing.add(name, cost)
-    packing.notes.append(f"Best of 5 times {_LAUNCHES} calls; a launch packs the eleven arguments of the driver's launch.")
+    packing.notes.append(
+        f"Best of 5 times {_LAUNCHES} calls; a launch packs the eleven arguments of the driver's launch."
+    )
     return [figures, packing]
 
 
-def measure_submit(plan: Plan, device: Device, repeats: int) -> tuple[list[float], list[float]]:
-    """Return times of `Recording.submit` with bindings unchanged, and with other ones each time."""
+def measure_submit(
+    plan: Plan, device: Device, repeats: int, record: Recorder | None = None
+) -> tuple[list[float], list[float]]:
+    """Return times of `Recording.submit` with bindings unchanged, and with other ones each time.
+
+    What was submitted is waited for in between, so that a full queue is no part of the times.
+
+    Args:
+        plan: Of one segment; what its buffers hold does not matter.
+        device: Where its kernels are loaded.
+        repeats: Submits of each kind.
+        record: How to record; None: the device's own way.
+    """
     (segment,) = [step for step in plan.steps if isinstance(step, Segment)]
     arena = device.allocate(max(plan.layout.nbytes, 1))
     places = {b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets}
@@ -83,12 +100,15 @@ def measure_submit(plan: Plan, device: Device, repeats: int) -> tuple[list[float
             places[buffer.id] = Region(device.allocate(buffer.nbytes), 0, buffer.nbytes)
     bound = [buffer for buffer in plan.buffers if buffer.id not in places]
     bindings = [{b.id: Region(device.allocate(b.nbytes), 0, b.nbytes) for b in bound} for _ in range(2)]
-    recording, stream = device.record(segment, places), device.create_stream()
-    same = repeat_ms(lambda: recording.submit(stream, bindings[0]), repeats)
-    turns = cycle(bindings)
-    changed = repeat_ms(lambda: recording.submit(stream, next(turns)), repeats)
+    recording, stream = (record or device.record)(segment, places), device.create_stream()
+    recording.submit(stream, bindings[0])
+    samples: tuple[list[float], list[float]] = [], []
+    for taken, turns in zip(samples, (cycle(bindings[:1]), cycle(bindings[::-1])), strict=True):
+        for binding in islice(turns, repeats):
+            stream.synchronize()
+            taken.append(time_ms(partial(recording.submit, stream, binding)))
     stream.synchronize()
-    return same, changed
+    return samples
 
 
 def _time_launches(device: Device, repeats: int) -> dict[str, float]:

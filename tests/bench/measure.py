@@ -18,8 +18,8 @@ from typing import Any
 QUIET = 0.1  # cores that other processes may use before figures are called noisy
 PACKAGES = ("numpy", "onnx", "onnxruntime", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "torch")
 _STAT = Path("/proc/stat")
-# Threads of other engines spin for a moment after a run; whoever comes next should not pay for it.
-_PAUSE_S = 0.01
+# Idle threads of onnxruntime and of OpenBLAS spin for tens of milliseconds; whoever comes next should not pay for it.
+_PAUSE_S = 0.06
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -72,7 +72,9 @@ class Bystanders:
         self._start = _read_times()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         before, after = self._start, _read_times()
         if before is not None and after is not None and after[0] > before[0]:
             wall, busy, own = (b - a for a, b in zip(before, after))

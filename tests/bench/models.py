@@ -33,7 +33,9 @@ class ModelBuilder:
 
     def constant(self, array: Any, dtype: Any = np.float32) -> str:
         name = f"c{len(self._constants)}"
-        self._constants.append(numpy_helper.from_array(np.ascontiguousarray(array, dtype).reshape(np.shape(array)), name))
+        self._constants.append(
+            numpy_helper.from_array(np.ascontiguousarray(array, dtype).reshape(np.shape(array)), name)
+        )
         return name
 
     def weight(self, *shape: int, scale: float | None = None) -> str:
@@ -170,9 +172,7 @@ def make_unet_small(batch: int = 1, channels: int = 32, extent: int = 128) -> Be
     half = convolve(convolve(whole, c, 2 * c, 2), 2 * c, 2 * c)
     quarter = convolve(convolve(half, 2 * c, 4 * c, 2), 4 * c, 4 * c)
     scales = build.constant([1, 1, 2, 2])
-    grown = build.node(
-        "Resize", quarter, "", scales, mode="linear", coordinate_transformation_mode="half_pixel"
-    )
+    grown = build.node("Resize", quarter, "", scales, mode="linear", coordinate_transformation_mode="half_pixel")
     half = convolve(build.node("Concat", grown, half, axis=1), 6 * c, 2 * c)
     grown = build.node(
         "ConvTranspose", half, build.weight(2 * c, c, 2, 2, scale=0.1), kernel_shape=[2, 2], strides=[2, 2]
@@ -189,4 +189,13 @@ MODELS: dict[str, Callable[[], BenchModel]] = {
     "lstm": make_lstm,
     "chain": make_chain,
     "unet_small": make_unet_small,
+}
+# The same, so small that even the simulator runs them: to see the benches themselves work.
+SMALL_MODELS: dict[str, Callable[[], BenchModel]] = {
+    "mlp": lambda: make_mlp(2, 16, 2, 10),
+    "resnet18": lambda: make_resnet18(1, 32),
+    "encoder": lambda: make_encoder(1, 4, 8, 2, 16, 1),
+    "lstm": lambda: make_lstm(3, 2, 8, 1),
+    "chain": lambda: make_chain(1000),
+    "unet_small": lambda: make_unet_small(1, 2, 8),
 }

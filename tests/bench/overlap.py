@@ -51,9 +51,9 @@ def measure_overlap(repeats: int) -> list[Figures]:
     for work in WORK:
         times = []
         for branches in (1, 2):
-            with gx.Worker(gx.load(_make_model(work, branches)), backend=gx.BackendType.CPU) as worker:
+            with gx.Worker(gx.load(make_model(work, branches)), backend=gx.BackendType.CPU) as worker:
                 worker.run(x)
-                times.append(percentile(repeat_ms(lambda: worker.run(x), repeats), 0.5))  # noqa: B023
+                times.append(percentile(repeat_ms(lambda: worker.run(x), repeats), 0.5))
         figures.add(work, *times, BOUND_MS, beside(times[1], BOUND_MS))
     figures.notes.append(f"p50 of {repeats} runs. A sleep needs no core; NumPy's work needs one each.")
     return [figures]
@@ -73,7 +73,8 @@ def _calibrate() -> Callable[[], object]:
     return work
 
 
-def _make_model(work: str, branches: int) -> bytes:
+def make_model(work: str, branches: int) -> bytes:
+    """Return a model of one or two branches that nothing orders."""
     names = [f"y{branch}" for branch in range(branches)]
     nodes = [
         helper.make_node("Occupy", ["x"], [name], name=name, domain="bench", work=work, branch=branch)

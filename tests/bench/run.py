@@ -1,8 +1,8 @@
 """`make bench`: measures what runs without a GPU, and prints each figure beside its bound. It judges nothing.
 
-    python tests/bench/run.py                          # everything
-    python tests/bench/run.py models --model mlp chain --repeat 50
-    python tests/bench/run.py overlap schedule decode
+python tests/bench/run.py                          # everything
+python tests/bench/run.py models --model mlp chain --repeat 50
+python tests/bench/run.py overlap schedule decode
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what runs without a GPU.")
-    parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], help=f"which to run: {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("bench", nargs="*", help=f"which to run: {', '.join(BENCHES)} (default: all)")
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS, help="which models (default: all)")
     parser.add_argument("--repeat", type=int, default=20, help="runs of each figure; host times take 50 times as many")
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.bench if name not in BENCHES]
+    if unknown:
+        parser.error(f"there is no bench {unknown[0]!r}; there are {', '.join(BENCHES)}")
+    return options
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import gpuexec.ops  # noqa: F401 (fills the table of instantiations)
 from gpuexec.operator import kernel_table
@@ -12,6 +13,9 @@ from gpuexec.runtime.driver import probe
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.library import Schedule
 from gpuexec.runtime.tracer import TracerDevice
+
+SCALE_SOURCE = str(Path(__file__).parent / "kernels" / "scale.cu")
+EXPRESSIONS = ("scale<float>", "scale<int>", "fault")
 
 
 @functools.cache
@@ -35,9 +39,14 @@ def open_device(name: str) -> Device:
     raise ValueError(f"No device is called {name!r}.")
 
 
+def list_kernels(source: str) -> tuple[str, ...]:
+    """Return the instances of a kernel file: of the package, or of these tests."""
+    return EXPRESSIONS if source == SCALE_SOURCE else kernel_table()[source]
+
+
 def make_simulator(schedule: Schedule | None = None, delay_s: float = 0.0) -> SimulatorDevice:
-    """Return a simulator of its own, with all kernels of the package."""
-    return SimulatorDevice(lambda source: kernel_table()[source], "sm_80", schedule=schedule, delay_s=delay_s)
+    """Return a simulator of its own, with the kernels of the package and of these tests."""
+    return SimulatorDevice(list_kernels, "sm_80", schedule=schedule, delay_s=delay_s)
 
 
 @functools.cache

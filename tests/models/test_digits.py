@@ -16,8 +16,9 @@ HELD_OUT = 360
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_digits_held_out_of_training_are_recognised(backend: gx.BackendType) -> None:
-    model = gx.load(EXAMPLES / "models" / "digits.onnx")
     with np.load(EXAMPLES / "data" / "digits.npz") as file:
-        arrays = dict(file)
-    print({name: array.shape for name, array in arrays.items()}, model)
-    assert False
+        images, labels = file["images"][-HELD_OUT:], file["labels"][-HELD_OUT:]
+    pixels = images[:, None].astype(np.float32)
+    with gx.Worker(gx.load(EXAMPLES / "models" / "digits.onnx"), backend=backend) as worker:
+        logits = worker.schedule(pixels).outputs["logits"].readback_and_clone()
+    assert (logits.argmax(axis=1) == labels).mean() >= 0.97

@@ -11,9 +11,8 @@ MODELS = (
     *("winml_mnist", "mobilenet_v2__d18", "resnet__d18", "ultraface_rfb320", "yunet_n_dynamic"),
     *("magika_v3_3", "vit__d18", "bert__l11", "gpt2_kv__d21"),
 )
-CASES = [
-    (model, case) for model in MODELS for case in read_manifest().get(model, {"cases": ["no folder of models"]})["cases"]
-]
+NOTHING = {"cases": ["no folder of models"]}
+CASES = [(model, case) for model in MODELS for case in read_manifest().get(model, NOTHING)["cases"]]
 BACKENDS = [
     gx.BackendType.CPU,
     gx.BackendType.SIMULATOR,

@@ -20,15 +20,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.config.option.markexpr == "gpu":
         choices.append(pytest.param("gpu", marks=pytest.mark.gpu))
     metafunc.fixturenames.append("checks")
-    metafunc.parametrize("checks", choices, indirect=True)
+    metafunc.parametrize("checks", choices)
 
 
-@pytest.fixture
-def checks(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What `run_case` does while the test runs."""
+@pytest.fixture(autouse=True)
+def choose_checks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let `run_case` do what the test's parameter says."""
+    chosen = getattr(request.node, "callspec", None)
     before = list(harness.CHECKS)
-    harness.CHECKS[:] = [request.param]
-    yield request.param
+    if chosen is not None and "checks" in chosen.params:
+        harness.CHECKS[:] = [chosen.params["checks"]]
+    yield
     harness.CHECKS[:] = before
 
 

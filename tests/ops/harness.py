@@ -6,8 +6,8 @@
 4. Planned for a GPU and run on the simulator, or on a GPU, it is within the operator's tolerance of ``compute``, for
    dense inputs and for windows with gaps. An operator without a lowering is refused by name.
 
-`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there. tests/ops/conftest.py runs every
-test of cases once for each.
+`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there. tests/ops/conftest.py runs
+every test of cases once for each.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def run_case(case: Case) -> None:
     if "host" in CHECKS:
         check_compute(case, op, inputs, known, computed)
         for made, expected in zip(run_on("cpu", case, op, inputs, known), _wanted(case, computed), strict=True):
-            np.testing.assert_array_equal(to_bits(made), to_bits(expected), err_msg=f"{case.id}: the CPU's plan differs")
+            np.testing.assert_array_equal(
+                to_bits(made), to_bits(expected), err_msg=f"{case.id}: the CPU's plan differs"
+            )
     for device in ("simulator", "gpu"):
         if device in CHECKS:
             check_device(device, case, op, inputs, known, computed)
@@ -118,7 +120,12 @@ def check_compute(
 
 
 def check_device(
-    name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], computed: Sequence[Array | None]
+    name: str,
+    case: Case,
+    op: Operator,
+    inputs: Sequence[Array | None],
+    known: set[int],
+    computed: Sequence[Array | None],
 ) -> None:
     """Check what the kernels of a device make of a case, or that an operator without any is refused."""
     if op.lower is None:
@@ -134,9 +141,7 @@ def check_device(
             compare(case, op, index, got, expected, inputs)
 
 
-def run_on(
-    name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]
-) -> list[Array]:
+def run_on(name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> list[Array]:
     """Plan the case as a graph of one node, verify the plan, and run it on a device; return the wanted outputs."""
     build, arrays, values = GraphBuilder(), {}, []
     for index, x in enumerate(inputs):
@@ -268,5 +273,3 @@ def _wanted(case: Case, outputs: Sequence[Array | None]) -> list[Array]:
     found = [output for output, wanted in zip(outputs, case.outputs, strict=False) if wanted]
     assert all(output is not None for output in found)
     return [output for output in found if output is not None]
-
-

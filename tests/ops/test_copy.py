@@ -16,7 +16,6 @@ from gpuexec.ops import copy
 from gpuexec.spec import DTYPES, TensorSpec
 from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.lowering import check_lowering
 
 
 def arange(*shape: int, dtype: Any = np.float32) -> Array:
@@ -70,11 +69,6 @@ CASES += [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_copy(case: Case) -> None:
     run_case(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_lowering(case: Case) -> None:
-    check_lowering(case)
 
 
 # ---------------------------------------------------------------- copy_commands

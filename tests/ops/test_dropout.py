@@ -10,7 +10,6 @@ from gpuexec.errors import InputError
 from gpuexec.operator import build
 from gpuexec.spec import TensorSpec
 from tests.ops.harness import Case, run_case
-from tests.ops.lowering import check_lowering
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 3, 4)
 NO = np.array(False)
@@ -36,11 +35,6 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_dropout(case: Case) -> None:
     run_case(case)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.opset > 12], ids=lambda case: case.id)
-def test_lowering(case: Case) -> None:
-    check_lowering(case)
 
 
 def test_training_is_refused() -> None:

@@ -12,7 +12,6 @@ from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build
 from gpuexec.spec import DTYPES, TensorSpec
 from tests.ops.harness import Case, run_case
-from tests.ops.lowering import check_lowering
 
 
 def arange(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -94,11 +93,6 @@ CASES += [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_layout(case: Case) -> None:
     run_case(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_lowering(case: Case) -> None:
-    check_lowering(case)
 
 
 def spec(*shape: int) -> TensorSpec:

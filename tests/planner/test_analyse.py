@@ -87,6 +87,14 @@ def test_content_given_on_the_host_is_read_on_demand_and_noted() -> None:
     assert any(kept.why == "given on the host" and kept.reader == "reshape" for kept in template.plan.host_values)
 
 
+def test_every_reader_of_content_is_noted() -> None:
+    build = GraphBuilder()
+    x, shape = build.input("x", 3, 4), build.input("shape", 2, dtype=INT)
+    graph = build.graph(*(build.node(Reshaped(), x, shape, name=name) for name in ("first", "second", "third")))
+    template = plan(graph, specs_of({name: ARRAYS[name] for name in ("x", "shape")}, on_host=True))
+    assert [read.node for read in template.plan.reads] == ["first", "second", "third"]
+
+
 def test_other_content_makes_another_variant() -> None:
     graph = demanding()
     template = plan(graph, specs_of(ARRAYS, on_host=True))

@@ -238,6 +238,41 @@ def test_planning_twice_gives_equal_plans() -> None:
         assert plan_graph(graph, specs, GPU).plan == plan_graph(graph, specs, GPU).plan
 
 
+@pytest.mark.parametrize("target", [CPU, GPU])
+def test_layers_that_are_alike_are_analysed_once_and_keep_their_own_buffers(target: Target) -> None:
+    def layered(count: int) -> Graph:
+        build = GraphBuilder()
+        value = build.input("x", "n", 4)
+        for _ in range(count):
+            value = build.node(Sum(), build.node(Watched(), value), build.node(Flip(), value))
+        return build.graph(value)
+
+    calls: list[None] = []
+    template = Template(layered(5), {"x": TensorSpec((8, 4), FLOAT)}, target)
+    WATCHING.append(lambda: calls.append(None))
+    try:
+        variant = template.specialise({"x": TensorSpec((6, 4), FLOAT)})
+    finally:
+        WATCHING.clear()
+    assert len(calls) == 1
+    verify(template.plan, variant)
+    if target is CPU:
+        arrays = {"x": np.arange(24, dtype=np.float32).reshape(6, 4)}
+        (got,) = run_template(template, layered(5), arrays, CpuDevice())
+        np.testing.assert_array_equal(got, compute_graph(layered(5), arrays)[0])
+
+
+def test_nodes_that_differ_only_in_which_input_comes_twice_are_told_apart() -> None:
+    build = GraphBuilder()
+    x = build.input("x", "n", 4)
+    a, b = build.node(Scale(2.0), x), build.node(Scale(3.0), x)
+    graph = build.graph(build.node(Sum(), a, b, a), build.node(Sum(), a, b, b))
+    arrays = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
+    got = run_template(Template(graph, specs_of(arrays), CPU), graph, arrays, CpuDevice())
+    for one, expected in zip(got, compute_graph(graph, arrays), strict=True):
+        np.testing.assert_array_equal(one, expected)
+
+
 def test_one_thread_at_a_time_specialises() -> None:
     template = Template(watched(), rows(8), CPU)
     held: list[bool] = []

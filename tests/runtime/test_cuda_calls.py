@@ -78,7 +78,7 @@ def find_attribute(owner: Any, name: str, text: str) -> Any:
 
 
 def read_signature(function: Any) -> inspect.Signature:
-    """Return the signature that a Cython function's docstring begins with, ``self`` removed."""
+    """Return the signature that a Cython function's docstring begins with, ``self`` or ``cls`` removed."""
     texts = [function.__doc__, getattr(type(function), "__doc__", None)]
     if inspect.isclass(function):
         texts = [function.__init__.__doc__, function.__doc__]
@@ -95,7 +95,7 @@ def read_signature(function: Any) -> inspect.Signature:
             parameters.append(inspect.Parameter(part[2:], inspect.Parameter.VAR_KEYWORD))
         elif re.fullmatch(r"\*\w+", part):
             parameters.append(inspect.Parameter(part[1:], inspect.Parameter.VAR_POSITIONAL))
-        elif part and part != "self":
+        elif part and part not in ("self", "cls"):
             name = re.split(r"[:=]", part)[0].split()[-1].lstrip("*")
             default = None if "=" in part else inspect.Parameter.empty
             parameters.append(inspect.Parameter(name, kind, default=default))

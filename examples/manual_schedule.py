@@ -1,0 +1,31 @@
+"""A manual schedule beside a loop of frames: one layer a frame, flushed every 4 frames."""
+
+from __future__ import annotations
+
+from digits import count_right, load_images, load_model
+
+import gpuexec as gx
+
+FRAMES_PER_FLUSH = 4
+
+
+def main() -> None:
+    """Draw frames; in each of them, let the net go one layer on."""
+    images, labels = load_images(360)
+    with gx.Worker(load_model()) as worker:
+        schedule = worker.start_manual_schedule(images)
+        frame, has_more = 0, True
+        while has_more:
+            frame += 1  # here a game would draw
+            has_more = next(schedule, None) is not None
+            if frame % FRAMES_PER_FLUSH == 0:
+                worker.flush_schedule(blocking=False)
+                print(f"  frame {frame}: {worker.schedule_progress:4.0%} scheduled")
+        request = worker.peek_output().readback_request()
+        while not request.is_done():
+            frame += 1
+        print("frame by frame:", count_right(request.result(), labels))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The benches themselves: that they run, measure what they say, and write it down. No figure is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuexec as gx
+from gpuexec.plan import Segment
+from tests.bench import cpu_models, host_time, measure, overlap, run
+from tests.bench.cpu_models import open_onnxruntime, open_reference
+from tests.bench.measure import Bystanders, interleave, percentile
+from tests.bench.models import SMALL_MODELS
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_models_give_what_other_engines_give(name: str) -> None:
+    bench = SMALL_MODELS[name]()
+    with gx.Worker(gx.load(bench.data), backend=gx.BackendType.CPU) as worker:
+        found = worker.run(bench.inputs)
+    for engine in (open_onnxruntime(bench.data, 1), open_reference(bench.data)):
+        np.testing.assert_allclose(found, engine(bench.inputs)[0], rtol=1e-3, atol=1e-5)
+
+
+def test_percentiles_are_samples() -> None:
+    samples = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [percentile(samples, share) for share in (0.0, 0.2, 0.5, 0.99, 1.0)] == [1.0, 1.0, 3.0, 5.0, 5.0]
+
+
+def test_contenders_take_turns_and_get_the_calls_asked_for() -> None:
+    calls: list[str] = []
+    samples = interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 5, 60.0, burst=2)  # type: ignore[misc]
+    assert "".join(calls) == "aabbaabbab"
+    assert {name: len(taken) for name, taken in samples.items()} == {"a": 5, "b": 5}
+
+
+def test_bystanders_are_what_the_machine_did_beyond_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([(0.0, 10.0, 4.0), (2.0, 14.0, 5.0)])
+    monkeypatch.setattr(measure, "_read_times", lambda: next(readings))
+    with Bystanders() as busy:
+        pass
+    readings = iter([(0.0, 10.0, 4.0), (2.0, 11.0, 4.9)])
+    with Bystanders() as quiet:
+        pass
+    assert busy.cores == pytest.approx(1.5)
+    assert not busy.is_quiet
+    assert quiet.cores == pytest.approx(0.05)
+    assert quiet.is_quiet
+
+
+def test_the_plan_of_100_commands_has_100() -> None:
+    with gx.Worker(gx.load(host_time.make_commands(100)), backend=host_time.open_tracer()) as worker:
+        plan = worker.prepare(np.ones((16, 64), np.float32))
+    assert sum(len(step.commands) for step in plan.steps if isinstance(step, Segment)) == 100
+
+
+def test_overlapping_commands_are_two_that_nothing_orders() -> None:
+    with gx.Worker(gx.load(overlap.make_model("sleep", 2)), backend=gx.BackendType.CPU) as worker:
+        plan = worker.prepare()
+    (segment,) = (step for step in plan.steps if isinstance(step, Segment))
+    assert len(segment.commands) == 2
+    assert not segment.edges
+
+
+def test_tables_are_printed_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu_models, "MODELS", SMALL_MODELS)
+    monkeypatch.setattr(overlap, "COMMAND_MS", 1.0)
+    monkeypatch.delenv("GPUEXEC_MODELS", raising=False)
+    file = tmp_path / "figures.json"
+    assert run.main(["--model", "chain", "lstm", "--repeat", "2", "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    written = json.loads(file.read_text())
+    assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
+    assert [each["bench"] for each in written["figures"]] == ["models", "overlap", "schedule", "schedule", "decode"]
+    assert "Not measured: GPUEXEC_MODELS" in printed
+    assert "load average" in printed
+
+
+def test_a_bench_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["speed"])
+    assert "there is no bench 'speed'" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""The devices of this suite: those of a process, and the code for GPUs over a stand-in for CuPy and the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpuexec.runtime.device import Device
+from tests.devices.opening import open_device
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Device:
+    """The device that the test's parameter names."""
+    if request.param == "standin":
+        found: Device = request.getfixturevalue("standin_device")
+        return found
+    return open_device(request.param)
+
+
+@pytest.fixture
+def standin_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The code for GPUs over a simulator of its own."""
+    from gpuexec.runtime.cuda import CudaDevice
+    from tests.devices.opening import make_simulator
+    from tests.runtime.cupy_standin import Standin, install
+
+    below = make_simulator()
+    install(monkeypatch, Standin(below, architecture=(8, 0)))
+    made = CudaDevice(packed_launch=True)
+    yield made
+    made.close()
+    below.close()

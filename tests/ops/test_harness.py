@@ -1,0 +1,150 @@
+"""The harness sees what is wrong: each of its checks fails on an operator or a case made to break it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuexec.ops  # noqa: F401 (registers the operators)
+from gpuexec import operator as gx_operator
+from gpuexec.command import Slot
+from gpuexec.errors import UnsupportedError
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.spec import TensorSpec
+from tests.ops import harness
+from tests.ops.harness import Case, run_case
+from tests.ops.tolerance import allow
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+Slots = tuple[Slot | None, ...]
+
+
+class Negation(Operator):
+    """Negates, in its kernel and in NumPy; subclasses do not."""
+
+    __slots__ = ()
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (x.with_shape(x.shape),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        return (np.negative(x),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        negate = build("Neg", {})
+        assert negate.lower is not None
+        negate.lower(emit, inputs, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class InfersWrong(Negation):
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (x.with_shape((1, *x.shape)),)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputesWrong(Negation):
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        return (np.abs(x),)
+
+
+@dataclass(frozen=True, slots=True)
+class WritesWrong(Negation):
+    """Right where it returns, wrong where it is given memory."""
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        return (np.negative(x) + np.float32(out is not None),)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetsStrides(Negation):
+    """Takes an input for dense that is not."""
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        x = inputs[0]
+        assert x is not None and outputs[0] is not None
+        dense = Slot(x.buffer, 0, x.spec, outputs[0].strides)
+        Negation.lower(self, emit, (dense,), outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsTooFar(Negation):
+    """Reads beyond its input, as a plan shows."""
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        x = inputs[0]
+        assert x is not None
+        Negation.lower(self, emit, (Slot(x.buffer, x.offset_bytes + 64, x.spec, x.strides),), outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class HasNoKernel(Negation):
+    lower = None  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def negation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let Neg be another operator in a test that names one."""
+    chosen = getattr(request.node, "callspec", None)
+    cls = chosen.params.get("cls") if chosen is not None else None
+    before = gx_operator.find_operator("Neg")
+    if cls is not None:
+        base = build("Neg", {})
+        monkeypatch.setattr(Negation, "lower", lambda self, *given: type(base).lower(base, *given))
+        operator("Neg")(cls)
+    yield
+    assert before is not None
+    operator("Neg")(before)
+
+
+@pytest.mark.parametrize(
+    ("cls", "breaks"),
+    [
+        (InfersWrong, ["host", "simulator"]),
+        (ComputesWrong, ["host", "simulator"]),
+        (WritesWrong, ["host"]),
+        (ForgetsStrides, ["simulator"]),
+        (ReadsTooFar, ["simulator"]),
+    ],
+)
+def test_fault_is_seen(cls: type[Operator], breaks: list[str]) -> None:
+    seen = (Exception,)
+    if harness.CHECKS[0] in (*breaks, "gpu"[: 3 * ("simulator" in breaks)]):
+        with pytest.raises(seen):
+            run_case(Case("broken", "Neg", (X,)))
+    else:
+        run_case(Case("broken", "Neg", (X,)))
+
+
+@pytest.mark.parametrize("cls", [HasNoKernel])
+def test_operator_without_a_kernel_is_refused_by_name(cls: type[Operator]) -> None:
+    case = Case("host only", "Neg", (X,))
+    run_case(case)
+    if "host" not in harness.CHECKS:
+        with pytest.raises(UnsupportedError, match="Neg"):
+            harness.run_on(harness.CHECKS[0], case, *harness.build_operator(case), set())
+
+
+def test_each_check_runs_by_itself() -> None:
+    run_case(Case("right", "Neg", (X,)))
+    assert len(harness.CHECKS) == 1
+
+
+def test_oracle_is_asked() -> None:
+    if "host" not in harness.CHECKS:
+        run_case(Case("wrong answer", "Neg", (X,), expected=(X,)))
+        return
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        run_case(Case("wrong answer", "Neg", (X,), expected=(X,)))
+
+
+def test_reduction_may_be_off_by_as_much_as_its_terms_say() -> None:
+    a, b = np.array([[3, -4]], np.float32), np.array([[5], [4]], np.float32)
+    op, eps = build("MatMul", {}), float(np.finfo(np.float32).eps)
+    expected = a @ b  # 15 - 16 = -1, of magnitudes 31
+    assert allow(op, (a, b), 0, expected, 2)[0, 0] == pytest.approx(2 * eps * 31 + eps, rel=1e-6)

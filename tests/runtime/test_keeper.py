@@ -1,0 +1,55 @@
+"""Objects kept until the work that touches them is done, and the stream for copies."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from gpuexec.runtime.cpu import CpuDevice
+from gpuexec.runtime.keeper import Keeper
+from gpuexec.runtime.transfers import Transfers
+from tests.small_models import hold
+
+
+class Thing:
+    """Something to be kept."""
+
+
+def test_object_is_kept_until_its_event_is_done() -> None:
+    device, keeper = CpuDevice(), Keeper()
+    stream, event, thing = device.create_stream(), device.create_event(), Thing()
+    gone = weakref.ref(thing)
+    gate = hold(stream)
+    stream.record(event)
+    keeper.hold(event, thing)
+    del thing
+    keeper.prune()
+    gc.collect()
+    assert gone() is not None and len(keeper) == 1
+    gate.set()
+    event.synchronize()
+    keeper.prune()
+    assert gone() is None and len(keeper) == 0
+    device.close()
+
+
+def test_adding_lets_go_of_what_is_done() -> None:
+    device, keeper = CpuDevice(), Keeper()
+    for _ in range(10):
+        keeper.hold(device.create_event(), Thing())
+    assert len(keeper) == 1
+
+
+def test_stream_for_copies_is_made_once_and_again_after_closing() -> None:
+    device = CpuDevice()
+    transfers = Transfers(device)
+    with transfers.issuing() as first:
+        pass
+    with transfers.issuing() as again:
+        assert again is first
+    transfers.close()
+    transfers.close()
+    with transfers.issuing() as new:
+        assert new is not first
+    transfers.close()
+    device.close()

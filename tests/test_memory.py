@@ -1,0 +1,134 @@
+"""Who owns which bytes: weights shared and waited for, arenas that grow, frames that rotate, memory that runs out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpuexec as gx
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.fence import Fence
+from gpuexec.frames import Frame, Lease, Readers, Turns
+from gpuexec.memory import Arena, BorrowedMemory, weights_of
+from gpuexec.operator import kernel_table
+from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.simulator.device import SimulatorDevice
+from tests.small_models import affine, expect_affine, hold, make_tracer, ramp, two_layers
+from tests.test_worker import CPU, trace
+
+
+def test_borrowed_memory_keeps_its_owner() -> None:
+    array = ramp(2, 3)
+    memory = BorrowedMemory.of(array)
+    assert memory.address == array.ctypes.data and memory.nbytes == array.nbytes and memory.owner is array
+    memory.free()
+    assert memory.owner is None
+
+
+def test_weights_are_one_object_per_model_and_backend() -> None:
+    model, one, other = affine(), make_tracer(), make_tracer()
+    assert weights_of(model, one) is weights_of(model, one)
+    assert weights_of(model, one) is not weights_of(model, other)
+    assert weights_of(model, one) is not weights_of(affine(), one)
+
+
+def test_second_worker_waits_for_weights_still_on_their_way() -> None:
+    backend = open_backend(gx.BackendType.SIMULATOR)
+    slow = backend.device.create_stream()
+    model, x = two_layers(), ramp(2, 3)
+    gate = hold(slow)
+    with gx.Worker(model, backend=backend, stream=slow) as first, gx.Worker(model, backend=backend) as second:
+        early = first.schedule(x).peek_output().readback_request()
+        late = second.schedule(x).peek_output().readback_request()
+        assert not late.is_done()
+        gate.set()
+        np.testing.assert_array_equal(late.result(), early.result())
+
+
+def test_arena_grows_and_keeps_what_was_in_use() -> None:
+    arena = Arena(make_tracer())
+    small = arena.reserve(100)
+    assert arena.reserve(50) is small and arena.generation == 1
+    large = arena.reserve(1000)
+    assert large is not small and arena.generation == 2 and arena.nbytes == 1100
+    arena.release_retired()
+    assert arena.nbytes == 1000
+    arena.free()
+    assert arena.nbytes == 0
+
+
+def test_frame_gives_the_same_bytes_until_they_are_taken_out() -> None:
+    frame = Frame(make_tracer())
+    first = frame.output("y", 100)
+    assert frame.output("y", 60).memory is first.memory
+    frame.take_out(first.memory)
+    assert frame.output("y", 60).memory is not first.memory
+    assert frame.nbytes == 60
+
+
+def test_lease_ends_with_the_turn() -> None:
+    backend = make_tracer()
+    turns, frame = Turns(backend), Frame(backend)
+    turns.advance()
+    lease = Lease(backend, frame, turns)
+    lease.check("y")
+    turns.advance()
+    with pytest.raises(gx.StaleError, match="'y'"):
+        lease.check("y")
+    turns.close()
+    with pytest.raises(gx.ClosedError, match="'y'"):
+        lease.check("y")
+    Lease(backend).check("y")
+
+
+def test_write_waits_for_readers_announced_before_it_alone() -> None:
+    backend = open_backend(CPU)
+    stream = backend.device.create_stream()
+    gate = hold(stream)
+    event = backend.device.create_event()
+    stream.record(event)
+    readers = Readers(backend)
+    readers.add(Fence.of(event))
+    write = readers.announce_write()
+    later = Fence()
+    readers.add(later)
+    assert readers.list_unissued(write) == []
+    assert readers.list_unissued(readers.announce_write()) == [later]
+    writer = backend.device.create_stream()
+    readers.hold_back(writer, write)
+    assert not writer.is_done()
+    gate.set()
+    writer.synchronize()
+
+
+def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=1 << 16)
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    with gx.Worker(affine(), backend=backend) as worker:
+        x = ramp(10, 3)
+        np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        with pytest.raises(OutOfMemoryError, match=r"The plan needs .* outputs in each of 2 frames"):
+            worker.schedule(ramp(40000, 3))
+        np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+    device.close()
+
+
+def test_memory_outgrown_is_given_back_when_it_runs_out() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=40_000)
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    with gx.Worker(affine(), backend=backend) as worker:
+        for rows in (64, 128, 256, 512):
+            x = ramp(rows, 3)
+            np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+            np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        assert [why for _, why in worker.report().host_syncs] == ["the device was out of memory"]
+    device.close()
+
+
+def test_uploads_go_together() -> None:
+    backend = make_tracer()
+    with gx.Worker(affine(), backend=backend) as worker:
+        worker.prepare((2, 3))
+        before = trace(backend).count("copy_to_device")
+        worker.schedule(ramp(2, 3))
+        assert trace(backend).count("copy_to_device") == before + 1
