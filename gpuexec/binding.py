@@ -38,7 +38,6 @@ class Bound:
         keep: What must live until then.
         recording: The commands, from the first one issued on.
         position: Commands issued so far; None before the first.
-        is_over: Whether all that will be issued is.
     """
 
     run: Run
@@ -54,7 +53,6 @@ class Bound:
     keep: list[object] = field(default_factory=list)
     recording: Recording | None = None
     position: int | None = None
-    is_over: bool = False
 
     def is_ready(self) -> bool:
         """Return whether the run can be put on its stream without the caller waiting for anything."""

@@ -128,7 +128,7 @@ class Frame:
             del self._outputs[name]
 
     def release_dropped(self) -> None:
-        """Let go of outgrown blocks; the caller has waited for the work. One that a tensor still holds lives on with it."""
+        """Let go of outgrown blocks; the caller has waited. One that a tensor still holds lives on with it."""
         self._dropped.clear()
 
     def free(self) -> None:

@@ -131,7 +131,7 @@ class Acceptor:
     def _take_tensor(self, tensor: Tensor) -> GivenInput:
         content = tensor._content
         content.check()
-        if content.backend is self.backend:
+        if content.backend.device is self.backend.device:
             return DeviceArray(content.spec, content.region, tensor, content.fence, content.lease.readers)
         # From another device: the run waits for the readback; the caller does not.
         return HostArray(content.spec, request=content.read_privately())

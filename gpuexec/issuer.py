@@ -64,9 +64,6 @@ class Issuer:
 
     def end(self, bound: Bound, error: BaseException | None) -> None:
         """Say that nothing more of a run will come; what it uses is free once the work issued so far is done."""
-        if bound.is_over:
-            return
-        bound.is_over = True
         try:
             event = self._backend.device.create_event()
             self._stream.record(event)

@@ -90,10 +90,11 @@ class Weights:
 def weights_of(model: Model, backend: Backend) -> Weights:
     """Return the model's weights on a backend, the same object for every Worker."""
     with model.lock:
-        # The weights hold the backend, so that no other can have its id.
-        found = model.slabs.get(id(backend))
+        # The weights hold the device, so that no other can have its id.
+        key = id(backend.device)
+        found = model.slabs.get(key)
         if found is None:
-            found = model.slabs[id(backend)] = Weights(model, backend)
+            found = model.slabs[key] = Weights(model, backend)
         assert isinstance(found, Weights)
         return found
 

@@ -176,7 +176,11 @@ class Worker:
                 lease = Lease(self._backend)
                 out = Tensor(Content(source.name, source.spec, self._backend, region, Fence.of(), lease, None))
             target = out._content
-            if target.spec != source.spec or not target.lease.is_own or target.backend is not self._backend:
+            if (
+                target.spec != source.spec
+                or not target.lease.is_own
+                or target.backend.device is not self._backend.device
+            ):
                 raise InputError(
                     f"`out` is {out!r}; expected a tensor made by copy_output with {source.spec}.", value=source.name
                 )

@@ -12,13 +12,14 @@ from onnx import TensorProto, helper
 
 import gpuexec as gx
 from gpuexec.operator import Operator, Tolerance, operator
-from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.cpu_stream import CpuStream
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "gpuexec.test"
+CPU = gx.BackendType.CPU
 
 
 class Gates:
@@ -146,3 +147,14 @@ def hold(stream: Any) -> threading.Event:
 
     stream.run(wait, is_first=True)
     return gate
+
+
+def hold_worker(model: gx.Model, **options: object) -> tuple[gx.Worker, threading.Event]:
+    """Return a Worker on the CPU whose stream is held."""
+    stream = open_backend(CPU).device.create_stream()
+    return gx.Worker(model, backend=CPU, stream=stream, **options), hold(stream)  # type: ignore[arg-type]
+
+
+def trace(backend: Backend) -> list[object]:
+    assert isinstance(backend.device, TracerDevice)
+    return [row[0] for row in backend.device.log]

@@ -10,8 +10,18 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from tests.small_models import Array, affine, expect_affine, make_model, make_tracer, ramp, two_inputs
-from tests.test_worker import CPU, hold_worker, trace
+from tests.small_models import (
+    CPU,
+    Array,
+    affine,
+    expect_affine,
+    hold_worker,
+    make_model,
+    make_tracer,
+    ramp,
+    trace,
+    two_inputs,
+)
 
 
 @pytest.fixture

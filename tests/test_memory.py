@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,7 @@ from gpuexec.memory import Arena, BorrowedMemory, weights_of
 from gpuexec.operator import kernel_table
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.simulator.device import SimulatorDevice
-from tests.small_models import affine, expect_affine, hold, make_tracer, ramp, two_layers
-from tests.test_worker import CPU, trace
+from tests.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace, two_layers
 
 
 def test_borrowed_memory_keeps_its_owner() -> None:
@@ -99,6 +100,7 @@ def test_write_waits_for_readers_announced_before_it_alone() -> None:
     assert not writer.is_done()
     gate.set()
     writer.synchronize()
+    assert readers.list_unissued(readers.announce_write()) == [later]
 
 
 def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:
@@ -122,6 +124,23 @@ def test_memory_outgrown_is_given_back_when_it_runs_out() -> None:
             np.testing.assert_array_equal(worker.run(x), expect_affine(x))
             np.testing.assert_array_equal(worker.run(x), expect_affine(x))
         assert [why for _, why in worker.report().host_syncs] == ["the device was out of memory"]
+    device.close()
+
+
+def test_trim_waits_for_the_work_that_uses_outgrown_memory() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source])
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    stream = device.create_stream()
+    with gx.Worker(two_layers(), backend=backend, stream=stream) as worker:
+        expected = worker.run(ramp(2, 3))
+        gate = hold(stream)
+        request = worker.schedule(ramp(2, 3)).peek_output().readback_request()
+        worker.schedule(ramp(500, 3))
+        trimming = threading.Thread(target=worker.trim)
+        trimming.start()
+        gate.set()
+        trimming.join()
+        np.testing.assert_array_equal(request.result(), expected)
     device.close()
 
 

@@ -11,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from tests.small_models import affine, expect_affine, make_model, ramp
-from tests.test_worker import CPU
+from tests.small_models import CPU, affine, expect_affine, make_model, ramp
 
 DIGITS = Path(__file__).resolve().parent.parent / "examples" / "models" / "digits.onnx"
 

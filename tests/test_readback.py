@@ -10,8 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.runtime.backend import open_backend
-from tests.small_models import affine, expect_affine, hold, make_tracer, ramp
-from tests.test_worker import CPU, hold_worker, trace
+from tests.small_models import CPU, affine, expect_affine, hold, hold_worker, make_tracer, ramp, trace
 
 
 def test_request_is_polled_then_immediate_as_often_as_asked() -> None:

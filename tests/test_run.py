@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from tests.small_models import affine, expect_affine, ramp, two_inputs
-from tests.test_worker import CPU, hold_worker
+from tests.small_models import CPU, affine, expect_affine, hold_worker, ramp, two_inputs
 
 
 def test_runs_are_numbered_in_order() -> None:

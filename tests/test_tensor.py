@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from tests.small_models import affine, expect_affine, make_tracer, ramp
-from tests.test_worker import CPU, hold_worker
+from tests.small_models import CPU, affine, expect_affine, hold_worker, make_tracer, ramp
 
 READS = {
     "index": lambda y: y[0],
@@ -86,6 +85,19 @@ def test_upload_is_ordered_behind_the_run_that_makes_the_tensor() -> None:
         source[...] = 6
         assert not y.is_done()
         gate.set()
+        worker.wait_for_completion()
+        np.testing.assert_array_equal(y.readback_and_clone(), np.full((2, 3), 5))
+
+
+def test_upload_to_a_run_half_scheduled_takes_the_array_at_the_call() -> None:
+    with gx.Worker(affine(), backend=CPU) as worker:
+        steps = worker.schedule_iterable(ramp(2, 3))
+        next(steps)
+        y = worker.peek_output()
+        source = np.full((2, 3), 5, np.float32)
+        y.data_on_backend.upload(source)
+        source[...] = 6
+        list(steps)
         np.testing.assert_array_equal(y.readback_and_clone(), np.full((2, 3), 5))
 
 

@@ -186,7 +186,7 @@ class LayerNormalization(_TrailingNormalization):
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
         x, scale, bias = (*inputs, None)[:3]
         assert x is not None and scale is not None
-        wide = x.astype(accumulator(x.dtype), copy=False)
+        wide = x.astype(accumulator(x.dtype), order="C", copy=False)
         axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
         with np.errstate(all="ignore"):
             y, mean, inverse = _standardize(wide, axes, self.epsilon, _buffer(out, x.dtype, wide.dtype))

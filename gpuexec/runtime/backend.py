@@ -6,6 +6,7 @@ an error.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable
@@ -87,8 +88,10 @@ def _choose() -> Backend:
 
 
 def _because(backend: Backend, reason: str) -> Backend:
-    backend.reason = reason
-    return backend
+    """Return the same device and what is shared there, chosen for another reason."""
+    chosen = copy.copy(backend)
+    chosen.reason = reason
+    return chosen
 
 
 def _open_cpu() -> Backend:

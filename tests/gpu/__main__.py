@@ -167,18 +167,20 @@ class Summary:
             counts = Counter(row["state"] for row in rows)
             seconds = sum(row.get("seconds", 0) for row in rows)
             total += counts
-            self.say(
-                f"{file}: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items())) + f" ({seconds:.1f} s)"
-            )
+            self.say(f"{file}: {show(counts)} ({seconds:.1f} s)")
         for row in (row for rows in results.values() for row in rows if row["state"] == "failed"):
-            lines = [line for line in row.get("message", "").splitlines() if line.startswith("E ")]
-            self.say(
-                f"FAILED {row['test']}\n    " + "\n    ".join(lines[:4] or row.get("message", "").splitlines()[-3:])
-            )
+            said = row.get("message", "").splitlines()
+            reasons = [line for line in said if line.startswith("E ")]
+            self.say("\n    ".join([f"FAILED {row['test']}", *(reasons[:4] or said[-3:])]))
         skips = Counter(row["message"] for rows in results.values() for row in rows if row["state"] == "skipped")
         for reason, count in skips.items():
             self.say(f"SKIPPED {count}: {reason}")
-        self.say(", ".join(f"{n} {state}" for state, n in sorted(total.items())) or "no tests")
+        self.say(show(total) or "no tests")
+
+
+def show(counts: Counter[str]) -> str:
+    """Return counts as words."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 
 if __name__ == "__main__":

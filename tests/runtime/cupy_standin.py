@@ -269,6 +269,8 @@ class GraphCalls:
         def call(executable: int, node: Any, parameters: Any, context: int = CONTEXT) -> tuple[int]:
             assert context == CONTEXT
             self._standin._require_current()
+            if getattr(parameters, "height", 1) != 1:  # a fill of an executable graph is updated in one dimension only
+                return (INVALID_VALUE,)
             nodes = self._standin.handles[executable]
             nodes[int(node)] = GraphNode(read(parameters), nodes[int(node)].before)
             return (0,)

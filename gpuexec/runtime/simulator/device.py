@@ -72,9 +72,7 @@ class SimulatorDevice:
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
         """Return host memory that copies read late."""
         self.check_alive()
-        memory = PinnedMemory(nbytes, lambda freed: self._pinned.remove(freed.address))
-        self._pinned.add(memory.address, nbytes)
-        return memory
+        return PinnedMemory(self._pinned, nbytes)
 
     def create_stream(self) -> SimulatorStream:
         """Return a stream that waits for no other."""

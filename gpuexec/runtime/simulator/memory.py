@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable
+import weakref
 
 import numpy as np
 
@@ -28,7 +28,8 @@ class AddressMap:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
         self._freed: dict[int, int] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a collection of garbage may remove a block in the middle of a call.
+        self._lock = threading.RLock()
 
     @property
     def nbytes(self) -> int:
@@ -109,17 +110,23 @@ class DeviceMemory:
 
 
 class PinnedMemory:
-    """Host memory that copies read when they run, not when they are issued."""
+    """Host memory that copies read when they run, not when they are issued.
 
-    def __init__(self, nbytes: int, on_free: Callable[[PinnedMemory], None]) -> None:
+    Its bytes count as pinned until they are freed, or nobody holds a view of them: what the host puts at their address
+    later is ordinary memory.
+    """
+
+    def __init__(self, blocks: AddressMap, nbytes: int) -> None:
         self.array: ByteArray | None = np.full(nbytes, _POISON, np.uint8)
         self.address: int = self.array.ctypes.data
         self.nbytes = nbytes
-        self._on_free = on_free
+        blocks.add(self.address, nbytes)
+        self._forget = weakref.finalize(self.array, blocks.remove, self.address)
+        self._forget.atexit = False
 
     def free(self) -> None:
         """Poison the bytes and let go of them. Twice is harmless."""
         if self.array is not None:
-            self._on_free(self)
+            self._forget()
             self.array[...] = _POISON
             self.array = None

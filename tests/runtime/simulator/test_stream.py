@@ -279,3 +279,12 @@ def test_launch_that_does_not_fit_is_refused_at_the_call(device: SimulatorDevice
     with pytest.raises(KernelError, match=r"basic.cu:add: expected 4 arguments, got 1"):
         launch_add(device, stream, PackedArguments([None]))
     stream.synchronize()
+
+
+def test_pinned_memory_forgotten_by_all_is_ordinary_memory_again(device: SimulatorDevice) -> None:
+    memory = device.allocate_pinned(4096)
+    address, view = memory.address, memory.array
+    del memory
+    assert device.is_pinned(address, 4096), "a view of it is held"
+    del view
+    assert not device.is_pinned(address, 4096)
