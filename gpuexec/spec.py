@@ -82,8 +82,8 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class HostValue:
     """The content of a tensor, known while planning.
 
-    ``log`` is called with the role of every read ("axes"), so that a plan can tell what it depends on. A value that follows from
-    the model alone has none.
+    ``log`` is called with the role of every read ("axes"), so that a plan can tell what it depends on. A value that
+    follows from the model alone has none.
     """
 
     array: np.ndarray[Any, Any]

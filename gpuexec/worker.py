@@ -18,7 +18,7 @@ from gpuexec.inputs import GivenInput, HostArray, check_shapes
 from gpuexec.model import Model, ModelPort
 from gpuexec.plan import Plan
 from gpuexec.run import Run, Step
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.runtime.backend import Backend, BackendType, choose_backend
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
 from gpuexec.tensor import Tensor
@@ -73,7 +73,8 @@ class Worker:
         if frames < 1:
             raise InputError(f"frames must be at least 1, got {frames}.")
         self.model = model
-        self._backend = open_backend(backend) if isinstance(backend, BackendType) else backend
+        chosen = choose_backend(backend) if isinstance(backend, BackendType) else (backend, backend.reason)
+        self._backend, self._reason = chosen
         self._engine = Engine(
             model, self._backend, frames, None if stream is None else open_stream(self._backend, stream)
         )
@@ -230,7 +231,7 @@ class Worker:
     @property
     def backend_reason(self) -> str:
         """Why that backend was chosen."""
-        return self._backend.reason
+        return self._reason
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -243,7 +244,7 @@ class Worker:
         calls = [call for plan in plans if plan.target != "cpu" for call in plan.host_calls()]
         return Report(
             backend=self._backend.device.name,
-            reason=self._backend.reason,
+            reason=self._reason,
             runs=self._engine.turns.number,
             plans=counters.plans,
             variants=counters.variants,

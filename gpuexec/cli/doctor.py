@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuexec.errors import GpuexecError
 from gpuexec.runtime import driver
-from gpuexec.runtime.backend import BackendType, open_backend
+from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
 
 _PACKAGES = (
     "numpy",
@@ -55,6 +55,6 @@ def main(options: argparse.Namespace) -> int:
             console.print(f"{type.name:12} no: {error}", markup=False)
         else:
             console.print(f"{type.name:12} yes: {backend.device.name}", markup=False)
-    chosen = open_backend(BackendType.AUTO)
-    console.print(f"AUTO takes {chosen.type.name}: {chosen.reason}", markup=False)
+    chosen, reason = choose_backend(BackendType.AUTO)
+    console.print(f"AUTO takes {chosen.type.name}: {reason}", markup=False)
     return 0

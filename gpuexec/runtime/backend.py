@@ -6,7 +6,6 @@ an error.
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Callable
@@ -31,7 +30,7 @@ class BackendType(Enum):
 
 
 class Backend:
-    """A device with what its users share. ``reason`` says why it was chosen."""
+    """A device with what its users share. ``reason`` says why it was opened."""
 
     def __init__(self, device: Device, type: BackendType, reason: str) -> None:
         self.device, self.type, self.reason = device, type, reason
@@ -67,7 +66,7 @@ def open_backend(type: BackendType) -> Backend:
         DeviceNotFoundError: The device can't run here; names what is missing and the command that installs it.
     """
     if type is BackendType.AUTO:
-        return _choose()
+        return choose_backend(type)[0]
     key = (os.getpid(), type)
     with _lock:
         if key not in _open:
@@ -75,23 +74,22 @@ def open_backend(type: BackendType) -> Backend:
         return _open[key]
 
 
-def _choose() -> Backend:
-    """Return the GPU when one works, else the CPU with the reason."""
+def choose_backend(type: BackendType) -> tuple[Backend, str]:
+    """Return the backend of a type, and why it is that one: for AUTO the GPU when one works, else the CPU.
+
+    Raises:
+        DeviceNotFoundError: As `open_backend`.
+    """
+    if type is not BackendType.AUTO:
+        backend = open_backend(type)
+        return backend, backend.reason
     try:
-        gpu = open_backend(BackendType.GPU_COMPUTE)
-        return _because(gpu, "a GPU works here")
+        return open_backend(BackendType.GPU_COMPUTE), "a GPU works here"
     except DeviceError as error:
         reason = str(error)
     except GpuexecError as error:
         reason = f"the GPU can't be used: {error}"
-    return _because(open_backend(BackendType.CPU), reason)
-
-
-def _because(backend: Backend, reason: str) -> Backend:
-    """Return the same device and what is shared there, chosen for another reason."""
-    chosen = copy.copy(backend)
-    chosen.reason = reason
-    return chosen
+    return open_backend(BackendType.CPU), reason
 
 
 def _open_cpu() -> Backend:

@@ -9,7 +9,7 @@ import pytest
 from gpuexec.errors import DeviceNotFoundError, StateError
 from gpuexec.runtime import backend as backends
 from gpuexec.runtime import cuda, driver
-from gpuexec.runtime.backend import BackendType, open_backend
+from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
 from gpuexec.runtime.driver import Device, Driver
 
 NO_DRIVER = Driver(found=False, version=0, devices=(), reason="There is no NVIDIA driver here.")
@@ -23,9 +23,9 @@ def nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_takes_the_cpu_and_says_why_when_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: NO_DRIVER)
-    chosen = open_backend(BackendType.AUTO)
+    chosen, reason = choose_backend(BackendType.AUTO)
     assert chosen.type is BackendType.CPU
-    assert chosen.reason == NO_DRIVER.reason
+    assert reason == NO_DRIVER.reason
 
 
 def test_auto_takes_the_cpu_and_names_what_to_install_when_a_driver_lacks_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,10 +34,10 @@ def test_auto_takes_the_cpu_and_names_what_to_install_when_a_driver_lacks_cupy(m
 
     monkeypatch.setattr(driver, "probe", lambda: WITH_GPU)
     monkeypatch.setattr(cuda, "CudaDevice", lacks_cupy)
-    chosen = open_backend(BackendType.AUTO)
+    chosen, reason = choose_backend(BackendType.AUTO)
     assert chosen.type is BackendType.CPU
-    assert "pip install 'gpuexec[cuda13]'" in chosen.reason
-    assert "\n" not in chosen.reason
+    assert "pip install 'gpuexec[cuda13]'" in reason
+    assert "\n" not in reason
 
 
 def test_auto_takes_the_gpu_when_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_auto_takes_the_gpu_when_one_works(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(driver, "probe", lambda: WITH_GPU)
     monkeypatch.setattr(cuda, "CudaDevice", lambda ordinal: TracerDevice())
-    chosen = open_backend(BackendType.AUTO)
+    chosen, reason = choose_backend(BackendType.AUTO)
     assert chosen.type is BackendType.GPU_COMPUTE
-    assert chosen.reason
+    assert reason
 
 
 def test_a_gpu_asked_for_is_an_error_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ def test_a_gpu_asked_for_is_an_error_where_there_is_none(monkeypatch: pytest.Mon
 
 def test_what_was_asked_for_says_so_whatever_auto_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: NO_DRIVER)
-    assert open_backend(BackendType.AUTO).reason == NO_DRIVER.reason
-    assert open_backend(BackendType.CPU).reason == "asked for"
+    assert choose_backend(BackendType.AUTO)[1] == NO_DRIVER.reason
+    assert choose_backend(BackendType.CPU)[1] == "asked for"
 
 
 def test_one_device_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
