@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 from gpuexec.binding import Bound
-from gpuexec.driver import DriverThread
+from gpuexec.driver_thread import DriverThread
 from gpuexec.errors import CancelledError
 from gpuexec.fence import Fence
 from gpuexec.plan_cache import PlanCache

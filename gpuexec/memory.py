@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuexec.graph import Value
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.runtime.backend import Backend
@@ -50,6 +51,15 @@ class Weights:
         """Bytes of what is there now."""
         with self._lock:
             return sum(region.nbytes for region, _ in self._places.values())
+
+    def include(self, constants: Mapping[Value, Array]) -> None:
+        """Add the constants of a planned graph: those of the model, and what passes made of its shapes.
+
+        Passes fold shapes only where no extent is free, so a name stands for the same content in every plan.
+        """
+        with self._lock:
+            for value, array in constants.items():
+                self._constants.setdefault(value.name, array)
 
     def place(self, buffers: Sequence[Buffer], stream: Stream) -> dict[int, Region]:
         """Return the regions of a plan's CONSTANT buffers, ready for what is issued on ``stream`` from now on.

@@ -35,10 +35,14 @@ class Model:
         graph: The graph after the load passes.
         info: What the file says of itself: opset, producer, metadata.
         dims: Dimensions the caller fixed (an int) or bounded (low, high).
+        disabled_passes: Names of passes to leave out, of those at load and those at plan.
     """
 
-    def __init__(self, info: ImportedModel, graph: Graph, dims: DeclaredDims) -> None:
+    def __init__(
+        self, info: ImportedModel, graph: Graph, dims: DeclaredDims, disabled_passes: frozenset[str] = frozenset()
+    ) -> None:
         self.info, self.graph, self.dims = info, graph, dict(dims)
+        self.disabled_passes = disabled_passes
         self.inputs = tuple(_port(value) for value in graph.inputs)
         self.outputs = tuple(_port(value) for value in graph.outputs)
         # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.memory`.
@@ -78,7 +82,7 @@ def load(
         source: A path, the file's bytes, a binary file object, or an onnx.ModelProto.
         dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0,
             128)}``), so that one plan serves all of it.
-        disabled_passes: Names of load passes to leave out.
+        disabled_passes: Names of passes to leave out, at load and when planning.
 
     Raises:
         ModelError: The file is broken, or the graph is.
@@ -88,8 +92,9 @@ def load(
     info = load_graph(source)
     declared = dict(dims or {})
     check_declared(info.graph, declared)
-    graph = run_passes(info.graph, AT_LOAD, disabled=frozenset(disabled_passes))
-    return Model(info, graph, declared)
+    disabled = frozenset(disabled_passes)
+    graph = run_passes(info.graph, AT_LOAD, disabled)
+    return Model(info, graph, declared, disabled)
 
 
 def _port(value: Value) -> ModelPort:

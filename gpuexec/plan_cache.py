@@ -15,6 +15,7 @@ from gpuexec.errors import InputError, PlanError
 from gpuexec.inputs import GivenInput, HostArray
 from gpuexec.memory import Arena, Weights
 from gpuexec.model import Model
+from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.plan import Plan, Segment, Variant
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.backend import Backend
@@ -147,7 +148,9 @@ class PlanCache:
         return None
 
     def _plan(self, specs: Mapping[str, TensorSpec]) -> Choice:
-        template = plan_graph(self._model.graph, specs, self._backend.device.target, self._model.dims)
+        graph = run_passes(self._model.graph, AT_PLAN, self._model.disabled_passes, specs)
+        self._weights.include(graph.constants)
+        template = plan_graph(graph, specs, self._backend.device.target, self._model.dims)
         variant = template.specialise(specs)
         start = time.perf_counter()
         self._backend.device.load(template.plan.kernels())

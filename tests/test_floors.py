@@ -15,7 +15,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # package anything goes. The modules that users hold have an order, so each is a floor of its own here.
 HELD = (
     *("model", "memory", "fence", "frames", "readback", "content", "exchange", "tensor", "inputs"),
-    *("plan_cache", "run", "binding", "driver", "issuer", "engine", "program", "worker"),
+    *("plan_cache", "run", "binding", "driver_thread", "issuer", "engine", "program", "worker"),
 )
 FLOORS = (
     ("errors", "knobs"),

@@ -115,3 +115,20 @@ def test_answer_does_not_depend_on_the_worker() -> None:
     for _ in range(2):
         with gx.Worker(model, backend=CPU) as worker:
             np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+
+
+@pytest.mark.parametrize(("disabled", "commands"), [((), 1), (("fold_shapes",), 2)])
+def test_shapes_are_folded_when_planning_a_model_of_fixed_extents(disabled: tuple[str, ...], commands: int) -> None:
+    """With every extent known, a value made of the shape is a weight; else each run stores it."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "floats"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 2]) for name in "xy"]
+    graph = helper.make_graph(nodes, "shapes", ports[:1], ports[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with gx.Worker(gx.load(proto, disabled_passes=disabled), backend=CPU) as worker:
+        x = np.arange(6, dtype=np.float32).reshape(3, 2)
+        np.testing.assert_array_equal(worker.run(x), x + np.array([3, 2], np.float32))
+        assert len(list(worker.plans[0].commands())) == commands
