@@ -55,8 +55,10 @@ class Slot:
             return self.offset_bytes, self.offset_bytes
         low = high = 0
         for extent, stride in zip(self.spec.shape, self.strides, strict=True):
-            reach = (extent - 1) * stride
-            low, high = low + min(reach, 0), high + max(reach, 0)
+            if stride > 0:
+                high += (extent - 1) * stride
+            else:
+                low += (extent - 1) * stride
         itemsize = self.spec.dtype.itemsize
         return self.offset_bytes + low * itemsize, self.offset_bytes + (high + 1) * itemsize
 

@@ -148,21 +148,22 @@ def check_shapes(model: Model, specs: Mapping[str, TensorSpec]) -> None:
         spec, dims = specs[port.name], port.spec.dims
         if dims is None:
             continue
-        start = f"Input {port.name!r} expects {port.spec}, got {spec}"
         if len(dims) != spec.rank:
-            raise InputError(f"{start}: {spec.rank} axes, not {len(dims)}.", value=port.name)
+            raise _misfit(port, spec, f"{spec.rank} axes, not {len(dims)}")
         for axis, (dim, extent) in enumerate(zip(dims, spec.shape, strict=True)):
             bound = model.dims.get(dim) if isinstance(dim, str) else dim
             low, high = bound if isinstance(bound, tuple) else (bound, bound)
             if low is not None and high is not None and not low <= extent <= high:
                 wanted = str(low) if low == high else f"{low} to {high}"
-                raise InputError(f"{start}: axis {axis} must be {wanted}.", value=port.name)
+                raise _misfit(port, spec, f"axis {axis} must be {wanted}")
             if isinstance(dim, str):
                 known = extents.setdefault(dim, (extent, port.name))
                 if known[0] != extent:
-                    raise InputError(
-                        f"{start}: {dim!r} is {extent}, but {known[0]} in input {known[1]!r}.", value=port.name
-                    )
+                    raise _misfit(port, spec, f"{dim!r} is {extent}, but {known[0]} in input {known[1]!r}")
+
+
+def _misfit(port: ModelPort, spec: TensorSpec, why: str) -> InputError:
+    return InputError(f"Input {port.name!r} expects {port.spec}, got {spec}: {why}.", value=port.name)
 
 
 def _name(model: Model, inputs: object) -> dict[str, object]:

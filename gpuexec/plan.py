@@ -5,24 +5,18 @@
     Segment = commands + edges + origins        (one recording; ends where the host must read)
 
 Execution order is partial: a device may run two commands of a segment together unless a path of edges joins them. A
-plan is made for the upper end of a size class (``dims``); `Variant` holds the commands of one size of the class, over
+plan is made for the upper end of a size class; `Variant` holds the commands of one size of the class, over
 the same buffers.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
-
-import numpy as np
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.errors import PlanError
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.spec import TensorSpec
 
 
 class Role(Enum):
@@ -169,6 +163,21 @@ class Plan:
         """Return the host calls of the plan's segments."""
         return tuple(command for command in self.commands() if isinstance(command, HostCall))
 
+    def host_reads(self) -> tuple[tuple[str, str], ...]:
+        """Return what the host reads back to decide what to run, and why; bodies included."""
+        rows: list[tuple[str, str]] = []
+        for step, following in zip(self.steps, (*self.steps[1:], None), strict=True):
+            match step:
+                case Segment(origins=origins) if isinstance(following, Segment):
+                    rows.append((origins[-1] if origins else "", "what follows depends on content"))
+                case Branch():
+                    rows.append((str(step.condition), "which branch to take"))
+                    rows += [*step.then.host_reads(), *step.otherwise.host_reads()]
+                case Repeat():
+                    rows += [(str(slot), "how often to repeat") for slot in (step.trip_count, step.condition) if slot]
+                    rows += step.body.host_reads()
+        return tuple(rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -177,9 +186,6 @@ class Variant:
     segments: tuple[tuple[Command, ...], ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-
-
-# ---------------------------------------------------------------- printing
 
 
 def format_plan(plan: Plan) -> str:
@@ -226,82 +232,3 @@ def format_command(command: Command) -> str:
         case HostCall():
             outputs = ", ".join(str(s) for s in command.outputs)
             return f"{outputs} = {command.operator}({', '.join(str(s) for s in command.inputs)})"
-
-
-# ---------------------------------------------------------------- JSON
-
-_TYPES: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (Plan, Buffer, ArenaLayout, Segment, Branch, Repeat, Port, Read, KeptOnHost, Variant)
-    + (Slot, Kernel, Launch, Copy, Fill, HostCall)
-}
-
-
-def to_json(plan: Plan) -> str:
-    """Return the plan as JSON text; equal plans give equal text."""
-    return json.dumps(_encode(plan), sort_keys=True, separators=(",", ":"))
-
-
-def from_json(text: str) -> Plan:
-    """Return the plan that `to_json` wrote.
-
-    Raises:
-        PlanError: The text is not such a plan.
-    """
-    try:
-        plan = _decode(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"The text is not a plan: {type(error).__name__}: {error}.") from error
-    if not isinstance(plan, Plan):
-        raise PlanError(f"The text is not a plan: its top is {type(plan).__name__}.")
-    return plan
-
-
-def _encode(item: Any) -> Any:
-    match item:
-        case None | bool() | str():
-            return item
-        case Role():
-            return {"$": "role", "v": item.value}
-        case np.generic():
-            return {"$": "scalar", "t": dtype_row(item.dtype).name, "v": np.asarray(item).tobytes().hex()}
-        case int() | float():
-            return item
-        case bytes():
-            return {"$": "bytes", "v": item.hex()}
-        case np.dtype():
-            return {"$": "dtype", "v": dtype_row(item).name}
-        case np.ndarray():
-            return {"$": "array", "t": dtype_row(item.dtype).name, "s": list(item.shape), "v": item.tobytes().hex()}
-        case TensorSpec():
-            return {"$": "spec", "s": list(item.shape), "t": dtype_row(item.dtype).name}
-        case tuple() | list():
-            return [_encode(part) for part in item]
-    name = type(item).__name__
-    if name not in _TYPES:
-        raise PlanError(f"A plan holds a {name}, which is not data.")
-    return {"$": name, **{f.name: _encode(getattr(item, f.name)) for f in dataclasses.fields(item)}}
-
-
-def _decode(item: Any) -> Any:
-    if isinstance(item, list):
-        return tuple(_decode(part) for part in item)
-    if not isinstance(item, dict):
-        return item
-    match item["$"]:
-        case "role":
-            return Role(item["v"])
-        case "bytes":
-            return bytes.fromhex(item["v"])
-        case "dtype":
-            return dtype_row(item["v"]).numpy
-        case "spec":
-            return TensorSpec(tuple(item["s"]), dtype_row(item["t"]).numpy)
-        case "scalar":
-            return np.frombuffer(bytes.fromhex(item["v"]), dtype_row(item["t"]).numpy)[0]
-        case "array":
-            array = np.frombuffer(bytes.fromhex(item["v"]), dtype_row(item["t"]).numpy).reshape(item["s"])
-            array.flags.writeable = False
-            return array
-        case name:
-            return _TYPES[name](**{key: _decode(value) for key, value in item.items() if key != "$"})

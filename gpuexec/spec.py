@@ -6,7 +6,7 @@ The one dtype table stands here: ONNX code, name, NumPy dtype and CUDA type of e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -122,7 +122,7 @@ class TensorSpec:
 
     def with_value(self, array: np.ndarray[Any, Any] | None, log: Callable[[str], None] | None = None) -> TensorSpec:
         """Return this spec with its content known (or, given None, unknown)."""
-        return replace(self, value=None if array is None else HostValue(array, log))
+        return TensorSpec(self.shape, self.dtype, None if array is None else HostValue(array, log))
 
     @staticmethod
     def of(array: np.ndarray[Any, Any]) -> TensorSpec:

@@ -241,7 +241,7 @@ class Worker:
     def report(self) -> Report:
         """Return what was done so far."""
         counters, plans = self._engine.plans.counters, self._engine.plans.plans
-        calls = [call for plan in plans if plan.target != "cpu" for call in plan.host_calls()]
+        on_device = [plan for plan in plans if plan.target != "cpu"]
         return Report(
             backend=self._backend.device.name,
             reason=self._reason,
@@ -250,8 +250,10 @@ class Worker:
             variants=counters.variants,
             plan_ms=counters.plan_ms,
             compile_ms=counters.compile_ms,
-            host_calls=tuple((call.operator, "no lowering for this device") for call in calls),
-            host_reads=(),
+            host_calls=tuple(
+                (call.operator, "no lowering for this device") for plan in on_device for call in plan.host_calls()
+            ),
+            host_reads=tuple(row for plan in on_device for row in plan.host_reads()),
             host_syncs=tuple(self._engine.turns.syncs),
         )
 
@@ -314,6 +316,8 @@ def _describe(model: Model, inputs: object) -> dict[str, GivenInput]:
         named = dict(inputs or {})
     else:
         items = inputs if isinstance(inputs, list) else [inputs]
+        if len(items) > len(model.inputs):
+            raise InputError(f"The model has {len(model.inputs)} inputs, got {len(items)}.")
         named = {port.name: item for port, item in zip(model.inputs, items, strict=False)}
     unknown = sorted(set(named) - {port.name for port in model.inputs})
     if unknown:
@@ -326,7 +330,12 @@ def _describe(model: Model, inputs: object) -> dict[str, GivenInput]:
 
 def _describe_port(model: Model, port: ModelPort, item: Any) -> GivenInput:
     if isinstance(item, np.ndarray):
-        return HostArray(TensorSpec(item.shape, port.spec.dtype), item.astype(port.spec.dtype, copy=False))
+        if item.dtype != port.spec.dtype:
+            raise InputError(
+                f"Input {port.name!r} expects {port.spec.dtype.name}, got {item.dtype.name}; give a shape or cast it.",
+                value=port.name,
+            )
+        return HostArray(TensorSpec(item.shape, item.dtype), item)
     if item is not None:
         shape = item if isinstance(item, tuple) else item.shape
         return HostArray(TensorSpec(tuple(int(extent) for extent in shape), port.spec.dtype))

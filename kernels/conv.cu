@@ -112,6 +112,21 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
+// The output that a thread makes. False where there is none.
+struct Output {
+  i64 n, group;
+  u64 channel, position;  // position within the channel
+  u32 member;             // channel within the group
+
+  __device__ bool find(const ConvSizes& sizes, i64 index) {
+    u64 plane = sizes.by_outputs.divide(u64(index), position);
+    n = i64(sizes.by_out_channels.divide(plane, channel));
+    if (n >= sizes.batch) return false;
+    group = sizes.by_group_outs.divide(u32(channel), member);
+    return true;
+  }
+};
+
 // Computes  what conv_gemm computes, for groups of one input or one output channel
 // Shapes    as conv_gemm
 // Grid      one thread per output: x = output / 256
@@ -123,19 +138,15 @@ __global__ void __launch_bounds__(256, 1)
     conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                 Windows windows, WindowStrides strides, ConvSizes sizes) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
-  u64 position;
-  u64 plane = sizes.by_outputs.divide(u64(index), position);
-  u64 channel;
-  i64 n = i64(sizes.by_out_channels.divide(plane, channel));
-  if (n >= sizes.batch) return;
+  Output output;
+  if (!output.find(sizes, index)) return;
   int coordinates[3];
-  split_index(u32(position), windows.by_counts, coordinates);
+  split_index(u32(output.position), windows.by_counts, coordinates);
   int start0 = windows.start(coordinates[0], 0);
   int start1 = windows.start(coordinates[1], 1);
   int start2 = windows.start(coordinates[2], 2);
-  i64 group = sizes.by_group_outs.divide(u32(channel));
-  const T* image = x + n * strides.batch + group * sizes.group_ins * strides.channel;
-  const T* weights = w + i64(channel) * sizes.group_ins * windows.taps();
+  const T* image = x + output.n * strides.batch + output.group * sizes.group_ins * strides.channel;
+  const T* weights = w + i64(output.channel) * sizes.group_ins * windows.taps();
   Acc<T> sum = Acc<T>(0);
   for (int c = 0; c < sizes.group_ins; ++c) {
     for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
@@ -153,7 +164,7 @@ __global__ void __launch_bounds__(256, 1)
     }
     image += strides.channel;
   }
-  if (bias) sum += widen(bias[channel]);
+  if (bias) sum += widen(bias[output.channel]);
   y[index] = cast<T>(sum);
 }
 
@@ -176,22 +187,17 @@ __global__ void __launch_bounds__(256, 1)
     conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                    Windows windows, WindowStrides strides, ConvSizes sizes) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
-  u64 position;
-  u64 plane = sizes.by_outputs.divide(u64(index), position);
-  u64 channel;
-  i64 n = i64(sizes.by_out_channels.divide(plane, channel));
-  if (n >= sizes.batch) return;
+  Output output;
+  if (!output.find(sizes, index)) return;
   int at[3];
-  split_index(u32(position), windows.by_extents, at);
+  split_index(u32(output.position), windows.by_extents, at);
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) at[axis] += windows.begins[axis];
-  u32 member;
-  i64 group = sizes.by_group_outs.divide(u32(channel), member);
-  i64 first_in = group * sizes.group_ins;
+  i64 first_in = output.group * sizes.group_ins;
   i64 taps = windows.taps();
   i64 channel_step = i64(sizes.by_group_outs.divisor) * taps;
-  const T* image = x + n * strides.batch + first_in * strides.channel;
-  const T* weights = w + first_in * channel_step + member * taps;
+  const T* image = x + output.n * strides.batch + first_in * strides.channel;
+  const T* weights = w + first_in * channel_step + output.member * taps;
   Acc<T> sum = Acc<T>(0);
   int q0 = 0;
   int q1 = 0;
@@ -209,6 +215,6 @@ __global__ void __launch_bounds__(256, 1)
       }
     }
   }
-  if (bias) sum += widen(bias[channel]);
+  if (bias) sum += widen(bias[output.channel]);
   y[index] = cast<T>(sum);
 }

@@ -26,6 +26,23 @@ struct Place {
     source = n * strides.batch + i64(channel) * strides.channel;
     return true;
   }
+
+  // Visits the taps that lie inside the input, in row-major order, by their positions along the three axes.
+  template <class Visit>
+  __device__ void visit_taps(const Windows& windows, Visit visit) const {
+    for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
+      int p0 = start[0] + t0 * windows.dilations[0];
+      if (!windows.is_inside(p0, 0)) continue;
+      for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
+        int p1 = start[1] + t1 * windows.dilations[1];
+        if (!windows.is_inside(p1, 1)) continue;
+        for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
+          int p2 = start[2] + t2 * windows.dilations[2];
+          if (windows.is_inside(p2, 2)) visit(p0, p1, p2);
+        }
+      }
+    }
+  }
 };
 
 // Computes  y = the largest x of each window, indices = where it lies in the whole input (row-major, or with a
@@ -44,25 +61,15 @@ __global__ void __launch_bounds__(256, 1)
   T best = limits<T>::lowest();
   Acc<T> best_wide = widen(best);
   int where = -1;
-  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
-    int p0 = place.start[0] + t0 * windows.dilations[0];
-    if (!windows.is_inside(p0, 0)) continue;
-    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
-      int p1 = place.start[1] + t1 * windows.dilations[1];
-      if (!windows.is_inside(p1, 1)) continue;
-      for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
-        int p2 = place.start[2] + t2 * windows.dilations[2];
-        if (!windows.is_inside(p2, 2)) continue;
-        T value = x[place.source + strides.offset(p0, p1, p2)];
-        Acc<T> wide = widen(value);
-        if (where >= 0 && !(wide > best_wide) && !(wide != wide && best_wide == best_wide)) continue;
-        best = value;
-        best_wide = wide;
-        int e1 = windows.extents[1];
-        where = is_column_major ? p0 + windows.extents[0] * (p1 + e1 * p2) : (p0 * e1 + p1) * windows.extents[2] + p2;
-      }
-    }
-  }
+  place.visit_taps(windows, [&](int p0, int p1, int p2) {
+    T value = x[place.source + strides.offset(p0, p1, p2)];
+    Acc<T> wide = widen(value);
+    if (where >= 0 && !(wide > best_wide) && !(wide != wide && best_wide == best_wide)) return;
+    best = value;
+    best_wide = wide;
+    int e1 = windows.extents[1];
+    where = is_column_major ? p0 + windows.extents[0] * (p1 + e1 * p2) : (p0 * e1 + p1) * windows.extents[2] + p2;
+  });
   y[index] = best;
   if (indices) {
     i64 positions = i64(windows.extents[0]) * windows.extents[1] * windows.extents[2];
@@ -95,18 +102,9 @@ __global__ void __launch_bounds__(256, 1)
     divisor *= taps;
   }
   Acc<T> sum = Acc<T>(0);
-  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
-    int p0 = place.start[0] + t0 * windows.dilations[0];
-    if (!windows.is_inside(p0, 0)) continue;
-    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
-      int p1 = place.start[1] + t1 * windows.dilations[1];
-      if (!windows.is_inside(p1, 1)) continue;
-      for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
-        int p2 = place.start[2] + t2 * windows.dilations[2];
-        if (windows.is_inside(p2, 2)) sum += widen(x[place.source + strides.offset(p0, p1, p2)]);
-      }
-    }
-  }
+  place.visit_taps(windows, [&](int p0, int p1, int p2) {
+    sum += widen(x[place.source + strides.offset(p0, p1, p2)]);
+  });
   y[index] = cast<T>(sum / Acc<T>(divisor));
 }
 
@@ -129,20 +127,10 @@ __global__ void __launch_bounds__(256, 1)
   Place place;
   if (!place.find(windows, strides, sizes, index)) return;
   A sum = A(0);
-  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
-    int p0 = place.start[0] + t0 * windows.dilations[0];
-    if (!windows.is_inside(p0, 0)) continue;
-    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
-      int p1 = place.start[1] + t1 * windows.dilations[1];
-      if (!windows.is_inside(p1, 1)) continue;
-      for (int t2 = 0; t2 < windows.kernel[2]; ++t2) {
-        int p2 = place.start[2] + t2 * windows.dilations[2];
-        if (!windows.is_inside(p2, 2)) continue;
-        A value = widen(x[place.source + strides.offset(p0, p1, p2)]);
-        value = value < A(0) ? -value : value;
-        sum += p == 1 ? value : p == 2 ? value * value : power(value, A(p));
-      }
-    }
-  }
+  place.visit_taps(windows, [&](int p0, int p1, int p2) {
+    A value = widen(x[place.source + strides.offset(p0, p1, p2)]);
+    value = value < A(0) ? -value : value;
+    sum += p == 1 ? value : p == 2 ? value * value : power(value, A(p));
+  });
   y[index] = cast<T>(p == 1 ? sum : p == 2 ? square_root(sum) : power(sum, A(1.0 / p)));
 }

@@ -1,17 +1,20 @@
-"""What all tests share: tests marked ``gpu`` run where a GPU works, and the head of a run says which one."""
+"""What all tests share: a Worker; what is marked ``gpu`` runs where a GPU works, and the head of a run says which."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import gpuexec as gx
 from gpuexec import knobs
 from tests.devices.opening import open_device, why_no_gpu
+from tests.small_models import CPU, affine
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "cupy-cuda13x", "cupy-cuda12x", "cupy", "cuda-bindings", "torch")
 
@@ -32,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def worker() -> Iterator[gx.Worker]:
+    with gx.Worker(affine(), backend=CPU) as worker:
+        yield worker
 
 
 def describe_machine() -> dict[str, str]:

@@ -1,20 +1,22 @@
-"""Runs a plan on a device, with memory of its own: what a Worker does, reduced to a page."""
+"""Runs a plan on any device, with memory of its own: what a Worker does, reduced to a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpuexec.plan import Plan, Role, Segment, Variant
+from gpuexec.graph import Graph
+from gpuexec.plan import Buffer, Plan, Role, Segment, Variant
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.device import Device, Memory, Region
+from gpuexec.runtime.device import Device, Memory, Recording, Region, Stream
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-_POISON = 0xA5
+Record = Callable[[Device, Segment, Mapping[int, Region]], Recording]
+POISON = b"\xa5"
 
 
 def specs_of(arrays: Mapping[str, Array], on_host: bool = False) -> dict[str, TensorSpec]:
@@ -22,70 +24,103 @@ def specs_of(arrays: Mapping[str, Array], on_host: bool = False) -> dict[str, Te
     return {name: TensorSpec.of(a) if on_host else TensorSpec(a.shape, a.dtype) for name, a in arrays.items()}
 
 
-def run_graph(graph: Any, arrays: Mapping[str, Array], device: Device | None = None) -> list[Array]:
+def run_graph(graph: Graph, arrays: Mapping[str, Array]) -> list[Array]:
     """Plan a graph, run it on the CPU, and return its outputs."""
-    device = device or CpuDevice()
-    template = plan_graph(graph, specs_of(arrays), device.target)
-    return run_template(template, graph, arrays, device)
+    device = CpuDevice()
+    return run_template(plan_graph(graph, specs_of(arrays), device.target), graph, arrays, device)
 
 
-def run_template(template: Template, graph: Any, arrays: Mapping[str, Array], device: Device) -> list[Array]:
-    """Specialise a template and run it."""
-    variant = template.specialise(specs_of(arrays))
-    constants = {value.name: array for value, array in graph.constants.items()}
-    return run_plan(template.plan, arrays, constants, device, variant)
-
-
-def run_plan(
-    plan: Plan,
-    arrays: Mapping[str, Array],
-    constants: Mapping[str, Array],
-    device: Device,
-    variant: Variant | None = None,
+def run_template(
+    template: Template, graph: Graph, arrays: Mapping[str, Array], device: Device, record: Record | None = None
 ) -> list[Array]:
-    """Run a plan of one segment and return its outputs. Memory is poisoned first, so that stale bytes show."""
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
-    arena = _allocate(device, plan.layout.nbytes)
-    memory: dict[int, Region] = {b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets}
-    bindings: dict[int, Region] = {}
-    for buffer in plan.buffers:
-        if buffer.role is Role.TEMP:
-            continue
-        block = _allocate(device, buffer.nbytes)
-        (memory if buffer.role is Role.CONSTANT else bindings)[buffer.id] = Region(block, 0, buffer.nbytes)
-        assert block.array is not None
-        if buffer.role is Role.CONSTANT:
-            content = np.frombuffer(buffer.data, np.uint8) if buffer.data is not None else raw(constants[buffer.name])
-            block.array[:] = content
-        elif buffer.role is Role.INPUT:
-            content = raw(arrays[buffer.name])
-            block.array[: content.nbytes] = content
-    recording = device.record(segment, memory)
-    if variant is not None:
-        recording.patch(variant.segments[0])
-    stream, event = device.create_stream(), device.create_event()
-    recording.submit(stream, bindings)
-    stream.record(event)
-    event.synchronize()
-    stream.close()  # type: ignore[attr-defined]
-    outputs = []
-    specs = [port.spec for port in plan.outputs] if variant is None else variant.outputs
-    for port, spec in zip(plan.outputs, specs, strict=True):
-        assert port.buffer is not None
-        block = bindings[port.buffer].memory.array
-        assert block is not None
-        outputs.append(block[: spec.nbytes].view(spec.dtype).reshape(spec.shape).copy())
-    return outputs
+    """Specialise a template for these inputs, run it once, and return its outputs."""
+    constants = {value.name: array for value, array in graph.constants.items()}
+    with LoadedPlan(template.plan, constants, device, record) as loaded:
+        return loaded.run(arrays, template.specialise(specs_of(arrays)))
+
+
+class LoadedPlan:
+    """A plan of one segment with its memory on a device, recorded. Memory is poisoned, so that stale bytes show.
+
+    Args:
+        plan: What to run.
+        constants: Content of the weights, by name.
+        device: Where.
+        record: Makes the recording; None: the device does, in stream form.
+    """
+
+    def __init__(
+        self, plan: Plan, constants: Mapping[str, Array], device: Device, record: Record | None = None
+    ) -> None:
+        self.plan, self.device = plan, device
+        self.stream: Stream = device.create_stream()
+        self._memories: list[Memory] = []
+        arena = self._allocate(plan.layout.nbytes)
+        memory = {b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets}
+        self.bindings: dict[int, Region] = {}
+        for buffer in plan.buffers:
+            if buffer.role is Role.CONSTANT:
+                memory[buffer.id] = self._place(buffer, constants)
+            elif buffer.role is not Role.TEMP:
+                self.bindings[buffer.id] = Region(self._allocate(buffer.nbytes), 0, buffer.nbytes)
+        if plan.kernels():
+            device.load(plan.kernels())
+        (segment,) = plan.steps
+        assert isinstance(segment, Segment)
+        self.recording = record(device, segment, memory) if record else device.record(segment, memory)
+
+    def run(self, arrays: Mapping[str, Array], variant: Variant | None = None) -> list[Array]:
+        """Upload inputs, run, wait, and return the outputs."""
+        if variant is not None:
+            self.recording.patch(variant.segments[0])
+        for port in self.plan.inputs:
+            if port.buffer is not None:
+                self._upload(self.bindings[port.buffer], arrays[port.name])
+        self.recording.submit(self.stream, self.bindings)
+        specs = [port.spec for port in self.plan.outputs] if variant is None else variant.outputs
+        return self.download(specs)
+
+    def download(self, specs: Sequence[TensorSpec]) -> list[Array]:
+        """Return the outputs as they are once all work is done."""
+        outputs = [np.empty(spec.shape, spec.dtype) for spec in specs]
+        for port, array in zip(self.plan.outputs, outputs, strict=True):
+            assert port.buffer is not None
+            if array.nbytes:
+                self.stream.copy_to_host(raw(array), self.bindings[port.buffer].address)
+        self.stream.synchronize()
+        return outputs
+
+    def close(self) -> None:
+        """Wait, and give all memory back."""
+        self.stream.synchronize()
+        self.stream.close()  # type: ignore[attr-defined]
+        for memory in self._memories:
+            memory.free()
+
+    def __enter__(self) -> LoadedPlan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _allocate(self, nbytes: int) -> Memory:
+        memory = self.device.allocate(nbytes)
+        self._memories.append(memory)
+        if nbytes:
+            self.stream.fill(memory.address, POISON, nbytes)
+        return memory
+
+    def _place(self, buffer: Buffer, constants: Mapping[str, Array]) -> Region:
+        region = Region(self._allocate(buffer.nbytes), 0, buffer.nbytes)
+        self._upload(region, constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8))
+        return region
+
+    def _upload(self, region: Region, array: Array) -> None:
+        if array.nbytes:
+            self.stream.copy_to_device(region.address, raw(np.array(array, order="C")))
 
 
 def raw(array: Array) -> Array:
-    """Return the bytes of an array."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _allocate(device: Device, nbytes: int) -> Memory:
-    memory = device.allocate(nbytes)
-    assert memory.array is not None
-    memory.array[:] = _POISON
-    return memory
+    """Return the bytes of a dense array, as a view."""
+    assert array.flags.c_contiguous
+    return array.reshape(-1).view(np.uint8)

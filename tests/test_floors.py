@@ -23,6 +23,7 @@ FLOORS = (
     ("command",),
     ("operator",),
     ("graph", "plan"),
+    ("plan_json",),  # beside the plan, which it writes down
     ("ops",),
     ("importer", "passes", "planner", "runtime"),
     *((room,) for room in HELD),

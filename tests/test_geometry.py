@@ -271,6 +271,15 @@ def test_conv_output_extent_counts_the_windows_that_fit() -> None:
         assert ceiled == len(starts) - (starts[-1] >= begin + extent)
 
 
+def test_conv_output_extent_lets_one_window_hang_over_a_short_input() -> None:
+    assert geometry.conv_output_extent(2, 512, 512, ceil_mode=True) == 1
+    assert geometry.conv_output_extent(2, 4, 3, ceil_mode=True) == 1
+    with pytest.raises(InputError, match="at most the padded extent 2"):
+        geometry.conv_output_extent(2, 4, 2, ceil_mode=True)
+    with pytest.raises(InputError, match="at most the padded extent 2"):
+        geometry.conv_output_extent(2, 512, 512)
+
+
 def test_conv_output_extent_of_an_empty_axis_is_empty() -> None:
     assert geometry.conv_output_extent(0, 3) == 0
     assert geometry.conv_output_extent(0, 1, pads=(1, 1)) == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -22,12 +25,6 @@ from tests.small_models import (
     trace,
     two_inputs,
 )
-
-
-@pytest.fixture
-def worker() -> Iterator[gx.Worker]:
-    with gx.Worker(affine(), backend=CPU) as worker:
-        yield worker
 
 
 @pytest.fixture
@@ -143,6 +140,12 @@ def test_what_is_no_array_is_refused(worker: gx.Worker) -> None:
         worker.schedule(Broken())
     with pytest.raises(gx.InputError, match="'x'"):
         worker.schedule("a word")
+
+
+def test_refusals_do_not_depend_on_assertions() -> None:
+    program = "from tests.test_inputs import *; test_refusal_touches_neither_device_nor_worker(); assert False"
+    root = Path(__file__).resolve().parent.parent
+    subprocess.run([sys.executable, "-O", "-c", program], cwd=root, check=True)
 
 
 def test_refusal_touches_neither_device_nor_worker() -> None:

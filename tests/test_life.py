@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,12 +20,6 @@ from tests.small_models import (
     ramp,
     trace,
 )
-
-
-@pytest.fixture
-def worker() -> Iterator[gx.Worker]:
-    with gx.Worker(affine(), backend=CPU) as worker:
-        yield worker
 
 
 def test_close_is_idempotent_and_ends_use(worker: gx.Worker) -> None:

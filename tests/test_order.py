@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -21,13 +19,6 @@ from tests.small_models import (
     ramp,
     trace,
 )
-
-
-@pytest.fixture
-def worker() -> Iterator[gx.Worker]:
-    with gx.Worker(affine(), backend=CPU) as worker:
-        yield worker
-
 
 # ---- frames
 

@@ -25,9 +25,8 @@ from gpuexec.plan import (
     Repeat,
     Role,
     Segment,
-    from_json,
-    to_json,
 )
+from gpuexec.plan_json import from_json, to_json
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import DTYPES, TensorSpec
 from gpuexec.target import Target
@@ -205,3 +204,15 @@ def test_kernels_come_once_bodies_included() -> None:
     plan = dataclasses.replace(PLAN, steps=(*PLAN.steps, Repeat(body, None, None, ())))
     assert plan.kernels() == (LAUNCH.kernel, other)
     assert [call.operator for call in plan.host_calls()] == ["Sort"]
+
+
+def test_host_reads_are_the_ends_of_segments_and_conditions() -> None:
+    assert BODY.host_reads() == ()
+    first, branch, repeat = PLAN.steps
+    assert isinstance(first, Segment) and isinstance(branch, Branch) and isinstance(repeat, Repeat)
+    split = dataclasses.replace(PLAN, steps=(first, first))
+    assert split.host_reads() == ((first.origins[-1], "what follows depends on content"),)
+    assert PLAN.host_reads() == (
+        (str(branch.condition), "which branch to take"),
+        (str(repeat.trip_count), "how often to repeat"),
+    )

@@ -255,7 +255,7 @@ def test_scalar_and_empty_tensors_are_read_back() -> None:
             assert y.download_to_native_array().shape == shape
 
 
-def test_readback_stream_is_held_by_the_test_helper() -> None:
+def test_held_stream_is_not_done_until_it_is_let_go() -> None:
     stream = open_backend(CPU).device.create_stream()
     gate = hold(stream)
     assert not stream.is_done()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 import gpuexec as gx
 from tests.small_models import (
-    CPU,
     affine,
     expect_affine,
     hold_worker,
@@ -17,12 +14,6 @@ from tests.small_models import (
     ramp,
     trace,
 )
-
-
-@pytest.fixture
-def worker() -> Iterator[gx.Worker]:
-    with gx.Worker(affine(), backend=CPU) as worker:
-        yield worker
 
 
 def test_steps_are_one_per_layer(worker: gx.Worker) -> None:

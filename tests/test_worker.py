@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,12 +25,6 @@ from tests.small_models import (
 )
 
 LATER_NAMES = ("math", "strict", "synchronous", "budget_ms")
-
-
-@pytest.fixture
-def worker() -> Iterator[gx.Worker]:
-    with gx.Worker(affine(), backend=CPU) as worker:
-        yield worker
 
 
 # ---- running
@@ -196,6 +189,10 @@ def test_prepare_takes_arrays_and_shapes(worker: gx.Worker) -> None:
         worker.prepare({"x": (2, 4)})
     with pytest.raises(gx.InputError, match="no input 'z'"):
         worker.prepare({"z": (2, 3)})
+    with pytest.raises(gx.InputError, match="has 1 inputs, got 2"):
+        worker.prepare([(2, 3)] * 2)
+    with pytest.raises(gx.InputError, match="'x' expects float32, got float64"):
+        worker.prepare(ramp(2, 3).astype(np.float64))
 
 
 def test_prepare_without_inputs_takes_fixed_shapes() -> None:

@@ -14,7 +14,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
-from gpuexec.ops.reduce import check_dtype
+from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.team import BLOCK_THREADS
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of

@@ -8,6 +8,7 @@ same code serves every extent.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div, coalesce, contiguous_strides, normalize_axis
+from gpuexec.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
-from gpuexec.ops.layout import Slots, read_ints, require_ints, window
+from gpuexec.ops.checks import require_ints
+from gpuexec.ops.layout import Slots, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, Walk, join
 from gpuexec.spec import TensorSpec
 
@@ -43,8 +45,29 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
                 part = window(source, shape[1:], from_strides[1:], index * from_strides[0])
                 copy_commands(emit, window(destination, shape[1:], to_strides[1:], index * to_strides[0]), part)
             return
-    walk = join(source.shape, (source.strides, destination.strides))
-    width = _unit_width(walk, source, destination)
+    misalignments = (source.offset_bytes % _LONGEST_UNIT, destination.offset_bytes % _LONGEST_UNIT)
+    blocks, scalars = _divide_work(
+        source.shape, source.strides, destination.strides, source.dtype.itemsize, misalignments
+    )
+    emit.launch(
+        Kernel("copy.cu", "copy_strided"),
+        (blocks, 1, 1),
+        (_THREADS, 1, 1),
+        [source, destination, *scalars],
+        writes=[1],
+    )
+
+
+@functools.lru_cache(4096)
+def _divide_work(
+    shape: Shape, source: Strides, destination: Strides, itemsize: int, misalignments: tuple[int, int]
+) -> tuple[int, tuple[bytes, bytes, np.int32]]:
+    """Return blocks, and the arguments beside pointers: packed walk, ``CopyTile``, bytes of a unit.
+
+    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size it meets.
+    """
+    walk = join(shape, (source, destination))
+    width = _unit_width(walk, itemsize, misalignments)
     walk = _in_wide_units(walk, width)
     across = None if width > 1 else _axis_close_in_source(walk)
     tile = bytes(48)
@@ -54,13 +77,7 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
     else:
         tile, walk = _in_tiles(walk, across)
         blocks = walk.count
-    emit.launch(
-        Kernel("copy.cu", "copy_strided"),
-        (max(blocks, 1), 1, 1),
-        (_THREADS, 1, 1),
-        [source, destination, walk.pack(), tile, np.int32(width * source.dtype.itemsize)],
-        writes=[1],
-    )
+    return max(blocks, 1), (walk.pack(), tile, np.int32(width * itemsize))
 
 
 @operator("Concat")
@@ -142,16 +159,16 @@ def _check_repeats(repeats: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return repeats
 
 
-def _unit_width(walk: Walk, source: Slot, destination: Slot) -> int:
+def _unit_width(walk: Walk, itemsize: int, misalignments: tuple[int, int]) -> int:
     """Return how many neighbouring elements can travel as one unit."""
     if not walk.shape or walk.inner_strides != (1, 1):
         return 1
-    itemsize = source.dtype.itemsize
     width = _LONGEST_UNIT // itemsize
     outer = [stride for strides in walk.strides for stride in strides[:-1]]
     while width > 1:
-        starts = (source.offset_bytes % (width * itemsize), destination.offset_bytes % (width * itemsize))
-        if not any(starts) and not any(extent % width for extent in (walk.shape[-1], *outer)):
+        if not any(start % (width * itemsize) for start in misalignments) and not any(
+            extent % width for extent in (walk.shape[-1], *outer)
+        ):
             break
         width //= 2
     return width

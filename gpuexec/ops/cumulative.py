@@ -17,8 +17,8 @@ from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
-from gpuexec.ops.layout import Slots, read_ints, require_ints
-from gpuexec.ops.reduce import check_dtype
+from gpuexec.ops.checks import check_dtype, require_ints
+from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 

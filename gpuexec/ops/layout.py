@@ -26,22 +26,11 @@ from gpuexec.geometry import (
     try_view,
 )
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ops.checks import require_ints
 from gpuexec.spec import TensorSpec
 
 Slots = tuple[Slot | None, ...]
-
-
-def require_ints(spec: TensorSpec | None, role: str, index: int) -> tuple[int, ...]:
-    """Return the content of an integer input (axes, starts, a shape) that shapes depend on, as plain ints.
-
-    Raises:
-        InputError: The input is not a list of integers.
-        NeedsHostValue: The content is not known on the host.
-    """
-    if spec is not None and (spec.rank > 1 or spec.dtype.kind not in "iu"):
-        raise InputError(f"input {index} ({role}) must be a one-dimensional integer tensor, got {spec}.")
-    return tuple(require_const(spec, role, index).reshape(-1).tolist())
 
 
 def read_ints(array: Array) -> tuple[int, ...]:

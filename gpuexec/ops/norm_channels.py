@@ -14,8 +14,8 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import Shape
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.norm import Affine, NormalizedRows, inverse_deviation, mean_over
-from gpuexec.ops.reduce import check_dtype
 from gpuexec.spec import TensorSpec, accumulator, dtypes_of
 
 _FLOATS = dtypes_of("float")

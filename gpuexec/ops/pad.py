@@ -14,7 +14,8 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
-from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, require_ints, window
+from gpuexec.ops.checks import require_ints
+from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64
 from gpuexec.spec import TensorSpec
 

@@ -14,6 +14,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -170,9 +171,7 @@ Pool = MaxPool | AveragePool | LpPool
 
 
 def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[Any]]) -> TensorSpec:
-    (x,) = inputs
-    if x is None or x.dtype not in dtypes:
-        raise InputError(f"{op.name} expects an input of type {', '.join(t.name for t in dtypes)}, got {x}.")
+    x = check_dtype(op.name, inputs[0], dtypes)
     if not 3 <= x.rank <= MAX_AXES + 2 or len(op.kernel_shape) != x.rank - 2:
         raise InputError(
             f"{op.name} expects 1 to {MAX_AXES} spatial axes and a kernel_shape entry for each, "

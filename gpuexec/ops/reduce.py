@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
 from gpuexec.ops import reduce_host as host
+from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import MAX_RANK, Walk, join
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -144,19 +144,6 @@ def _cuda_types(dtypes: Sequence[np.dtype[Any]]) -> list[str]:
 _KERNELS = ("reduce", "reduce_chunks", "reduce_partials")
 REDUCTIONS = {row.name: _register(row) for row in ROWS}
 globals().update(REDUCTIONS)  # so that each class is found where its __module__ says
-
-
-def check_dtype(name: str, spec: TensorSpec | None, dtypes: Sequence[np.dtype[Any]], role: str = "input") -> TensorSpec:
-    """Return the spec, which is there and of one of the types.
-
-    Raises:
-        InputError: It is absent, or of another type.
-    """
-    if spec is None:
-        raise InputError(f"{name} lacks its {role}.")
-    if spec.dtype not in dtypes:
-        raise InputError(f"{name} expects {role} of type {', '.join(dtype_row(d).name for d in dtypes)}, got {spec}.")
-    return spec
 
 
 def _known_axes(inputs: Sequence[TensorSpec | None]) -> Array | None:

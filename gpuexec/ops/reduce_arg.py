@@ -13,7 +13,8 @@ from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
-from gpuexec.ops.reduce import SOURCE, check_dtype, launch_rows
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.reduce import SOURCE, launch_rows
 from gpuexec.ops.reduce_host import reduced_shape
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 

@@ -12,7 +12,8 @@ from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops import reduce_host as host
-from gpuexec.ops.reduce import SOURCE, Finish, check_dtype, launch_rows
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.reduce import SOURCE, Finish, launch_rows
 from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
 
 _FLOATS = dtypes_of("float")

@@ -16,7 +16,8 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const
-from gpuexec.ops.layout import Slots, read_ints, require_ints
+from gpuexec.ops.checks import require_ints
+from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 # Bytes of content per launch, out of 4096 that arguments may have. Two will do: each is a kernel of its own, and a

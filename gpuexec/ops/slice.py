@@ -12,7 +12,8 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axes, normalize_axis, slice_axis, split_at
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
-from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, require_ints, window
+from gpuexec.ops.checks import require_ints
+from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
 from gpuexec.spec import TensorSpec
 
 Walks = tuple[tuple[int, int, int], ...]  # first index, count and step, per axis

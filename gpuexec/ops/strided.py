@@ -55,8 +55,9 @@ class Walk:
     def pack(self) -> bytes:
         """Return the bytes of ``Strided<8, number of operands>``."""
         rank = len(self.shape)
-        pack_extent = _pack_wide if self.is_wide else _pack_narrow
-        parts = [struct.pack("<q2i", self.count, rank, self.is_wide)]
+        is_wide = self.is_wide
+        pack_extent = _pack_wide if is_wide else _pack_narrow
+        parts = [struct.pack("<q2i", self.count, rank, is_wide)]
         parts += [pack_extent(extent) for extent in reversed(self.shape)]
         parts.append(pack_extent(1) * (MAX_RANK - rank))
         for strides in self.strides:

@@ -48,9 +48,11 @@ class Windows:
         Taps come in row-major order; one that no window sees the input through is left out.
         """
         per_axis = [list(self._seen_along(axis)) for axis in range(len(self.kernel))]
-        for number, taps in enumerate(product(*per_axis)):
-            if all(windows.stop > windows.start for windows, _ in taps):
-                yield number, tuple(windows for windows, _ in taps), tuple(positions for _, positions in taps)
+        for taps in product(*per_axis):
+            number = 0
+            for (tap, _, _), count in zip(taps, self.kernel):
+                number = number * count + tap
+            yield number, tuple(windows for _, windows, _ in taps), tuple(positions for _, _, positions in taps)
 
     def count_inside(self, axis: int, *, with_padding: bool) -> list[int]:
         """Return how many taps of each window along an axis lie inside the input, or inside input and padding."""
@@ -85,13 +87,14 @@ class Windows:
         divisors = [entry for values in (self.extents, self.counts, self.kernel) for entry in (*(1,) * lead, *values)]
         return struct.pack("<21i", *fields) + b"".join(pack_fast_div32(max(1, divisor)) for divisor in divisors)
 
-    def _seen_along(self, axis: int) -> Iterator[tuple[slice, slice]]:
+    def _seen_along(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
         stride, begin = self.strides[axis], self.begins[axis]
         for tap in range(self.kernel[axis]):
             shift = tap * self.dilations[axis] - begin
             first = max(0, ceil_div(-shift, stride))
             stop = max(first, min(self.counts[axis], (self.extents[axis] - 1 - shift) // stride + 1))
-            yield slice(first, stop), slice(first * stride + shift, (stop - 1) * stride + shift + 1, stride)
+            if stop > first:
+                yield tap, slice(first, stop), slice(first * stride + shift, (stop - 1) * stride + shift + 1, stride)
 
 
 def resolve_windows(

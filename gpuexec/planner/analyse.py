@@ -237,10 +237,7 @@ def _is_logged(spec: TensorSpec | None) -> bool:
 
 def _are_same(a: Specs, b: Specs) -> bool:
     for first, second in zip(a, b, strict=True):
-        if first is None or second is None:
-            if first is not second:
-                return False
-        elif not is_same_spec(first, second):
+        if first is not second and (first is None or second is None or not is_same_spec(first, second)):
             return False
     return True
 

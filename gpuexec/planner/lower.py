@@ -51,6 +51,7 @@ class Lowering:
     def __init__(self, graph: Graph, target: Target) -> None:
         self._graph, self._target = graph, target
         self._remembered: list[Remembered | None] = [None] * len(graph.nodes)
+        self._given: dict[Value, tuple[DraftBuffer, Slot]] = {}
         self._needed: list[int] | None = None
         self._choices: list[list[bool]] = []
 
@@ -65,7 +66,7 @@ class Lowering:
         if self._needed is None:
             self._needed = _find_needed(self._graph, analysis)
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], self._target)
-        walk = _Walk(self._graph, self._target, analysis)
+        walk = _Walk(self._graph, self._target, analysis, self._given)
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
             analysis.reader = node.name
@@ -77,10 +78,16 @@ class Lowering:
 
 
 class _Walk:
-    """One lowering of the graph."""
+    """One lowering of the graph.
 
-    def __init__(self, graph: Graph, target: Target, analysis: Analysis) -> None:
-        self._graph, self._target, self._analysis = graph, target, analysis
+    Args:
+        given: Buffer and slot, when last lowered, of values that no node makes; used again where they are the same.
+    """
+
+    def __init__(
+        self, graph: Graph, target: Target, analysis: Analysis, given: dict[Value, tuple[DraftBuffer, Slot]]
+    ) -> None:
+        self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
         self._draft = Draft()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
@@ -159,15 +166,23 @@ class _Walk:
         slot = self._slots.get(value)
         if slot is None:
             spec = self._analysis.specs[value]
-            if value in self._graph.constants:
-                buffer = DraftBuffer(Role.CONSTANT, spec.nbytes, value.name)
-            elif value in self._analysis.known:
-                assert spec.value is not None
-                buffer = DraftBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
-            else:
-                buffer = DraftBuffer(Role.INPUT, spec.nbytes, value.name)
-            slot = self._slots[value] = dense(self._draft.new_buffer(buffer), spec)
+            last = self._given.get(value)
+            if last is None or last[1].spec is not spec or last[1].buffer != len(self._draft.buffers):
+                last = self._given[value] = self._give(value, spec)
+            self._draft.buffers.append(last[0])
+            slot = self._slots[value] = last[1]
         return slot
+
+    def _give(self, value: Value, spec: TensorSpec) -> tuple[DraftBuffer, Slot]:
+        """Return the next buffer, for a value that no node makes, and its slot."""
+        if value in self._graph.constants:
+            buffer = DraftBuffer(Role.CONSTANT, spec.nbytes, value.name)
+        elif value in self._analysis.known:
+            assert spec.value is not None
+            buffer = DraftBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
+        else:
+            buffer = DraftBuffer(Role.INPUT, spec.nbytes, value.name)
+        return buffer, dense(len(self._draft.buffers), spec)
 
 
 def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:

@@ -38,6 +38,7 @@ class Resolver:
         self._done: dict[GroupKey, _Done] = {}
         self._likeness: dict[GroupKey, list[tuple[object, ...]]] = {}
         self._stores: dict[int, tuple[bytes, list[Command]]] = {}
+        self._placed: dict[int, Place] | None = None
 
     def resolve(self, draft: Draft) -> tuple[Command, ...]:
         """Return the commands of a draft.
@@ -50,6 +51,8 @@ class Resolver:
         if len(groups) != len(draft.groups):
             raise AssertionError("Two groups of a draft have the same key.")
         places = {**self._settlement.merged, **draft.placed}
+        # Most sizes place buffers as the last one did. None until all picks are done, should one fail.
+        is_still, self._placed = draft.placed == self._placed, None
         wheres: dict[int, Place] = {}
         commands: list[Command] = []
         for pick in self._settlement.picks:
@@ -62,22 +65,23 @@ class Resolver:
                 if pick.in_place is not None and pick.in_place not in group.in_place:
                     raise PlanError(f"{pick.origin} can't work in place at this size, as it does at the upper end.")
                 drafted = group.commands
-            commands += self._resolve_pick(pick, drafted, places, wheres)
+            done = self._done.get(pick.key)
+            if done is None or done.commands is not drafted or not (is_still or self._lies_still(done, places, wheres)):
+                done = self._done[pick.key] = self._resolve_pick(pick, drafted, places, wheres)
+            commands += done.resolved
+        self._placed = draft.placed
         return tuple(commands)
+
+    def _lies_still(self, done: _Done, places: dict[int, Place], wheres: dict[int, Place]) -> bool:
+        """Return whether the buffers a group touches lie where they did."""
+        return all(
+            self._where(buffer, places, wheres) == place
+            for buffer, place in zip(done.touched, done.places, strict=True)
+        )
 
     def _resolve_pick(
         self, pick: Pick, drafted: Sequence[Command], places: dict[int, Place], wheres: dict[int, Place]
-    ) -> list[Command]:
-        done = self._done.get(pick.key)
-        if (
-            done is not None
-            and done.commands is drafted
-            and all(
-                self._where(buffer, places, wheres) == place
-                for buffer, place in zip(done.touched, done.places, strict=True)
-            )
-        ):
-            return done.resolved
+    ) -> _Done:
         if pick.positions[-1] >= len(drafted):
             raise PlanError(f"{pick.origin} has {len(drafted)} commands at this size, fewer than at the upper end.")
 
@@ -91,8 +95,7 @@ class Resolver:
         resolved = [map_slots(drafted[position], number) for position in pick.positions]
         self._check_alike(pick, resolved, len(drafted))
         touched = list({slot.buffer for position in pick.positions for slot, _ in slots_of(drafted[position])})
-        self._done[pick.key] = _Done(drafted, [wheres[buffer] for buffer in touched], touched, resolved)
-        return resolved
+        return _Done(drafted, [wheres[buffer] for buffer in touched], touched, resolved)
 
     def _where(self, buffer: int, places: dict[int, Place], wheres: dict[int, Place]) -> Place:
         """Return plan buffer and byte offset of a draft buffer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 from gpuexec.command import Command, Copy, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
@@ -36,8 +36,7 @@ def verify(plan: Plan, variant: Variant | None = None) -> None:
             verifier.check_variant(position, commands)
 
 
-@dataclass(frozen=True, slots=True)
-class _Touch:
+class _Touch(NamedTuple):
     """A command touches bytes ``[low, high)`` of a buffer, all of them if ``is_dense``."""
 
     command: int
@@ -216,15 +215,16 @@ def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_T
             )
         if low == high:
             continue
+        is_dense = slot.is_contiguous
         rows = touches.setdefault(slot.buffer, [])
         for row in rows if written else ():
             meets = low < row.high and row.low < high
-            is_same = row.is_dense and slot.is_contiguous and (row.low, row.high) == (low, high)
+            is_same = row.is_dense and is_dense and (row.low, row.high) == (low, high)
             if meets and not row.written and not is_same:
                 raise PlanError(
                     f"Command {index}, {format_command(command)}: reads bytes that it writes through another window."
                 )
-        rows.append(_Touch(index, low, high, written, slot.is_contiguous))
+        rows.append(_Touch(index, low, high, written, is_dense))
     return touches
 
 

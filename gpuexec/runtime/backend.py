@@ -109,7 +109,9 @@ def _open_simulator() -> Backend:
 def _open_gpu() -> Backend:
     found = driver.probe()
     if not found.found or not found.devices:
-        raise DeviceNotFoundError(found.reason)
+        # A driver that is there but shows no GPU, or is too old, says so itself.
+        cure = "" if found.found else " With a GPU, install it: apt-get install nvidia-driver (on WSL: Windows' own)."
+        raise DeviceNotFoundError(found.reason + cure)
     from gpuexec.runtime.cuda import CudaDevice
 
     return Backend(CudaDevice(0), BackendType.GPU_COMPUTE, "asked for")

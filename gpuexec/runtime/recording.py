@@ -275,16 +275,9 @@ def _values(command: Launch) -> list[np.generic | bytes | None]:
 
 def _kinds(command: Launch) -> list[object]:
     """Return what decides where each argument lies in the block."""
-    kinds: list[object] = []
-    for argument in command.arguments:
-        match argument:
-            case Slot():
-                kinds.append(Slot)
-            case bytes():
-                kinds.append(len(argument))
-            case np.generic():
-                kinds.append(argument.dtype)
-    return kinds
+    return [
+        len(a) if isinstance(a, bytes) else a.dtype if isinstance(a, np.generic) else Slot for a in command.arguments
+    ]
 
 
 def _positions(command: Command) -> list[tuple[int, Slot]]:

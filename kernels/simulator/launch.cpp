@@ -23,7 +23,7 @@ constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE};
 // Runners keep their fibers' stacks; as many exist as launches were ever under way together.
 std::mutex runners_mutex;
 std::vector<std::unique_ptr<BlockRunner>>& idle_runners() {
-  static auto* runners = new std::vector<std::unique_ptr<BlockRunner>>;  // never destroyed: helpers may outlive main
+  static auto* runners = new std::vector<std::unique_ptr<BlockRunner>>;  // never destroyed: spare threads may outlive main
   return *runners;
 }
 
@@ -127,8 +127,8 @@ void run_part(Grid& grid) {
   give_back(std::move(runner));
 }
 
-// OS threads that lend a hand to one large grid at a time. A launch never waits for a helper that has not come.
-class Helpers {
+// OS threads that lend a hand to one large grid at a time. A launch never waits for one that has not come.
+class SpareThreads {
  public:
   // Returns false when they are busy with another grid.
   bool offer(Grid& grid, int count) {
@@ -171,8 +171,8 @@ class Helpers {
   int places_ = 0, working_ = 0, started_ = 0;
 };
 
-Helpers& helpers() {
-  static Helpers* all = new Helpers;  // never destroyed: its threads run until the process ends
+SpareThreads& spare_threads() {
+  static auto* all = new SpareThreads;  // never destroyed: its threads run until the process ends
   return *all;
 }
 
@@ -203,8 +203,8 @@ int gpuexec_launch(gpuexec::Launch* launch) {
   uint64_t threads = uint64_t(launch->block[0]) * launch->block[1] * launch->block[2];
   int extra = launch->workers - 1;
   if (uint64_t(extra) >= grid.blocks) extra = int(grid.blocks) - 1;
-  bool helped = extra > 0 && threads * grid.blocks >= kThreadsWorthHelp && helpers().offer(grid, extra);
+  bool helped = extra > 0 && threads * grid.blocks >= kThreadsWorthHelp && spare_threads().offer(grid, extra);
   run_part(grid);
-  if (helped) helpers().retract();
+  if (helped) spare_threads().retract();
   return grid.failed ? 1 : 0;
 }

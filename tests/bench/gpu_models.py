@@ -18,18 +18,8 @@ from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import BenchModel
 from tests.bench.tables import Figures
 from tests.bench.torch_models import open_torch
+from tests.models.folder import TRAINED
 
-TRAINED = (
-    "winml_mnist",
-    "mobilenet_v2__d18",
-    "resnet__d18",
-    "ultraface_rfb320",
-    "yunet_n_dynamic",
-    "magika_v3_3",
-    "vit__d18",
-    "bert__l11",
-    "gpt2_kv__d21",
-)
 COLUMNS = (
     "model",
     "commands",

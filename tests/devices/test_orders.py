@@ -20,9 +20,9 @@ from gpuexec.runtime.recording import PreparedSegment, record_graph
 from gpuexec.runtime.simulator.library import Schedule
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
-from tests.devices.execute import LoadedPlan, Record
 from tests.devices.opening import make_simulator, open_device
 from tests.devices.programs import make_input, make_program
+from tests.execute import LoadedPlan, Record
 from tests.operators import compute_graph
 
 ROWS = 16

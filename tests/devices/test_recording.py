@@ -16,10 +16,10 @@ from gpuexec.runtime.device import Device, Recording, Region
 from gpuexec.runtime.recording import record_graph, record_launches
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec
-from tests.devices.execute import LoadedPlan, Record
 from tests.devices.opening import SCALE_SOURCE
 from tests.devices.programs import make_input, make_program
 from tests.devices.test_device import SHIFT, download, on_launching, upload
+from tests.execute import LoadedPlan, Record
 from tests.operators import compute_graph
 
 on_forms = pytest.mark.parametrize("record", [record_launches, record_graph], ids=["stream", "graph"])

@@ -33,7 +33,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu")
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests that need a GPU.")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "build" / "gpu"))
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="files at once")
+    parser.add_argument("--processes", type=int, default=min(8, os.cpu_count() or 1), help="files at once")
     options, rest = parser.parse_known_args()
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ["GPUEXEC_REQUIRE_GPU"] = "1"
@@ -46,7 +46,7 @@ def main() -> int:
         return 1
     summary.say(compile_kernels(machine["GPU"].partition("(")[2].rstrip(")")))
     files = collect(rest, summary)
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with ThreadPoolExecutor(options.processes) as pool:
         rows = list(pool.map(lambda file: run_file(file, rest, options.out), files))
     summary.tell(dict(zip(files, rows, strict=True)))
     summary.say(f"{time.monotonic() - started:.0f} s in all")
@@ -68,11 +68,11 @@ def compile_kernels(architecture: str) -> str:
     from gpuexec.operator import kernel_table
 
     rows = [(source, expression) for source, table in kernel_table().items() for expression in table]
-    started, jobs = time.monotonic(), os.cpu_count() or 1
-    with ProcessPoolExecutor(jobs) as pool:
-        parts = list(pool.map(compile_part, [architecture] * jobs, [rows[first::jobs] for first in range(jobs)]))
+    started, processes = time.monotonic(), os.cpu_count() or 1
+    with ProcessPoolExecutor(processes) as pool:
+        parts = list(pool.map(compile_part, [architecture] * processes, [rows[i::processes] for i in range(processes)]))
     failures = [line for part in parts for line in part]
-    text = f"{len(rows)} kernels compiled or found in {time.monotonic() - started:.1f} s by {jobs} processes"
+    text = f"{len(rows)} kernels compiled or found in {time.monotonic() - started:.1f} s by {processes} processes"
     return "\n".join([text, *(f"KERNEL {line}" for line in failures)])
 
 

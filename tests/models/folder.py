@@ -18,6 +18,10 @@ Array = np.ndarray[Any, Any]
 
 FOLDER = knobs.models_dir()
 needs_models = pytest.mark.skipif(FOLDER is None, reason="GPUEXEC_MODELS names no folder of models.")
+TRAINED = (
+    *("winml_mnist", "mobilenet_v2__d18", "resnet__d18", "ultraface_rfb320", "yunet_n_dynamic"),
+    *("magika_v3_3", "vit__d18", "bert__l11", "gpt2_kv__d21"),
+)
 # Error over what is allowed, by case; a result is near enough up to 1.
 DISTANCES: dict[str, float] = {}
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 import gpuexec as gx
-from tests.models.folder import load_model, measure, needs_models, read_case, read_manifest
+from tests.models.folder import TRAINED, load_model, measure, needs_models, read_case, read_manifest
 
-MODELS = (
-    *("winml_mnist", "mobilenet_v2__d18", "resnet__d18", "ultraface_rfb320", "yunet_n_dynamic"),
-    *("magika_v3_3", "vit__d18", "bert__l11", "gpt2_kv__d21"),
-)
 NOTHING = {"cases": ["no folder of models"]}
-CASES = [(model, case) for model in MODELS for case in read_manifest().get(model, NOTHING)["cases"]]
+CASES = [(model, case) for model in TRAINED for case in read_manifest().get(model, NOTHING)["cases"]]
 BACKENDS = [
     gx.BackendType.CPU,
     gx.BackendType.SIMULATOR,

@@ -29,8 +29,8 @@ from gpuexec.operator import Emitter, Operator, Tolerance, operator
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
 from gpuexec.spec import TensorSpec, dtype_row
-from tests.devices.execute import run_template
 from tests.devices.opening import open_device
+from tests.execute import run_template
 from tests.operators import GraphBuilder
 from tests.ops.tolerance import assert_close, to_bits
 

@@ -74,6 +74,7 @@ CASES = [
     pool("max_dilated", MAX, (1, 2, 9, 8), (2, 3), dilations=[3, 2], indices=True),
     pool("max_asymmetric", MAX, (1, 2, 5, 6), (3, 3), pads=[2, 0, 1, 2], indices=True),
     pool("max_column_major", MAX, (2, 2, 5, 6), (2, 2), storage_order=1, indices=True, strides=[2, 2]),
+    pool("max_window_beyond_the_input", MAX, (1, 2, 2, 3), (9, 4), ceil_mode=1, strides=[9, 4]),
     pool("max_ceil", MAX, (1, 2, 6, 7), (3, 3), ceil_mode=1, strides=[2, 2], indices=True),
     pool(
         "max_ceil_starts_in_the_end_padding", MAX, (1, 1, 2, 2), (1, 1), ceil_mode=1, strides=[2, 2], pads=[0, 0, 0, 0]
@@ -121,6 +122,7 @@ CASES = [
     pool("average_one_axis", AVG, (2, 3, 9), (4,), pads=[1, 2]),
     pool("average_three_axes", AVG, (1, 2, 4, 5, 6), (2, 3, 2), pads=[1, 0, 1, 0, 1, 0]),
     pool("average_opset_7", AVG, (1, 2, 5, 6), (2, 3), opset=7),
+    pool("average_window_beyond_the_input", AVG, (1, 2, 2, 3), (9, 4), ceil_mode=1, strides=[9, 4]),
     pool("average_opset_11", AVG, (1, 2, 5, 6), (2, 3), opset=11, ceil_mode=1, strides=[2, 2]),
     *(
         pool(f"lp_{dtype_row(d).name}", LP, (1, 2, 5, 6), (2, 3), d, oracle="reference", pads=[1, 1, 0, 1])

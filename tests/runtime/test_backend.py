@@ -25,7 +25,7 @@ def test_auto_takes_the_cpu_and_says_why_when_there_is_no_driver(monkeypatch: py
     monkeypatch.setattr(driver, "probe", lambda: NO_DRIVER)
     chosen, reason = choose_backend(BackendType.AUTO)
     assert chosen.type is BackendType.CPU
-    assert reason == NO_DRIVER.reason
+    assert reason.startswith(NO_DRIVER.reason)
 
 
 def test_auto_takes_the_cpu_and_names_what_to_install_when_a_driver_lacks_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,13 +52,13 @@ def test_auto_takes_the_gpu_when_one_works(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_gpu_asked_for_is_an_error_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: NO_DRIVER)
-    with pytest.raises(DeviceNotFoundError, match="no NVIDIA driver"):
+    with pytest.raises(DeviceNotFoundError, match=r"no NVIDIA driver.*apt-get install nvidia-driver"):
         open_backend(BackendType.GPU_COMPUTE)
 
 
 def test_what_was_asked_for_says_so_whatever_auto_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: NO_DRIVER)
-    assert choose_backend(BackendType.AUTO)[1] == NO_DRIVER.reason
+    assert choose_backend(BackendType.AUTO)[1].startswith(NO_DRIVER.reason)
     assert choose_backend(BackendType.CPU)[1] == "asked for"
 
 

@@ -117,7 +117,7 @@ class ArgumentCopy:
 def run_grid(
     entry: int, arguments: int, grid: Extent, block: Extent, shared_bytes: int, shared_limit: int, schedule: Schedule
 ) -> Launch:
-    """Run a grid to its end on this thread (and helpers, when it is large), without the interpreter's lock.
+    """Run a grid to its end on this thread (and spare ones, when it is large), without the interpreter's lock.
 
     Args:
         entry: Address of the kernel's entry point.

@@ -1,0 +1,37 @@
+"""What operators of many families ask of an input: to be there, to be of a type, to be a list of known integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.operator import require_const
+from gpuexec.spec import TensorSpec, dtype_row
+
+
+def check_dtype(name: str, spec: TensorSpec | None, dtypes: Sequence[np.dtype[Any]], role: str = "input") -> TensorSpec:
+    """Return the spec, which is there and of one of the types.
+
+    Raises:
+        InputError: It is absent, or of another type.
+    """
+    if spec is None:
+        raise InputError(f"{name} lacks its {role}.")
+    if spec.dtype not in dtypes:
+        raise InputError(f"{name} expects {role} of type {', '.join(dtype_row(d).name for d in dtypes)}, got {spec}.")
+    return spec
+
+
+def require_ints(spec: TensorSpec | None, role: str, index: int) -> tuple[int, ...]:
+    """Return the content of an integer input (axes, starts, a shape) that shapes depend on, as plain ints.
+
+    Raises:
+        InputError: The input is not a list of integers.
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is not None and (spec.rank > 1 or spec.dtype.kind not in "iu"):
+        raise InputError(f"input {index} ({role}) must be a one-dimensional integer tensor, got {spec}.")
+    return tuple(require_const(spec, role, index).reshape(-1).tolist())
