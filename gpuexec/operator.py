@@ -1,8 +1,8 @@
-"""What an operator is: a frozen value with three methods and one class attribute.
+"""What an operator is: a frozen value with three methods and two class attributes.
 
 An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and
 dtypes, ``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a
-test may compare.
+test may compare, ``uses_all_cores`` how the CPU backend may schedule ``compute``.
 
     @operator("Softmax")
     @dataclass(frozen=True, slots=True)
@@ -101,7 +101,9 @@ class Operator:
     __slots__ = ()
     name: ClassVar[str] = ""
     tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
-    # Absent where the device has no kernel for the operator: the planner then makes a HostCall and reports it.
+    # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
+    uses_all_cores: ClassVar[bool] = False
+    # Absent where there is no kernel for the operator: a device with kernels then refuses it by name.
     lower: ClassVar[Callable[..., None] | None] = None
 
     # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input

@@ -219,6 +219,14 @@ class Call(Operator):
         return (CALLED[self.key](x),)
 
 
+@operator("CallOnAllCores", "test")
+@dataclass(frozen=True, slots=True)
+class CallOnAllCores(Call):
+    """As `Call`, and taken to keep all cores busy."""
+
+    uses_all_cores = True
+
+
 def launch(emit: Emitter, name: str, arguments: Sequence[Any], writes: Sequence[int]) -> None:
     """Launch a kernel of the test's own file, one thread per element."""
     size = max(1, arguments[writes[0]].spec.size)

@@ -45,6 +45,7 @@ class Conv(Operator):
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
@@ -101,6 +102,7 @@ class ConvTranspose(Operator):
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, extents...]``.

@@ -35,6 +35,7 @@ class MatMul(Operator):
     """Matrix product as NumPy's matmul: batch axes broadcast, a 1-D operand is a row (left) or a column (right)."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -96,6 +97,7 @@ class Gemm(Operator):
     transA: int = 0  # noqa: N815 (ONNX spelling)
     transB: int = 0  # noqa: N815
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.

@@ -44,6 +44,7 @@ class LSTM(Operator):
     input_forget: int = 0
     layout: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of Y, Y_h and Y_c.
@@ -79,6 +80,7 @@ class GRU(Operator):
     layout: int = 0
     linear_before_reset: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of Y and Y_h.
@@ -110,6 +112,7 @@ class RNN(Operator):
     hidden_size: int = 0
     layout: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of Y and Y_h.

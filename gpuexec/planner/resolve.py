@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
-from gpuexec.planner.draft import Draft, GroupKey, Place, find_root, map_slots, slots_of
+from gpuexec.planner.draft import Draft, GroupKey, Place, find_root, map_slots
 from gpuexec.planner.settle import Pick, Settlement, make_stores
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
@@ -21,8 +21,7 @@ class _Done:
     """A group as it was resolved last: its commands, where the buffers they touch lie, and the outcome."""
 
     commands: Sequence[Command]
-    places: list[Place]
-    touched: list[int]
+    places: dict[int, Place]
     resolved: list[Command]
 
 
@@ -74,10 +73,7 @@ class Resolver:
 
     def _lies_still(self, done: _Done, places: dict[int, Place], wheres: dict[int, Place]) -> bool:
         """Return whether the buffers a group touches lie where they did."""
-        return all(
-            self._where(buffer, places, wheres) == place
-            for buffer, place in zip(done.touched, done.places, strict=True)
-        )
+        return all(self._where(buffer, places, wheres) == place for buffer, place in done.places.items())
 
     def _resolve_pick(
         self, pick: Pick, drafted: Sequence[Command], places: dict[int, Place], wheres: dict[int, Place]
@@ -85,8 +81,10 @@ class Resolver:
         if pick.positions[-1] >= len(drafted):
             raise PlanError(f"{pick.origin} has {len(drafted)} commands at this size, fewer than at the upper end.")
 
+        touched: dict[int, Place] = {}
+
         def number(slot: Slot) -> Slot:
-            buffer, offset = self._where(slot.buffer, places, wheres)
+            buffer, offset = touched[slot.buffer] = self._where(slot.buffer, places, wheres)
             spec = slot.spec
             if spec.value is not None:
                 spec = TensorSpec(spec.shape, spec.dtype)
@@ -94,8 +92,7 @@ class Resolver:
 
         resolved = [map_slots(drafted[position], number) for position in pick.positions]
         self._check_alike(pick, resolved, len(drafted))
-        touched = list({slot.buffer for position in pick.positions for slot, _ in slots_of(drafted[position])})
-        return _Done(drafted, [wheres[buffer] for buffer in touched], touched, resolved)
+        return _Done(drafted, touched, resolved)
 
     def _where(self, buffer: int, places: dict[int, Place], wheres: dict[int, Place]) -> Place:
         """Return plan buffer and byte offset of a draft buffer."""

@@ -1,7 +1,8 @@
 """The CPU device: every command runs NumPy, over the same plans, arenas and edges as on a GPU.
 
 A stream is a thread that takes work in order, so issuing returns before the work is done. Within a recording, commands
-that no path of edges joins and that cost something run side by side on a pool; the rest run in line.
+that no path of edges joins and that cost something run side by side on a pool; the rest run in line, and so do
+products by BLAS, which has threads of its own.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import ClosedError, DeviceError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu import CpuDevice, CpuMemory
-from gpuexec.runtime.cpu_execution import make_view
+from gpuexec.runtime.cpu_execution import Call, Execution, Order, make_view
 from gpuexec.runtime.cpu_stream import CpuStream
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.spec import TensorSpec
@@ -36,8 +36,8 @@ def window(buffer: int, extent: int, offset: int = 0) -> Slot:
     return Slot(buffer, offset, TensorSpec((extent,), BYTE), (1,))
 
 
-def call(key: str, source: int, destination: int, extent: int = SMALL) -> HostCall:
-    return HostCall("test.Call", (("key", key),), (window(source, extent),), (window(destination, extent),))
+def call(key: str, source: int, destination: int, extent: int = SMALL, operator: str = "test.Call") -> HostCall:
+    return HostCall(operator, (("key", key),), (window(source, extent),), (window(destination, extent),))
 
 
 class Bench:
@@ -69,6 +69,46 @@ def test_two_unordered_long_commands_are_both_started_before_either_ends(device:
     bench = Bench(device, 3, LARGE)
     bench.run(bench.record(call("meet", 0, 1, LARGE), call("meet", 0, 2, LARGE)))
     assert bench.array(1).all() and bench.array(2).all()
+
+
+def test_a_long_command_is_started_beside_one_that_uses_all_cores(device: CpuDevice) -> None:
+    CALLED["meet"] = meet(threading.Barrier(2))
+    bench = Bench(device, 3, LARGE)
+    bench.run(bench.record(call("meet", 0, 1, LARGE, "test.CallOnAllCores"), call("meet", 0, 2, LARGE)))
+    assert bench.array(1).all() and bench.array(2).all()
+
+
+def test_unordered_commands_that_use_all_cores_run_in_line(device: CpuDevice) -> None:
+    threads: set[str] = set()
+
+    def note(x: Array) -> Array:
+        threads.add(threading.current_thread().name)
+        return x + 1
+
+    CALLED["note"] = note
+    bench = Bench(device, 4, LARGE)
+    bench.run(bench.record(*(call("note", 0, i, LARGE, "test.CallOnAllCores") for i in (1, 2, 3))))
+    assert threads == {"gpuexec-cpu-stream"} and all(bench.array(i).all() for i in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("last_s", "extent", "flies"), [(0.0, LARGE, True), (0.0, SMALL, False), (1e-6, LARGE, False), (1.0, SMALL, True)]
+)
+def test_a_command_is_worth_a_thread_by_the_time_it_took_or_else_by_its_bytes(
+    device: CpuDevice, last_s: float, extent: int, flies: bool
+) -> None:
+    threads: list[int] = []
+
+    def note(x: Array) -> Array:
+        threads.append(threading.get_ident())
+        return x + 1
+
+    CALLED.update(first=note, second=lambda x: x + 1)
+    bench = Bench(device, 3, extent)
+    calls = [Call(command, bench.memory) for command in (call("first", 0, 1, extent), call("second", 0, 2, extent))]
+    order = Order(after=((), ()), waits=(0, 0), origins=("first", "second"), seconds=[last_s, last_s])
+    Execution(calls, order, {}, (0, 2), lambda: device.pool, None).run()
+    assert (threads != [threading.get_ident()]) == flies
 
 
 def test_ordered_long_commands_run_one_after_the_other(device: CpuDevice) -> None:
