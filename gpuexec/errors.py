@@ -11,7 +11,6 @@
     │   ├── StaleError           a newer run, or a newer iterator, has taken over
     │   ├── PendingError         the data is not on the host yet; the message names the call to make
     │   └── CancelledError
-    ├── SyncError                a host synchronisation where none was allowed
     ├── KernelError              a kernel does not compile, load, or fit the device
     └── DeviceError              the device refuses or fails
         ├── DeviceNotFoundError  no such device here; the message says what to install
@@ -134,12 +133,6 @@ class PendingError(StateError):
 
 class CancelledError(StateError):
     """The run or request was cancelled."""
-
-
-class SyncError(GpuexecError, RuntimeError):
-    """The host would have to wait for the device where that was not allowed."""
-
-    code = ErrorCode.NOT_SUPPORTED
 
 
 class KernelError(GpuexecError, RuntimeError):

@@ -123,11 +123,6 @@ class PlanCache:
             prepared.current = choice.variant
         return recording
 
-    def forget_recordings(self) -> None:
-        """Drop all recordings; the next run of a plan records it anew."""
-        for prepared in self._prepared:
-            prepared.recordings = None
-
     def _make(self, given: Mapping[str, GivenInput]) -> Choice:
         start, compiled = time.perf_counter(), self.counters.compile_ms
         specs = {name: _spec_of(item) for name, item in given.items()}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from pathlib import Path
 
@@ -40,11 +39,6 @@ def flatten(path: Path) -> str:
         KernelError: The file, or a file it includes, does not exist.
     """
     return "\n".join(_inline(path, set())) + "\n"
-
-
-def hash_source(text: str) -> str:
-    """Return the name of a flattened source: 16 hex digits of its SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _inline(path: Path, seen: set[Path]) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gpuexec import knobs
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
-from gpuexec.errors import KernelError, PlanError
+from gpuexec.errors import GpuexecError, KernelError, PlanError, locate
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Device, Function, Region, Stream
@@ -196,20 +197,35 @@ class PreparedSegment:
 
 
 class StreamRecording:
-    """The stream form: every command issued on one stream, in plan order."""
+    """The stream form: every command issued on one stream, in plan order.
+
+    With GPUEXEC_SYNC_EACH set when recording, the host waits after every command, so that a fault names its node.
+    """
 
     def __init__(self, device: Device, segment: Segment, memory: Mapping[int, Region]) -> None:
         self._segment = PreparedSegment(device, segment.commands, memory)
+        self._origins = segment.origins if knobs.sync_each() else None
 
     def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
         """Issue commands ``[first, last)``. See `gpuexec.runtime.device.Recording`."""
         self._segment.bind(bindings)
+        if self._origins is not None:
+            self._issue_each(stream, range(len(self._origins))[first:last], self._origins)
+            return
         for command in self._segment.commands[first:last]:
             command.issue(stream)
 
     def patch(self, commands: Sequence[Command]) -> None:
         """Take the commands of another size of the same class."""
         self._segment.patch(commands)
+
+    def _issue_each(self, stream: Stream, positions: range, origins: Sequence[str]) -> None:
+        for position in positions:
+            try:
+                self._segment.commands[position].issue(stream)
+                stream.synchronize()
+            except GpuexecError as error:
+                raise locate(error, f"Command {position} ({origins[position]})", origins[position]) from None
 
 
 class GraphRecording:

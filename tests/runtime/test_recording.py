@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.errors import KernelError, PlanError
+from gpuexec.errors import DeviceLostError, KernelError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Region
@@ -207,3 +207,32 @@ def test_arguments_that_do_not_fit_the_signature_are_refused() -> None:
         PreparedLaunch(function, COMMANDS[0])  # type: ignore[arg-type]
     function.signature = ("P8", "P8", "P8", "i4")
     PreparedLaunch(function, COMMANDS[0])  # type: ignore[arg-type]
+
+
+class FaultingStream(TracerStream):
+    """Loses its device at the second wait."""
+
+    waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        if self.waits == 2:
+            raise DeviceLostError("illegal address")
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_waiting_after_each_command_names_the_one_that_faulted(monkeypatch: pytest.MonkeyPatch, is_set: bool) -> None:
+    monkeypatch.setenv("GPUEXEC_SYNC_EACH", str(int(is_set)))
+    device = TracerDevice()
+    target = Slot(0, 0, TensorSpec((4,), BYTE), (1,))
+    fills: tuple[Command, ...] = tuple(Fill(target, bytes([value])) for value in range(3))
+    segment = Segment(fills, ((0, 1), (1, 2)), ("first", "second", "third"))
+    recording = StreamRecording(device, segment, {0: Region(TracerMemory(0, 4), 0, 4)})
+    stream = FaultingStream(device, 1)
+    if is_set:
+        with pytest.raises(DeviceLostError, match=r"Command 1 \(second\): illegal address") as caught:
+            recording.submit(stream, {})
+        assert caught.value.node == "second"
+    else:
+        recording.submit(stream, {})
+    assert sum(row[0] == "fill" for row in device.log) == (2 if is_set else 3)
