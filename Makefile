@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test format lint types kernels test-gpu bench bench-gpu clean compiler
+.PHONY: help demo setup test conformance format lint types kernels test-gpu bench bench-gpu clean compiler
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,6 @@ PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
 DIGITS := examples/data/digits.npz
 DEMO = $(BIN)/gpuexec run examples/models/digits.onnx --input image=$(DIGITS):images --labels $(DIGITS):labels \
   --rows=-360: --repeat 50 --show 10 $(ARGS)
-ARCHITECTURES := sm_80 sm_90
 
 help:  ## print this
 	@echo "gpuexec runs ONNX models on NVIDIA GPUs. Targets:"
@@ -31,6 +30,10 @@ test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUE
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m pytest $(ARGS)
 
+conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU and the simulator, and count (ARGS=--help)
+	$(call install,run test $(TEST_CUDA))
+	$(BIN)/python -m tests.conformance $(ARGS)
+
 format: $(BIN)/python  ## rewrite the Python sources in the project's format
 	$(call install,run dev)
 	$(BIN)/ruff format .
@@ -45,9 +48,13 @@ types: $(BIN)/python  ## check types
 	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/mypy
 
-kernels: $(BIN)/python  ## compile every CUDA kernel, without a GPU
+kernels: build/launches.json  ## compile what plans launch for every architecture, with budgets, without a GPU
+	$(BIN)/python -m gpuexec.runtime.compile_all --launches $< $(ARGS)
+
+# What the plans of all operator cases launch. It takes planning them all, so it is made anew only when code changed.
+build/launches.json: $(BIN)/python $(shell find gpuexec tests/*.py tests/ops -name '*.py')
 	$(call install,run test $(TEST_CUDA))
-	$(BIN)/python -m gpuexec.runtime.compile_all --arch $(ARCHITECTURES) $(ARGS)
+	$(BIN)/python -m tests.launches --out $@
 
 test-gpu:  ## run the tests that need a GPU, with the system's Python and what it has; writes text and XML to $$OUT
 	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.gpu $(ARGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,16 @@ import numpy as np
 
 from gpuexec.fence import Fence
 from gpuexec.frames import Frame
+from gpuexec.graph import Value
+from gpuexec.held import Held
 from gpuexec.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.memory import BorrowedMemory
-from gpuexec.plan import Port
+from gpuexec.part import Stage
 from gpuexec.plan_cache import Choice
 from gpuexec.readback import ReadbackRequest
-from gpuexec.run import Run
+from gpuexec.run import Run, Turn
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Event, Memory, Recording, Region, Stream
+from gpuexec.runtime.device import ByteArray, Event, Memory, Region, Stream, begin_host_write
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 256
@@ -26,33 +28,36 @@ _ALIGNMENT = 256
 
 @dataclass(slots=True, eq=False)
 class Bound:
-    """A run with its frame, its bindings, and what is left to do.
+    """A run with its frame, its inputs, and what is left to do.
 
     Attributes:
+        stage: How it begins, and the plan for that.
         write: The number of the write of the frame's outputs.
+        env: Where the values are that are there so far: the inputs, to begin with.
         sources: Fences of the inputs' content.
         requests: Readbacks of inputs from other devices.
         upload: Brings the inputs to the device, on the run's stream.
         reading: Issued when the run is; who made the inputs waits for it before writing them again.
         finish: Called with the event that stands for the end of the run.
         keep: What must live until then.
-        recording: The commands, from the first one issued on.
-        position: Commands issued so far; None before the first.
+        turns: What is left to do, done piece by piece as it is iterated.
+        is_over: Nothing more of it will come.
     """
 
     run: Run
-    choice: Choice
+    stage: Stage
+    choice: Choice | None
     frame: Frame
     write: int
-    bindings: dict[int, Region]
+    env: dict[Value, Held] = field(default_factory=dict)
     sources: list[Fence] = field(default_factory=list)
     requests: list[ReadbackRequest] = field(default_factory=list)
     upload: Callable[[], None] | None = None
     reading: Fence = field(default_factory=Fence)
     finish: list[Callable[[Event], None]] = field(default_factory=list)
     keep: list[object] = field(default_factory=list)
-    recording: Recording | None = None
-    position: int | None = None
+    turns: Iterator[Turn] = field(default_factory=lambda: iter(()))
+    is_over: bool = False
 
     def is_ready(self) -> bool:
         """Return whether the run can be put on its stream without the caller waiting for anything."""
@@ -86,20 +91,20 @@ class InputBinder:
         self._block: Memory | None = None
         self.kept: dict[str, GivenInput] = {}
 
-    def bind(self, bound: Bound, ports: Sequence[Port], given: Mapping[str, GivenInput]) -> None:
+    def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run, and copy host arrays that are not borrowed."""
-        staged: list[tuple[Port, HostArray]] = []
-        borrowed: list[tuple[Port, ByteArray]] = []
+        staged: list[tuple[Value, HostArray]] = []
+        borrowed: list[tuple[Value, HostArray, ByteArray]] = []
         kept = dict(given)
-        for port in ports:
-            item = given[port.name]
+        for value in inputs:
+            item = given[value.name]
             if isinstance(item, DeviceArray):
-                self._bind_device(bound, port, item)
+                self._bind_device(bound, value, item)
             elif (raw := self._find_bytes(item)) is not None:
-                borrowed.append((port, raw))
+                borrowed.append((value, item, raw))
                 bound.keep.append(item.array)
             else:
-                staged.append((port, item))
+                staged.append((value, item))
         kept.update(self._bind_host(bound, staged, borrowed))
         self.kept = kept
 
@@ -110,15 +115,14 @@ class InputBinder:
         self._block = None
         self.kept = {}
 
-    def _bind_device(self, bound: Bound, port: Port, item: DeviceArray) -> None:
+    def _bind_device(self, bound: Bound, value: Value, item: DeviceArray) -> None:
         bound.sources.append(item.fence)
         bound.keep += [item.source, item.region.memory]
         # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
         bound.frame.take_out(item.region.memory)
         if item.readers is not None and item.readers is not bound.frame.readers:
             item.readers.add(bound.reading)
-        if port.buffer is not None:
-            bound.bindings[port.buffer] = item.region
+        bound.env[value] = Held(item.spec, item.region)
 
     def _find_bytes(self, item: HostArray) -> ByteArray | None:
         """Return the bytes of a borrowed array where they can be used as they lie."""
@@ -128,35 +132,40 @@ class InputBinder:
         return array.reshape(-1).view(np.uint8)
 
     def _bind_host(
-        self, bound: Bound, staged: Sequence[tuple[Port, HostArray]], borrowed: Sequence[tuple[Port, ByteArray]]
+        self,
+        bound: Bound,
+        staged: Sequence[tuple[Value, HostArray]],
+        borrowed: Sequence[tuple[Value, HostArray, ByteArray]],
     ) -> dict[str, GivenInput]:
         """Lay staged arrays one after the other into a pinned block, borrowed ones behind them; return what to keep."""
         has_kernels = self._backend.device.target.has_kernels
         staged_bytes = sum(_align(item.spec.nbytes) for _, item in staged)
-        total = staged_bytes + sum(_align(raw.nbytes) for _, raw in borrowed)
+        total = staged_bytes + sum(_align(raw.nbytes) for _, _, raw in borrowed)
         self._release_at_end(bound)
         block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
+        if block is not None:
+            begin_host_write(block, staged_bytes)
         home = bound.frame.input(total) if has_kernels else block
         kept: dict[str, GivenInput] = {}
-        late: list[tuple[Array, ReadbackRequest]] = []
+        late: list[tuple[Held, Array, ReadbackRequest]] = []
         direct: list[tuple[int, ByteArray]] = []
         offset = 0
-        for port, item in staged:
+        for value, item in staged:
             assert block is not None and block.array is not None and home is not None
             nbytes = item.spec.nbytes
             window = block.array[offset : offset + nbytes].view(item.spec.dtype).reshape(item.spec.shape)
+            held = bound.env[value] = Held(item.spec, Region(home, offset, nbytes))
             if item.request is not None:
                 bound.requests.append(item.request)
-                late.append((window, item.request))
-                kept[port.name] = HostArray(item.spec, request=item.request)
+                late.append((held, window, item.request))
+                kept[value.name] = HostArray(item.spec, request=item.request)
             else:
                 assert item.array is not None
                 np.copyto(window, item.array)
-                kept[port.name] = HostArray(item.spec, window)
-            if port.buffer is not None:
-                bound.bindings[port.buffer] = Region(home, offset, nbytes)
+                held.array = window
+                kept[value.name] = HostArray(item.spec, window)
             offset += _align(nbytes)
-        for port, raw in borrowed:
+        for value, item, raw in borrowed:
             if has_kernels:
                 assert home is not None
                 region = Region(home, offset, raw.nbytes)
@@ -164,8 +173,7 @@ class InputBinder:
                 offset += _align(raw.nbytes)
             else:
                 region = Region(BorrowedMemory.of(raw), 0, raw.nbytes)
-            if port.buffer is not None:
-                bound.bindings[port.buffer] = region
+            bound.env[value] = Held(item.spec, region, item.array)
         source = block.array[:staged_bytes] if block is not None and block.array is not None else None
         if late or (has_kernels and total):
             bound.upload = self._make_upload(home if has_kernels else None, source, late, direct)
@@ -175,14 +183,15 @@ class InputBinder:
         self,
         home: Memory | None,
         source: ByteArray | None,
-        late: Sequence[tuple[Array, ReadbackRequest]],
+        late: Sequence[tuple[Held, Array, ReadbackRequest]],
         direct: Sequence[tuple[int, ByteArray]],
     ) -> Callable[[], None]:
         stream = self._stream
 
         def upload() -> None:
-            for window, request in late:
+            for held, window, request in late:
                 np.copyto(window, request.view())
+                held.array = window
             if home is not None and source is not None and source.nbytes:
                 stream.copy_to_device(home.address, source)
             for address, raw in direct:

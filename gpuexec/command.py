@@ -86,7 +86,9 @@ Argument = Slot | None | np.generic | bytes
 class Launch:
     """Run a kernel over ``grid`` blocks of ``block`` threads.
 
-    ``writes`` are the positions in ``arguments`` of the slots that are written; other slots are read.
+    ``writes`` are the positions in ``arguments`` of the slots that are written; other slots are read. The blocks of a
+    ``cooperative`` launch are all under way together and may wait for each other (``grid_sync`` of grid.cuh); a device
+    refuses one whose grid it can't hold.
     """
 
     kernel: Kernel
@@ -95,6 +97,7 @@ class Launch:
     arguments: tuple[Argument, ...]
     writes: tuple[int, ...]
     shared_bytes: int = 0
+    cooperative: bool = False
 
     def reads_from(self) -> Iterator[Slot]:
         """Yield the slots read."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from gpuexec.errors import ClosedError
 from gpuexec.fence import Fence, when_all_issued
 from gpuexec.frames import Lease
+from gpuexec.place import Place
 from gpuexec.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Region, Stream
+from gpuexec.runtime.device import ByteArray, Region, Stream, begin_host_write
 from gpuexec.spec import TensorSpec
 
 
@@ -22,14 +23,40 @@ class Content:
     """
 
     name: str
-    spec: TensorSpec
     backend: Backend
-    region: Region
+    place: Place
     fence: Fence
     lease: Lease
     stream: Stream | None
     request: ReadbackRequest | None = None
     is_closed: bool = False
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype; raises what the run raised, or PendingError, where they are not known."""
+        self._check_known()
+        return self.place.spec
+
+    @property
+    def region(self) -> Region:
+        """The bytes; raises what the run raised, or PendingError, where they are not known."""
+        self._check_known()
+        return self.place.region
+
+    def settle(self, spec: TensorSpec, region: Region) -> None:
+        """Say what the content is and where, if that is news."""
+        if not self.is_closed:
+            self.place.settle(spec, region)
+
+    def _check_known(self) -> None:
+        if not self.place.is_known and self.fence.failure is not None:
+            raise self.fence.failure
+
+    def wait_known(self, why: str) -> None:
+        """Wait until spec and bytes are known; counted where that takes a wait."""
+        if not self.place.is_known:
+            self.lease.note_sync(self.name, why)
+            self.fence.wait_issued()
 
     def check(self) -> None:
         """Check that the content can be used.
@@ -77,6 +104,7 @@ class Content:
         block = self.backend.staging.take(max(raw.nbytes, 1))
         assert block.array is not None
         source, address = block.array[: raw.nbytes], self.region.address
+        begin_host_write(block, raw.nbytes)
         source[...] = raw
 
         def put(stream: Stream) -> None:
@@ -114,11 +142,11 @@ class Content:
         """Let go of the bytes where they are the tensor's own: freed once nothing on a stream uses them any more."""
         self.is_closed = True
         if self.lease.is_own:
-            self.region = Region(_Nothing(), 0, 0)
+            self.place = Place(self.name, self.place.largest, Region(_Nothing(), 0, 0))
 
     def _start_readback(self) -> ReadbackRequest:
         self.check()
-        return ReadbackRequest(self.backend, self.spec, self.region, self.fence, self.lease)
+        return ReadbackRequest(self.backend, self.place, self.fence, self.lease)
 
     def _rewrite(self, sources: list[Fence], put: Callable[[Stream], None]) -> Fence:
         """Have ``put`` add the work that writes the bytes, behind its sources and all that uses the bytes now.

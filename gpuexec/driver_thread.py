@@ -29,6 +29,10 @@ class DriverThread:
         """Return whether calls are waiting here; what must come after them has to queue behind."""
         return self._open > 0
 
+    def is_current(self) -> bool:
+        """Return whether this is the driver thread itself."""
+        return threading.current_thread() is self._thread
+
     def synchronize(self) -> None:
         """Wait until no call is waiting here."""
         with self._changed:

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 
 from gpuexec.binding import Bound, InputBinder, count_host_bytes
 from gpuexec.content import Content
-from gpuexec.errors import ClosedError, GpuexecError, OutOfMemoryError, StaleError, StateError
+from gpuexec.course import Road
+from gpuexec.errors import ClosedError, GpuexecError, ImplicitSyncError, OutOfMemoryError, StaleError, StateError
 from gpuexec.fence import Fence
 from gpuexec.frames import Frame, Lease, Turns
-from gpuexec.inputs import Acceptor, GivenInput
+from gpuexec.graph import Value
+from gpuexec.inputs import Acceptor, GivenInput, HostArray
 from gpuexec.issuer import Issuer
 from gpuexec.memory import Arena, weights_of
 from gpuexec.model import Model
+from gpuexec.part import Part, Stage
+from gpuexec.place import Place
 from gpuexec.plan import Plan
-from gpuexec.plan_cache import Choice, PlanCache
-from gpuexec.run import Run, Step
+from gpuexec.plan_cache import Choice, Site
+from gpuexec.pool import ExchangePool
+from gpuexec.run import Issued, Pause, Run, Step
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region, Stream
 from gpuexec.runtime.transfers import close_stream
+from gpuexec.syncs import SyncLog
 from gpuexec.tensor import Tensor
 
 
@@ -37,18 +43,35 @@ class Engine:
         backend: Where.
         frames: Runs in flight before outputs are written again.
         stream: The caller's stream, or None for one of its own.
+        is_strict: Refuse what reads or computes on the host.
+        is_synchronous: Finish each command before the next.
     """
 
-    def __init__(self, model: Model, backend: Backend, frames: int, stream: Stream | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        frames: int,
+        stream: Stream | None = None,
+        *,
+        is_strict: bool = False,
+        is_synchronous: bool = False,
+    ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
-        self.turns = Turns(backend)
+        self.syncs = SyncLog(is_strict=is_strict)
+        self.turns = Turns(backend, self.syncs)
         self.weights = weights_of(model, backend)
         self.arena = Arena(backend)
-        self.plans = PlanCache(model, backend, self.weights, self.arena)
+        self.pool = ExchangePool(backend, self.stream)
+        self.site = Site(model, backend, self.weights, self.arena)
         self.frames = [Frame(backend) for _ in range(frames)]
+        self._part = Part(model.graph, self.site)
         self._owns_stream = stream is None
-        self._issuer = Issuer(backend, self.stream, self.plans)
+        lock = threading.RLock()
+        self._issuer = Issuer(
+            backend, Road(self.site, self.stream, lock, self.pool, self.syncs, is_synchronous=is_synchronous)
+        )
         self._acceptor = Acceptor(model, backend, self.stream)
         self._binder = InputBinder(backend, self.stream)
         self._caller = threading.Lock()
@@ -95,18 +118,21 @@ class Engine:
         bound = self._bind(inputs, copy=copy)
         if not self._issuer.put(bound) and not self._owns_stream:
             # What the caller puts on the stream next must come after the run.
-            self.turns.syncs.append((f"run {bound.run.number}", "an input from elsewhere, on a stream of the caller's"))
+            self.syncs.note_wait(f"run {bound.run.number}", "an input from elsewhere, on a stream of the caller's")
             self._issuer.driver.synchronize()
         return bound.run
 
-    def begin(self, inputs: object, *, copy: bool) -> tuple[Run, int, Iterator[Step]]:
-        """Bind a run to be put on the stream layer by layer; return it, the number of layers, and the steps."""
+    def begin(self, inputs: object, *, copy: bool) -> tuple[Run, Iterator[tuple[Step, int]]]:
+        """Bind a run to be put on the stream layer by layer.
+
+        Returns:
+            The run, and its steps, each with a guess of how many layers follow.
+        """
         bound = self._bind(inputs, copy=copy)
-        fence = bound.run._fence
-        fence.stepper = threading.get_ident()
+        bound.run._fence.stepper = threading.get_ident()
+        bound.turns = self._issuer.take(bound, by_layer=True)
         self._stepping = bound
-        layers = find_layers(bound.choice.prepared.segment.origins)
-        return bound.run, len(layers), self._step(bound, layers)
+        return bound.run, self._step(bound)
 
     def give_up(self, run: Run) -> bool:
         """Give a run up unless it is wholly on the stream; False if it is."""
@@ -117,15 +143,17 @@ class Engine:
             self._drop_step("its caller")
             return True
 
-    def prepare(self, given: Mapping[str, GivenInput]) -> Plan:
-        """Plan, compile and allocate for these inputs, without running."""
-        choice = self.plans.choose(given)
+    def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
+        """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
+        stage, choice = self._choose(given)
+        if choice is None or stage.plans is None:
+            return None
         for frame in self.frames:
-            reserve_outputs(frame, choice.prepared.plan)
+            self._reserve_outputs(frame, stage, choice)
         with self._issuer.lock:
             # A run half scheduled keeps its recording as it is.
             if self._stepping is None:
-                self.plans.record(choice, self.stream)
+                stage.plans.record(choice, self.stream)
         return choice.prepared.plan
 
     # ---- waiting
@@ -141,6 +169,7 @@ class Engine:
         with self._issuer.lock:
             self._settle()
             self.arena.release_retired()
+            self.pool.trim()
             for frame in self.frames:
                 frame.release_dropped()
         self.backend.keeper.prune()
@@ -159,6 +188,7 @@ class Engine:
         for frame in self.frames:
             frame.free()
         self.arena.free()
+        self.pool.close()
         self._binder.release()
         if self._owns_stream:
             close_stream(self.stream)
@@ -182,79 +212,133 @@ class Engine:
             OutOfMemoryError: The device has no room, even after a `trim`.
         """
         given = self._acceptor.accept(inputs, self._binder.kept, copy=copy)
-        choice = self.plans.choose(given)
+        stage, choice = self._choose(given)
+        self._check_strict(stage)
         self._drop_step("a newer one")
         try:
-            self._reserve(choice, given)
+            self._reserve(stage, choice, given)
         except OutOfMemoryError:
-            self.turns.syncs.append((f"run {self.turns.number}", "the device was out of memory"))
+            self.syncs.note_wait(f"run {self.turns.number}", "the device was out of memory")
             self.trim()
             try:
-                self._reserve(choice, given)
+                self._reserve(stage, choice, given)
             except OutOfMemoryError as error:
                 raise OutOfMemoryError(f"{error} {self._describe(choice)}") from error
-        return self._take_frame(given, choice)
+        return self._take_frame(given, stage, choice)
 
-    def _reserve(self, choice: Choice, given: Mapping[str, GivenInput]) -> None:
-        """Make what a run of the plan needs for the first time: arena, weights, outputs, room for inputs."""
-        with self._issuer.lock:
-            self.plans.record(choice, self.stream)
+    def _choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
+        specs = {}
+        for value in self.model.graph.inputs:
+            item = given[value.name]
+            content = item.array if isinstance(item, HostArray) else None
+            specs[value] = item.spec if content is None else item.spec.with_value(content)
+        return self._part.choose(specs, frozenset())
+
+    def _check_strict(self, stage: Stage) -> None:
+        """Check that nothing has to be read or computed on the host, before any work."""
+        if self.syncs.is_strict and (stage.cut.reads or stage.cut.host_calls):
+            rows = [f"{read.value} for {read.reader} ({read.role})" for read in stage.cut.reads]
+            calls = [f"{node}" for node in stage.cut.host_calls]
+            raise ImplicitSyncError(
+                "strict=True refuses what the host would have to read"
+                f" ({', '.join(rows) or 'nothing'}) or compute ({', '.join(calls) or 'nothing'})."
+            )
+
+    def _reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> None:
+        """Make what a run needs for the first time: arena, weights, outputs, room for inputs."""
         frame = self._next_frame()
-        reserve_outputs(frame, choice.prepared.plan)
+        if choice is not None and stage.plans is not None:
+            with self._issuer.lock:
+                stage.plans.record(choice, self.stream)
+            self._reserve_outputs(frame, stage, choice)
         if self.backend.device.target.has_kernels:
             frame.input(count_host_bytes(given))
 
-    def _take_frame(self, given: Mapping[str, GivenInput], choice: Choice) -> Bound:
-        plan, frame = choice.prepared.plan, self._next_frame()
+    def _reserve_outputs(self, frame: Frame, stage: Stage, choice: Choice) -> dict[Value, Region]:
+        """Return the bytes of those outputs of the model that a plan makes."""
+        regions = {}
+        assert stage.cut.ready is not None
+        plan, outputs = choice.prepared.plan, set(self.model.graph.outputs)
+        for value, port in zip(stage.cut.ready.outputs, plan.outputs, strict=True):
+            assert port.buffer is not None
+            if value in outputs:
+                regions[value] = frame.output(value.name, plan.buffers[port.buffer].nbytes)
+        return regions
+
+    def _take_frame(self, given: Mapping[str, GivenInput], stage: Stage, choice: Choice | None) -> Bound:
+        frame = self._next_frame()
         run = Run(self.turns.number, self.backend, self.give_up)
-        bound = Bound(run, choice, frame, frame.readers.announce_write(), {})
+        bound = Bound(run, stage, choice, frame, frame.readers.announce_write())
         try:
-            self._binder.bind(bound, plan.inputs, given)
-            bound.bindings.update(reserve_outputs(frame, plan))
+            self._binder.bind(bound, self.model.graph.inputs, given)
+            regions = {} if choice is None else self._reserve_outputs(frame, stage, choice)
         except BaseException:
             bound.reading.issue(())
             raise
         self.turns.advance()
         lease = Lease(self.backend, frame, self.turns)
-        for port, spec in zip(plan.outputs, choice.variant.outputs, strict=True):
-            assert port.buffer is not None
-            region = Region(bound.bindings[port.buffer].memory, 0, spec.nbytes)
-            content = Content(port.name, spec, self.backend, region, run._fence, lease, self.stream)
-            run._outputs[port.name] = Tensor(content)
+        specs = dict(stage.cut.foreseen or {})
+        if choice is not None and stage.cut.ready is not None:
+            specs.update(zip(stage.cut.ready.outputs, choice.variant.outputs, strict=True))
+        for value in self.model.graph.outputs:
+            spec, region = specs.get(value), regions.get(value)
+            if spec is not None and region is not None:
+                region = Region(region.memory, region.offset, spec.nbytes)
+            # While more is to come, an output may yet be moved by a plan that has more room.
+            place = Place(value.name, spec, region if stage.rest is None else None, (stage.cut.bounds or {}).get(value))
+            content = Content(value.name, self.backend, place, run._fence, lease, self.stream)
+            run._outputs[value.name] = Tensor(content)
         return bound
 
     def _next_frame(self) -> Frame:
         return self.frames[self.turns.number % len(self.frames)]
 
-    def _describe(self, choice: Choice) -> str:
-        plan = choice.prepared.plan
-        outputs = sum(plan.buffers[port.buffer].nbytes for port in plan.outputs if port.buffer is not None)
+    def _describe(self, choice: Choice | None) -> str:
+        plan = None if choice is None else choice.prepared.plan
+        arena = 0 if plan is None else plan.layout.nbytes
+        ports = () if plan is None else plan.outputs
+        outputs = sum(plan.buffers[port.buffer].nbytes for port in ports if plan and port.buffer is not None)
         return (
-            f"The plan needs {plan.layout.nbytes} bytes of arena and {outputs} of outputs in each of"
+            f"The plan needs {arena} bytes of arena and {outputs} of outputs in each of"
             f" {len(self.frames)} frames, beside {self.weights.nbytes} of weights."
         )
 
     # ---- piece by piece
 
-    def _step(self, bound: Bound, layers: Sequence[tuple[int, int]]) -> Generator[Step, None, None]:
-        origins = bound.choice.prepared.segment.origins
-        for index, (first, last) in enumerate(layers or [(0, 0)]):
-            while not self._issue_layer(bound, None if last == len(origins) else last):
-                yield Step(index, (), True)
-            if layers:
-                yield Step(index, (origins[first],), False)
+    def _step(self, bound: Bound) -> Generator[tuple[Step, int], None, None]:
+        index = 0
+        pause: Pause | None = None
+        while True:
+            if pause is not None and not pause.is_work and not pause.is_over():
+                with self._stepping_on(bound):
+                    pass
+                yield Step(index, (), True), 1
+                continue
+            with self._stepping_on(bound):
+                turn = next(bound.turns, None)
+                if turn is None:
+                    self._stepping = None
+                    return
+                pause = turn if isinstance(turn, Pause) else None
+            if isinstance(turn, Issued):
+                yield Step(index, turn.nodes, False), turn.left
+                index += 1
 
-    def _issue_layer(self, bound: Bound, last: int | None) -> bool:
-        """Put a layer on the stream; False where it waits for something from elsewhere."""
+    @contextlib.contextmanager
+    def _stepping_on(self, bound: Bound) -> Iterator[None]:
+        """Enter for the next turn of a run that is scheduled piece by piece.
+
+        Raises:
+            StaleError: It is not the present one any more.
+        """
         with self.entering():
             if self._stepping is not bound:
                 raise StaleError("A newer run has begun, or this one was cancelled; this iterator can't go on.")
-            if bound.position is None and not self._issuer.can_issue(bound):
-                return False
-            self._issuer.issue(bound, last)
-            if last is None:
+            try:
+                yield
+            except BaseException:
                 self._stepping = None
-            return True
+                raise
 
     def _drop_step(self, reason: str) -> None:
         """Give up a run that is scheduled piece by piece."""
@@ -262,23 +346,3 @@ class Engine:
             bound, self._stepping = self._stepping, None
             if bound is not None:
                 self._issuer.drop(bound, f"Run {bound.run.number} was given up for {reason}.")
-
-
-def reserve_outputs(frame: Frame, plan: Plan) -> dict[int, Region]:
-    """Return the bytes of a plan's outputs in a frame, by buffer."""
-    regions = {}
-    for port in plan.outputs:
-        assert port.buffer is not None
-        regions[port.buffer] = frame.output(port.name, plan.buffers[port.buffer].nbytes)
-    return regions
-
-
-def find_layers(origins: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the half-open ranges of commands that stem from one node each."""
-    ranges: list[tuple[int, int]] = []
-    for index, origin in enumerate(origins):
-        if ranges and origins[ranges[-1][0]] == origin:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return ranges

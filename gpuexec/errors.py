@@ -10,12 +10,15 @@
     │   ├── ClosedError
     │   ├── StaleError           a newer run, or a newer iterator, has taken over
     │   ├── PendingError         the data is not on the host yet; the message names the call to make
-    │   └── CancelledError
+    │   ├── CancelledError
+    │   └── ImplicitSyncError    the host would wait for the device, and was told not to unless asked
     ├── KernelError              a kernel does not compile, load, or fit the device
+    ├── OrderError               nothing orders two that use the same bytes: a wait, an edge or a synchronize is missing
     └── DeviceError              the device refuses or fails
         ├── DeviceNotFoundError  no such device here; the message says what to install
         ├── OutOfMemoryError
         └── DeviceLostError      a fault ended the context; every object on it is gone
+            └── CheckError       check mode of the simulator found mistakes in a kernel; `findings` has them as data
 
 Errors are picklable: they hold text and plain values only. ``code`` carries ExecuTorch's numbering so that callers of
 either system can switch on it.
@@ -135,8 +138,18 @@ class CancelledError(StateError):
     """The run or request was cancelled."""
 
 
+class ImplicitSyncError(StateError):
+    """The host would have to wait for the device, which `strict` or `no_implicit_sync` refuses."""
+
+
 class KernelError(GpuexecError, RuntimeError):
     """A kernel does not compile, load or fit the device, or its arguments do not fit its signature."""
+
+
+class OrderError(GpuexecError, RuntimeError):
+    """Two operations, or one and the host, use the same bytes, one of them writing, and nothing orders the two."""
+
+    code = ErrorCode.INVALID_STATE
 
 
 class DeviceError(GpuexecError, RuntimeError):
@@ -159,3 +172,16 @@ class OutOfMemoryError(DeviceError, MemoryError):
 
 class DeviceLostError(DeviceError):
     """A device fault ended the context; nothing on this device can be used any more."""
+
+
+class CheckError(DeviceLostError):
+    """Check mode of the simulator found mistakes in a kernel, which on a GPU may be a fault, or a wrong result.
+
+    ``findings`` has them as data (`gpuexec.runtime.simulator.findings.Finding`); the message lists them.
+    """
+
+    def __init__(
+        self, message: str, findings: tuple[object, ...] = (), *, node: str | None = None, value: str | None = None
+    ) -> None:
+        super().__init__(message, node=node, value=value)
+        self.findings = findings

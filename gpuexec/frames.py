@@ -9,6 +9,7 @@ from gpuexec.fence import Fence
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream
 from gpuexec.runtime.transfers import Transfers
+from gpuexec.syncs import SyncLog
 
 
 class Readers:
@@ -66,12 +67,11 @@ class Turns:
     Who checks that, and then puts a reader on a stream, holds ``lock`` meanwhile, so that no run begins in between.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, syncs: SyncLog | None = None) -> None:
         self.lock = threading.RLock()
         self.number = 0
         self.is_closed = False
-        # Waits of the host that nobody asked for by name: (what, why).
-        self.syncs: list[tuple[str, str]] = []
+        self.syncs = syncs or SyncLog()
         self.transfers = Transfers(backend.device)
 
     def advance(self) -> int:
@@ -185,7 +185,7 @@ class Lease:
     def note_sync(self, name: str, why: str) -> None:
         """Count a wait of the host that nobody asked for by name."""
         if self._turns is not None:
-            self._turns.syncs.append((name, why))
+            self._turns.syncs.note_wait(name, why)
 
     def export(self, name: str, memory: Memory) -> None:
         """Make the bytes the tensor's for good."""

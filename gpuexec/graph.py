@@ -5,18 +5,20 @@
     Value    = name, declared spec or None                 (equal only to itself)
 
 Nodes stand in an order in which every value is made before it is used; every value has one origin: an input, a
-constant, or one output of one node. `check` holds exactly this.
+constant, or one output of one node. An operator may have graphs among its attributes, its bodies (If, Loop, Scan): they
+are closed, so whatever a body takes from outside is one of its inputs. Names of values are unique in a graph, not
+across bodies. `check` holds exactly this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import ModelError
+from gpuexec.errors import ModelError, locate
 from gpuexec.operator import Operator
 from gpuexec.spec import DeclaredSpec
 
@@ -52,7 +54,8 @@ class RawNode:
     """A node as the file has it, before its operator is built; what upgrades rewrite.
 
     ``inputs`` and ``outputs`` are names (``""``: absent). ``constants`` are arrays an upgrade adds, by new input
-    name: an attribute that became an input in a later opset.
+    name: an attribute that became an input in a later opset. ``before`` are nodes an upgrade puts in front, already in
+    their newest form; nobody else reads what they make.
     """
 
     op_type: str
@@ -63,6 +66,7 @@ class RawNode:
     attributes: Mapping[str, Any]
     opset: int
     constants: Mapping[str, Array] = field(default_factory=dict)
+    before: tuple[RawNode, ...] = ()
 
     def without(self, *names: str) -> RawNode:
         """Return the node without these attributes."""
@@ -90,6 +94,9 @@ class Graph:
     constants: Mapping[Value, Array]
     name: str = ""
 
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
+
     def producers(self) -> dict[Value, Node]:
         """Return the node that makes each value."""
         return {value: node for node in self.nodes for value in node.outputs if value is not None}
@@ -111,8 +118,29 @@ class Graph:
             yield from (value for value in node.outputs if value is not None)
 
 
+def bodies(operator: Operator) -> tuple[Graph, ...]:
+    """Return the graphs among an operator's attributes, in the order of its fields; none for most operators."""
+    given = (getattr(operator, f.name) for f in fields(operator))  # type: ignore[arg-type]
+    return tuple(value for value in given if isinstance(value, Graph))
+
+
+def walk(graph: Graph) -> Iterator[Graph]:
+    """Yield the graph and the bodies of its nodes, to any depth."""
+    yield graph
+    for node in graph.nodes:
+        for body in bodies(node.operator):
+            yield from walk(body)
+
+
+def with_bodies(operator: Operator, graphs: Sequence[Graph]) -> Operator:
+    """Return the operator with other bodies, as many and in the order of `bodies`."""
+    names = [f.name for f in fields(operator) if isinstance(getattr(operator, f.name), Graph)]  # type: ignore[arg-type]
+    changed: Operator = replace(operator, **dict(zip(names, graphs, strict=True)))  # type: ignore[type-var]
+    return changed
+
+
 def check(graph: Graph) -> None:
-    """Check that every value has one origin and is made before it is used.
+    """Check that every value has one origin, a name of its own and is made before it is used; in bodies too.
 
     Raises:
         ModelError: It is not so; the message names node and value.
@@ -130,6 +158,11 @@ def check(graph: Graph) -> None:
             raise ModelError(f"Graph {graph.name!r}: two inputs are called {value.name!r}.", value=value.name)
         names.add(value.name)
     for node in graph.nodes:
+        for body in bodies(node.operator):
+            try:
+                check(body)
+            except ModelError as error:
+                raise locate(error, node, node.name) from None
         for item in node.inputs:
             if item is not None and item not in known:
                 raise ModelError(
@@ -141,6 +174,11 @@ def check(graph: Graph) -> None:
             if item in known:
                 raise ModelError(f"{node}: output {item} is made twice.", node=node.name, value=item.name)
             known.add(item)
+    names = set()
+    for value in known:
+        if value.name in names:
+            raise ModelError(f"Graph {graph.name!r}: two values are called {value.name!r}.", value=value.name)
+        names.add(value.name)
     for value in graph.outputs:
         if value not in known:
             raise ModelError(f"Graph {graph.name!r}: output {value} is made by no node.", value=value.name)

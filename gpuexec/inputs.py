@@ -131,6 +131,7 @@ class Acceptor:
     def _take_tensor(self, tensor: Tensor) -> GivenInput:
         content = tensor._content
         content.check()
+        content.wait_known("its shape is an input of another run")
         if content.backend.device is self.backend.device:
             return DeviceArray(content.spec, content.region, tensor, content.fence, content.lease.readers)
         # From another device: the run waits for the readback; the caller does not.

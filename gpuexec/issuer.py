@@ -1,69 +1,93 @@
-"""Putting bound runs on a stream in order: from the caller where nothing is missing, else from the driver thread."""
+"""Taking bound runs along in order: from the caller as far as nothing is missing, then on the driver thread."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
+from functools import partial
 
 from gpuexec.binding import Bound
+from gpuexec.course import Course, Road
 from gpuexec.driver_thread import DriverThread
 from gpuexec.errors import CancelledError
 from gpuexec.fence import Fence
-from gpuexec.plan_cache import PlanCache
-from gpuexec.run import Run
+from gpuexec.run import Pause, Run, Turn
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Stream
 
 
 class Issuer:
-    """The way onto a Worker's stream. ``lock`` is held by whoever puts work there or changes recordings."""
+    """The way onto a Worker's stream. The road's lock is held by whoever puts work there or changes recordings."""
 
-    def __init__(self, backend: Backend, stream: Stream, plans: PlanCache) -> None:
-        self._backend, self._stream, self._plans = backend, stream, plans
-        self.lock = threading.RLock()
+    def __init__(self, backend: Backend, road: Road) -> None:
+        self._backend, self._stream, self._road = backend, road.stream, road
+        self.lock: threading.RLock = road.lock
         self.driver = DriverThread()
 
-    def can_issue(self, bound: Bound) -> bool:
-        """Return whether a run can go onto the stream now, in its turn and without waiting."""
-        return bound.is_ready() and not self.driver.is_busy()
-
     def put(self, bound: Bound) -> bool:
-        """Put a run on the stream, or behind what it waits for; return whether it is on the stream.
+        """Take a run along as far as nothing has to be waited for, and let the driver thread do the rest.
+
+        Returns:
+            Whether the run is wholly on the stream.
 
         Raises:
-            GpuexecError: It can't be; the run ends with the same error.
+            GpuexecError: It can't be run; the run ends with the same error.
         """
-        if self.can_issue(bound):
-            self.issue(bound, None)
-            return True
-        self.driver.put(lambda: self._advance(bound))
-        return False
+        turns = bound.turns = self.take(bound, by_layer=False)
+        for turn in turns:
+            if isinstance(turn, Pause) and (turn.is_work or not turn.is_over()):
+                if not self._road.is_synchronous:
+                    self.driver.put(partial(self._drive, bound, turn))
+                    return False
+                turn.wait()
+        return True
 
-    def issue(self, bound: Bound, last: int | None) -> None:
-        """Put the commands of a run up to ``last`` on the stream; None ends it.
-
-        Raises:
-            GpuexecError: It can't be; the run ends with the same error.
-        """
-        with self.lock:
-            try:
-                first = bound.position
-                if first is None:
-                    bound.recording = self._plans.record(bound.choice, self._stream)
-                    self._wait_for_sources(bound)
-                    if bound.upload is not None:
-                        bound.upload()
-                assert bound.recording is not None
-                bound.recording.submit(self._stream, bound.bindings, first or 0, last)
-            except BaseException as error:
+    def take(self, bound: Bound, *, by_layer: bool) -> Iterator[Turn]:
+        """Yield the turns of a run, in its place among the runs; the run ends with them."""
+        try:
+            while not self._is_turn_of(bound):
+                yield Pause(lambda: self._is_turn_of(bound), lambda: self._wait_for_turn(bound))
+                _check_cancelled(bound.run)
+            for turn in Course(self._road, bound, by_layer=by_layer).follow():
+                yield turn
+                _check_cancelled(bound.run)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            with self.lock:
                 self.end(bound, error)
-                raise
-            bound.position = last
-            if last is None:
-                self.end(bound, None)
+            raise
+        with self.lock:
+            self.end(bound, None)
+
+    def _is_turn_of(self, bound: Bound) -> bool:
+        return bound.is_ready() and (self.driver.is_current() or not self.driver.is_busy())
+
+    def _wait_for_turn(self, bound: Bound) -> None:
+        if not self.driver.is_current():
+            self.driver.synchronize()
+        bound.wait_ready()
+
+    def _drive(self, bound: Bound, turn: Turn | None) -> None:
+        """On the driver thread: take a run along to its end, waiting where it has to."""
+        # The run's fence tells its error to whoever asks.
+        with contextlib.suppress(BaseException):
+            try:
+                while turn is not None:
+                    if isinstance(turn, Pause):
+                        turn.wait()
+                    turn = next(bound.turns, None)
+            except BaseException as error:
+                # A wait that fails ends the run as work that fails does.
+                with self.lock:
+                    self.end(bound, error)
 
     def end(self, bound: Bound, error: BaseException | None) -> None:
         """Say that nothing more of a run will come; what it uses is free once the work issued so far is done."""
+        if bound.is_over:
+            return
+        # The turns hold the run, which holds them: nothing should wait for a collection.
+        bound.is_over, bound.turns = True, iter(())
         try:
             event = self._backend.device.create_event()
             self._stream.record(event)
@@ -71,6 +95,9 @@ class Issuer:
             for finish in bound.finish:
                 finish(event)
             self._backend.keeper.hold(event, *bound.keep)
+            if error is None:
+                bound.run.settle({value.name: bound.env[value] for value in self._road.site.model.graph.outputs})
+            bound.env.clear()
             # The stream waited for the sources: their events need not go along; in a chain of runs they would pile up.
             bound.run._fence.issue((event,) if error is None else (), error)
         except BaseException as lost:
@@ -117,25 +144,7 @@ class Issuer:
             issue()
         return mark
 
-    def _advance(self, bound: Bound) -> None:
-        """On the driver thread: wait for what the run needs from elsewhere, then put it on the stream."""
-        try:
-            bound.wait_ready()
-        except BaseException as error:
-            with self.lock:
-                self.end(bound, error)
-            return
-        with self.lock, contextlib.suppress(BaseException):
-            # The run's fence tells its error to whoever asks.
-            if bound.run._is_cancelled:
-                self.end(bound, bound.run._fence.failure)
-            else:
-                self.issue(bound, None)
 
-    def _wait_for_sources(self, bound: Bound) -> None:
-        bound.frame.readers.hold_back(self._stream, bound.write)
-        for fence in bound.sources:
-            if fence.failure is not None:
-                raise fence.failure
-            for each in fence.events:
-                self._stream.wait(each)
+def _check_cancelled(run: Run) -> None:
+    if run._is_cancelled and run._fence.failure is not None:
+        raise run._fence.failure

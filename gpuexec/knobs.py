@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 
-def read_flag(name: str) -> bool:
-    """Return whether an on/off variable is set to something other than empty, 0, false, no or off."""
-    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
+def read_flag(name: str, *, default: bool = False) -> bool:
+    """Return whether an on/off variable says something other than 0, false, no or off; the default, where empty."""
+    value = os.environ.get(name, "").strip().lower()
+    return value not in ("0", "false", "no", "off") if value else default
 
 
 def kernel_cache_dir() -> Path:
@@ -29,6 +30,21 @@ def models_dir() -> Path | None:
 def sync_each() -> bool:
     """GPUEXEC_SYNC_EACH: wait after every command, so that a device fault names its command."""
     return read_flag("GPUEXEC_SYNC_EACH")
+
+
+def check_order() -> bool:
+    """GPUEXEC_CHECK_ORDER: whether simulators refuse what uses bytes of another operation unordered (default: yes)."""
+    return read_flag("GPUEXEC_CHECK_ORDER", default=True)
+
+
+def check_kernels() -> bool:
+    """GPUEXEC_CHECK_KERNELS: whether simulators run kernels in check mode, which finds races and stray accesses."""
+    return read_flag("GPUEXEC_CHECK_KERNELS")
+
+
+def check_seed() -> int:
+    """GPUEXEC_CHECK_SEED: in which order threads take turns in check mode (default: 0); another seed, another order."""
+    return int(os.environ.get("GPUEXEC_CHECK_SEED") or 0)
 
 
 def cxx() -> str | None:

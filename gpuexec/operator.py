@@ -60,8 +60,12 @@ class Emitter(Protocol):
         arguments: Sequence[Argument],
         writes: Sequence[int],
         shared_bytes: int = 0,
+        cooperative: bool = False,
     ) -> None:
-        """Add a launch. Dropped when everything it writes is empty; refused beyond the limits of the target."""
+        """Add a launch. Dropped when everything it writes is empty; refused beyond the limits of the target.
+
+        The blocks of a ``cooperative`` one may wait for each other; its grid must fit any device it may run on.
+        """
 
     def alias(self, output: Slot, view: Slot) -> None:
         """Let an output of the operator be a window on another slot's bytes: no launch, no copy."""
@@ -152,6 +156,7 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
 OperatorType = TypeVar("OperatorType", bound=type[Operator])
 _OPERATORS: dict[str, type[Operator]] = {}
 _UPGRADES: dict[str, list[tuple[int, Callable[..., Any]]]] = {}
+_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
 _INSTANTIATIONS: dict[str, dict[str, None]] = {}
 
 
@@ -232,6 +237,26 @@ def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..
 def upgrades_for(name: str, opset: int) -> tuple[Callable[..., Any], ...]:
     """Return the upgrades a node of this operator and opset needs, oldest first."""
     return tuple(function for below, function in _UPGRADES.get(name, ()) if opset < below)
+
+
+def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function that says in other operators what a node of this operator does.
+
+    For operators whose output size depends on data: one node sizes, others write what is cut to the size. The function
+    takes a `gpuexec.graph.Node` and returns a tuple of nodes in order, which make the node's outputs and new values
+    named after it; it stands beside the operator. The pass of the same name applies it.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _DECOMPOSITIONS[name] = function
+        return function
+
+    return register
+
+
+def decomposition_for(name: str) -> Callable[..., Any] | None:
+    """Return the function registered for an operator's qualified name, or None."""
+    return _DECOMPOSITIONS.get(name)
 
 
 def instantiate(source: str, expressions: Iterable[str]) -> None:

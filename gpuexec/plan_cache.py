@@ -1,4 +1,4 @@
-"""The plans of a Worker: found by what planning read, made when they are new, recorded when they first run.
+"""The plans of a graph: found by what planning read, made when they are new, recorded when they first run.
 
 The key of a plan holds the shapes of the inputs and the content of those that planning read. One plan serves a size
 class; each size of it is a variant, for which nothing is compiled.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError, PlanError
-from gpuexec.inputs import GivenInput, HostArray
+from gpuexec.graph import Graph
 from gpuexec.memory import Arena, Weights
 from gpuexec.model import Model
 from gpuexec.passes import AT_PLAN, run_passes
@@ -23,13 +23,16 @@ from gpuexec.runtime.device import Recording, Region, Stream
 from gpuexec.spec import TensorSpec
 
 _VARIANTS_KEPT = 256
+# Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
+_SLACK = 2
 _Shapes = tuple[tuple[int, ...], ...]
 _Contents = tuple[tuple[str, bytes], ...]
+_Axis = tuple[str, int]
 
 
 @dataclass(slots=True)
 class PlanCounters:
-    """What a cache has made so far; times in milliseconds."""
+    """What was made so far; times in milliseconds."""
 
     plans: int = 0
     variants: int = 0
@@ -37,12 +40,27 @@ class PlanCounters:
     compile_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """Where the plans of a Worker are made and run: what all its caches share."""
+
+    model: Model
+    backend: Backend
+    weights: Weights
+    arena: Arena
+    counters: PlanCounters = field(default_factory=PlanCounters)
+    # All plans made, newest first.
+    plans: list[Plan] = field(default_factory=list)
+    # What is known of bodies of loops, kept from run to run; see `gpuexec.loops`.
+    bodies: dict[object, object] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False)
 class Prepared:
-    """A template with its recordings: made when first run, made again when the arena moves."""
+    """A template with its recording: made when first run, made again when the arena moves."""
 
     template: Template
-    recordings: list[Recording] | None = None
+    recording: Recording | None = None
     generation: int = -1
     current: Variant | None = None
 
@@ -53,7 +71,7 @@ class Prepared:
 
     @property
     def segment(self) -> Segment:
-        """The plan's one segment: models without host reads have no other step."""
+        """The plan's commands."""
         (segment,) = (step for step in self.plan.steps if isinstance(step, Segment))
         return segment
 
@@ -67,38 +85,35 @@ class Choice:
 
 
 class PlanCache:
-    """Finds, makes and records plans of a model on a backend. The only caller of the planner."""
+    """Finds, makes and records plans of a graph. The only caller of the planner."""
 
-    def __init__(self, model: Model, backend: Backend, weights: Weights, arena: Arena) -> None:
-        self._model, self._backend, self._weights, self._arena = model, backend, weights, arena
+    def __init__(self, graph: Graph, site: Site) -> None:
+        self._graph, self._site = graph, site
         self._prepared: list[Prepared] = []
         self._choices: OrderedDict[tuple[_Shapes, _Contents], Choice] = OrderedDict()
         # Which inputs' contents plans of these shapes depend on.
         self._reads: dict[_Shapes, set[tuple[str, ...]]] = {}
-        self.counters = PlanCounters()
+        # Axes of undeclared inputs that were met with two extents, and the shapes met first.
+        self._free: set[_Axis] = set()
+        self._first: _Shapes | None = None
 
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans made so far, newest first."""
-        return tuple(prepared.plan for prepared in self._prepared)
-
-    def choose(self, given: Mapping[str, GivenInput]) -> Choice:
-        """Return the plan and variant for these inputs, making them if they are new.
+    def choose(self, specs: Mapping[str, TensorSpec]) -> Choice:
+        """Return the plan and variant for inputs of these specs (with content where it is on the host), or make them.
 
         Raises:
             InputError: The inputs don't fit the graph; names the node.
-            UnsupportedError: Operators without a lowering; lists all.
+            NeedsHostValue: A shape depends on content that is not on the host.
         """
-        shapes = tuple(given[port.name].spec.shape for port in self._model.inputs)
+        shapes = tuple([specs[value.name].shape for value in self._graph.inputs])
         for names in self._reads.get(shapes, ()):
-            contents = _contents(given, names)
+            contents = _contents(specs, names)
             choice = None if contents is None else self._choices.get((shapes, contents))
             if choice is not None and contents is not None:
                 self._choices.move_to_end((shapes, contents))
                 return choice
-        choice = self._make(given)
+        choice = self._make(specs, shapes)
         names = tuple(sorted({read.input for read in choice.prepared.plan.reads}))
-        contents = _contents(given, names)
+        contents = _contents(specs, names)
         assert contents is not None, "planning read what is not on the host"
         self._reads.setdefault(shapes, set()).add(names)
         self._choices[shapes, contents] = choice
@@ -110,62 +125,76 @@ class PlanCache:
 
     def record(self, choice: Choice, stream: Stream) -> Recording:
         """Return the recording of the choice's plan, set to its variant; new weights are uploaded on ``stream``."""
-        prepared, plan = choice.prepared, choice.prepared.plan
-        memory = self._arena.reserve(plan.layout.nbytes)
-        if prepared.recordings is None or prepared.generation != self._arena.generation:
-            places = self._weights.place(plan.buffers, stream)
+        prepared, plan, site = choice.prepared, choice.prepared.plan, self._site
+        memory = site.arena.reserve(plan.layout.nbytes)
+        if prepared.recording is None or prepared.generation != site.arena.generation:
+            places = site.weights.place(plan.buffers, stream)
             places.update({b: Region(memory, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
-            prepared.recordings = [self._backend.device.record(prepared.segment, places)]
-            prepared.generation, prepared.current = self._arena.generation, None
-        (recording,) = prepared.recordings
+            prepared.recording = site.backend.device.record(prepared.segment, places)
+            prepared.generation, prepared.current = site.arena.generation, None
         if prepared.current is not choice.variant:
-            recording.patch(choice.variant.segments[0])
+            prepared.recording.patch(choice.variant.segments[0])
             prepared.current = choice.variant
-        return recording
+        return prepared.recording
 
-    def _make(self, given: Mapping[str, GivenInput]) -> Choice:
-        start, compiled = time.perf_counter(), self.counters.compile_ms
-        specs = {name: _spec_of(item) for name, item in given.items()}
-        choice = self._specialise(specs) or self._plan(specs)
-        self.counters.plan_ms += (time.perf_counter() - start) * 1e3 - (self.counters.compile_ms - compiled)
-        self.counters.variants += 1
+    def _make(self, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> Choice:
+        counters = self._site.counters
+        start, compiled = time.perf_counter(), counters.compile_ms
+        self._learn(shapes)
+        choice, is_outgrown = self._specialise(specs)
+        if choice is None:
+            choice = self._plan(specs, _SLACK if is_outgrown else 1)
+        counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
+        counters.variants += 1
         return choice
 
-    def _specialise(self, specs: Mapping[str, TensorSpec]) -> Choice | None:
+    def _learn(self, shapes: _Shapes) -> None:
+        """Note which axes change: those that the model does not declare are known to be free once they did."""
+        if self._first is None:
+            self._first = shapes
+        for value, before, now in zip(self._graph.inputs, self._first, shapes, strict=True):
+            if value.declared is None and before != now and len(before) == len(now):
+                self._free.update((value.name, axis) for axis in range(len(now)) if before[axis] != now[axis])
+
+    def _specialise(self, specs: Mapping[str, TensorSpec]) -> tuple[Choice | None, bool]:
+        """Return a variant of a plan there is, or None and whether one had room for the inputs but not for the rest."""
+        is_outgrown = False
         for prepared in self._prepared:
             if not prepared.template.covers(specs):
                 continue
             try:
-                return Choice(prepared, prepared.template.specialise(specs))
-            except (PlanError, InputError):
-                # This size needs a plan of its own; a fault of the inputs comes up again there.
+                return Choice(prepared, prepared.template.specialise(specs)), False
+            except PlanError:
+                is_outgrown = True
+            except InputError:
+                # A fault of the inputs comes up again when they are planned by themselves.
                 continue
-        return None
+        return None, is_outgrown
 
-    def _plan(self, specs: Mapping[str, TensorSpec]) -> Choice:
-        graph = run_passes(self._model.graph, AT_PLAN, self._model.disabled_passes, specs)
-        self._weights.include(graph.constants)
-        template = plan_graph(graph, specs, self._backend.device.target, self._model.dims)
+    def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> Choice:
+        site = self._site
+        graph = run_passes(self._graph, AT_PLAN, site.model.disabled_passes, specs)
+        site.weights.include(graph.constants)
+        template = plan_graph(
+            graph, specs, site.backend.device.target, site.model.dims, free=frozenset(self._free), slack=slack
+        )
         variant = template.specialise(specs)
         start = time.perf_counter()
-        self._backend.device.load(template.plan.kernels())
-        self.counters.compile_ms += (time.perf_counter() - start) * 1e3
+        site.backend.device.load(template.plan.kernels())
+        site.counters.compile_ms += (time.perf_counter() - start) * 1e3
         prepared = Prepared(template)
         self._prepared.insert(0, prepared)
-        self.counters.plans += 1
+        site.plans.insert(0, template.plan)
+        site.counters.plans += 1
         return Choice(prepared, variant)
 
 
-def _spec_of(item: GivenInput) -> TensorSpec:
-    return item.spec.with_value(item.array) if isinstance(item, HostArray) else item.spec
-
-
-def _contents(given: Mapping[str, GivenInput], names: tuple[str, ...]) -> _Contents | None:
+def _contents(specs: Mapping[str, TensorSpec], names: tuple[str, ...]) -> _Contents | None:
     """Return the content of these inputs; None where one is not on the host."""
     rows = []
     for name in names:
-        item = given[name]
-        if not isinstance(item, HostArray) or item.array is None:
+        content = specs[name].value
+        if content is None:
             return None
-        rows.append((name, item.array.tobytes()))
+        rows.append((name, content.array.tobytes()))
     return tuple(rows)

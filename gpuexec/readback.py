@@ -13,8 +13,9 @@ import numpy as np
 from gpuexec.errors import CancelledError, PendingError
 from gpuexec.fence import Fence, wait_in_loop
 from gpuexec.frames import Lease
+from gpuexec.place import Place
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region
+from gpuexec.runtime.device import Memory, Region, begin_host_read
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -28,10 +29,9 @@ class ReadbackRequest:
     becomes of the tensor and its Worker.
     """
 
-    def __init__(self, backend: Backend, spec: TensorSpec, region: Region, source: Fence, lease: Lease) -> None:
-        self.spec = spec
+    def __init__(self, backend: Backend, place: Place, source: Fence, lease: Lease) -> None:
         self._backend, self._source, self._lease = backend, source, lease
-        self._region: Region | None = region
+        self._place = place
         self._fence = Fence()
         self._fence.stepper = source.stepper
         self._lock = threading.Lock()
@@ -44,7 +44,16 @@ class ReadbackRequest:
 
     def __repr__(self) -> str:
         state = "cancelled" if self._is_cancelled else "done" if self._fence.is_done() else "pending"
-        return f"ReadbackRequest({self.spec}, {state})"
+        return f"ReadbackRequest({self._place.name!r}, {state})"
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype of the data.
+
+        Raises:
+            PendingError: The shape depends on data that is not computed yet.
+        """
+        return self._place.spec
 
     def is_done(self) -> bool:
         """Return whether the data is on the host, or never will be; never waits."""
@@ -91,6 +100,8 @@ class ReadbackRequest:
         """Return the data as a read-only view of the pinned bytes; the view keeps them."""
         if not self.wait(timeout_s):
             raise PendingError(f"The readback is not done after {timeout_s} s.")
+        if self._block is not None:
+            begin_host_read(self._block, self.spec.nbytes)
         return np.asarray(_Pinned(self)).view(self.spec.dtype).reshape(self.spec.shape)
 
     def add_done_callback(self, callback: Callable[[ReadbackRequest], None]) -> None:
@@ -112,12 +123,13 @@ class ReadbackRequest:
 
     def _start(self) -> None:
         """Put the copy on the readback stream, behind the work that makes the data."""
-        region, self._region = self._region, None
-        assert region is not None
         if self._source.failure is not None or self._is_cancelled:
             self._fence.issue((), self._source.failure)
             return
         try:
+            region = self._place.region
+            # What is read stays the request's own, whatever becomes of the tensor.
+            self._place = Place(self._place.name, self._place.spec)
             self._copy(region)
         except BaseException as error:
             self._fence.issue((), error)

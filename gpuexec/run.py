@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.fence import Fence
+from gpuexec.held import Held
 from gpuexec.runtime.backend import Backend
+from gpuexec.syncs import are_syncs_allowed
 from gpuexec.tensor import Tensor
 
 
@@ -25,6 +27,29 @@ class Step:
     waiting: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Nodes that were just put on the stream, or computed on the host; ``left`` guesses how many layers follow."""
+
+    nodes: tuple[str, ...]
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A run can't go on before something outside the stream has happened, or should go on elsewhere.
+
+    ``is_over`` tells whether it has and never waits; ``wait`` does. ``is_work``: what comes next keeps the thread busy.
+    """
+
+    is_over: Callable[[], bool]
+    wait: Callable[[], object]
+    is_work: bool = False
+
+
+Turn = Issued | Pause
+
+
 class Run:
     """One run in flight. Its outputs are Tensors at once; `wait`, `await`, or poll `is_done` for the work."""
 
@@ -34,6 +59,8 @@ class Run:
         self._fence = Fence()
         self._outputs: dict[str, Tensor] = {}
         self._is_cancelled = False
+        # Whether it may wait for the device, on whatever thread, without having been asked to.
+        self.allows_syncs = are_syncs_allowed()
 
     @property
     def outputs(self) -> dict[str, Tensor]:
@@ -76,6 +103,13 @@ class Run:
     def is_cancelled(self) -> bool:
         """Return whether the run was given up."""
         return self._is_cancelled
+
+    def settle(self, made: Mapping[str, Held]) -> None:
+        """Tell the outputs what they are and where: all of the run is on its stream."""
+        for name, tensor in self._outputs.items():
+            region = made[name].region
+            assert region is not None
+            tensor._content.settle(made[name].spec, region)
 
     def __await__(self) -> Generator[Any, None, Run]:
         self._backend.check_process()

@@ -5,7 +5,7 @@ The one dtype table stands here: ONNX code, name, NumPy dtype and CUDA type of e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -128,6 +128,29 @@ class TensorSpec:
     def of(array: np.ndarray[Any, Any]) -> TensorSpec:
         """Return the spec of an array with its content known."""
         return TensorSpec(array.shape, array.dtype, HostValue(array))
+
+
+# What NumPy and 64-bit offsets can address: axes, and bytes where an extent of 0 counts as 1.
+MOST_AXES = 64
+MOST_BYTES = 2**63 - 1
+
+
+def check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    """Check that a tensor of this shape can exist.
+
+    Raises:
+        InputError: It has a negative extent, or more axes or bytes than can be addressed.
+    """
+    nbytes = dtype.itemsize
+    for extent in shape:
+        nbytes *= extent or 1
+    if len(shape) > MOST_AXES:
+        raise InputError(f"a {dtype.name} tensor of {len(shape)} axes can't exist: expected at most {MOST_AXES}.")
+    if nbytes > MOST_BYTES or min(shape, default=0) < 0:
+        listed = ",".join(map(str, shape))
+        raise InputError(
+            f"{dtype.name}[{listed}] can't exist: expected extents of 0 or more, and at most 2**63 - 1 bytes."
+        )
 
 
 @dataclass(frozen=True, slots=True)

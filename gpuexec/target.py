@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import InputError
 
@@ -29,6 +29,9 @@ class Target:
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     shared_bytes_per_block: int = 0
     warp_size: int = 32
+    # The most a tensor of a plan, or all of them, may take; without a device what 47-bit addresses reach. Two targets
+    # that differ in nothing else are equal: the same plan comes out, where one comes out.
+    memory_bytes: int = field(default=1 << 47, compare=False)
 
     @property
     def name(self) -> str:
@@ -39,6 +42,10 @@ class Target:
     def has_kernels(self) -> bool:
         """Whether plans hold launches; a ``cpu`` plan holds host calls only."""
         return self.kind == "cuda"
+
+    def with_memory(self, memory_bytes: int) -> Target:
+        """Return the target with a limit of memory."""
+        return replace(self, memory_bytes=memory_bytes)
 
     @staticmethod
     def named(name: str) -> Target:

@@ -35,7 +35,11 @@ class Tensor:
 
     @property
     def spec(self) -> TensorSpec:
-        """Shape and dtype."""
+        """Shape and dtype.
+
+        Raises:
+            PendingError: The shape depends on data that is not computed yet; `ready` waits for it.
+        """
         return self._content.spec
 
     # ---- what it is
@@ -47,8 +51,12 @@ class Tensor:
 
     @property
     def max_shape(self) -> tuple[int, ...]:
-        """The largest extents the shape can have once it is known; the shape itself where it is."""
-        return self.spec.shape
+        """The largest extents the shape can have; the shape itself once it is known.
+
+        Raises:
+            PendingError: No bound is known.
+        """
+        return self._content.place.largest.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -82,7 +90,9 @@ class Tensor:
 
     def __repr__(self) -> str:
         state = "closed" if self._content.is_closed else "done" if self._content.fence.is_done() else "pending"
-        return f"Tensor({self.name!r}, {self.spec}, {self._content.backend.device.name}, {state})"
+        place = self._content.place
+        spec = place.spec if place.is_known else "shape not known yet"
+        return f"Tensor({self.name!r}, {spec}, {self._content.backend.device.name}, {state})"
 
     # ---- waiting for the run that makes it
 
@@ -123,11 +133,13 @@ class Tensor:
         """
         if out is None:
             return self.readback_and_clone()
+        request = self.readback_request()
+        self._content.fence.wait_issued()
         if out.shape != self.shape or out.dtype != self.dtype:
             raise InputError(
                 f"Tensor {self.name!r} is {self.spec}, `out` is {TensorSpec(out.shape, out.dtype)}.", value=self.name
             )
-        np.copyto(out, self.readback_request().view())
+        np.copyto(out, request.view())
         return out
 
     def download_to_native_array(self) -> Array:

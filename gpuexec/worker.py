@@ -16,11 +16,13 @@ from gpuexec.fence import Fence
 from gpuexec.frames import Lease
 from gpuexec.inputs import GivenInput, HostArray, check_shapes
 from gpuexec.model import Model, ModelPort
+from gpuexec.place import Place
 from gpuexec.plan import Plan
 from gpuexec.run import Run, Step
 from gpuexec.runtime.backend import Backend, BackendType, choose_backend
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
+from gpuexec.syncs import CallRow, ReadRow
 from gpuexec.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -30,9 +32,9 @@ Array = np.ndarray[Any, Any]
 class Report:
     """What a Worker did and where: counted, named, nothing hidden.
 
-    ``host_calls`` are operators that ran on the host although the device has kernels; ``host_reads`` the values read
-    back to decide what to run; ``host_syncs`` what the caller waited for without having asked by name. All are (what,
-    why) rows. Times in milliseconds.
+    ``host_calls`` are nodes that ran on the host although the device has kernels; ``host_reads`` the values read back
+    to go on; ``host_syncs`` what the caller waited for without having asked by name: (what, why) rows. Times in
+    milliseconds.
     """
 
     backend: str
@@ -42,8 +44,8 @@ class Report:
     variants: int
     plan_ms: float
     compile_ms: float
-    host_calls: tuple[tuple[str, str], ...]
-    host_reads: tuple[tuple[str, str], ...]
+    host_calls: tuple[CallRow, ...]
+    host_reads: tuple[ReadRow, ...]
     host_syncs: tuple[tuple[str, str], ...]
 
 
@@ -60,6 +62,10 @@ class Worker:
             somebody still reads waits for it on the stream; the caller does not wait.
         stream: A stream of the caller's to run on, instead of one of the Worker's: an object with ``__cuda_stream__``
             or a handle.
+        strict: Refuse a model for which the host would have to read from the device, or to compute for it, with
+            ImplicitSyncError: in `schedule`, before any work, where that is known then.
+        synchronous: Finish each command before the next, in the call; an error names the node that failed. For
+            finding faults.
 
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
@@ -67,7 +73,14 @@ class Worker:
     """
 
     def __init__(
-        self, model: Model, *, backend: BackendType | Backend = BackendType.AUTO, frames: int = 2, stream: object = None
+        self,
+        model: Model,
+        *,
+        backend: BackendType | Backend = BackendType.AUTO,
+        frames: int = 2,
+        stream: object = None,
+        strict: bool = False,
+        synchronous: bool = False,
     ) -> None:
         model.check_process()
         if frames < 1:
@@ -76,7 +89,12 @@ class Worker:
         chosen = choose_backend(backend) if isinstance(backend, BackendType) else (backend, backend.reason)
         self._backend, self._reason = chosen
         self._engine = Engine(
-            model, self._backend, frames, None if stream is None else open_stream(self._backend, stream)
+            model,
+            self._backend,
+            frames,
+            None if stream is None else open_stream(self._backend, stream),
+            is_strict=strict,
+            is_synchronous=synchronous,
         )
         self._last: Run | None = None
         self._progress = 0.0
@@ -116,16 +134,18 @@ class Worker:
         nothing. A newer run makes the iterator stale: advancing it raises StaleError.
         """
         with self._engine.entering():
-            run, count, steps = self._engine.begin(inputs, copy=copy)
-            self._last, self._progress = run, 0.0
-            return self._follow(steps, count)
+            self._last, steps = self._engine.begin(inputs, copy=copy)
+            self._progress = 0.0
+            return self._follow(steps)
 
     execute_async = schedule_iterable
     start_manual_schedule = schedule_iterable
 
-    def _follow(self, steps: Iterator[Step], count: int) -> Iterator[Step]:
-        for step in steps:
-            self._progress = (step.index + (not step.waiting)) / count if count else 0.0
+    def _follow(self, steps: Iterator[tuple[Step, int]]) -> Iterator[Step]:
+        for step, left in steps:
+            issued = step.index + (not step.waiting)
+            # How long loops run is not known beforehand; what was shown is not taken back.
+            self._progress = max(self._progress, issued / max(issued + left, 1))
             yield step
         self._progress = 1.0
 
@@ -134,8 +154,10 @@ class Worker:
         """Share of the present run's layers that are on the stream, 0 to 1; 0 as soon as a manual schedule starts."""
         return self._progress
 
-    def prepare(self, inputs: object = None) -> Plan:
-        """Plan, compile and allocate for these inputs without running; return the plan.
+    def prepare(self, inputs: object = None) -> Plan | None:
+        """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
+
+        What depends on data is planned when the data is there. None: the run begins on the host.
 
         Args:
             inputs: As for `schedule`, with a shape (a tuple) in place of any array; inputs of fixed shape need not be
@@ -172,10 +194,12 @@ class Worker:
         with self._engine.entering():
             source = self._require_run().peek_output(name)._content
             source.check()
+            source.wait_known("copied before its shape was known")
             if out is None:
                 region = Region(self._backend.device.allocate(max(source.spec.nbytes, 1)), 0, source.spec.nbytes)
                 lease = Lease(self._backend)
-                out = Tensor(Content(source.name, source.spec, self._backend, region, Fence.of(), lease, None))
+                place = Place(source.name, source.spec, region)
+                out = Tensor(Content(source.name, self._backend, place, Fence.of(), lease, None))
             target = out._content
             if (
                 target.spec != source.spec
@@ -236,12 +260,11 @@ class Worker:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans made so far, newest first."""
-        return self._engine.plans.plans
+        return tuple(self._engine.site.plans)
 
     def report(self) -> Report:
         """Return what was done so far."""
-        counters, plans = self._engine.plans.counters, self._engine.plans.plans
-        on_device = [plan for plan in plans if plan.target != "cpu"]
+        counters, syncs = self._engine.site.counters, self._engine.syncs
         return Report(
             backend=self._backend.device.name,
             reason=self._reason,
@@ -250,22 +273,21 @@ class Worker:
             variants=counters.variants,
             plan_ms=counters.plan_ms,
             compile_ms=counters.compile_ms,
-            host_calls=tuple(
-                (call.operator, "no lowering for this device") for plan in on_device for call in plan.host_calls()
-            ),
-            host_reads=tuple(row for plan in on_device for row in plan.host_reads()),
-            host_syncs=tuple(self._engine.turns.syncs),
+            host_calls=syncs.calls,
+            host_reads=syncs.reads,
+            host_syncs=tuple(syncs.waits),
         )
 
     def memory_stats(self) -> dict[str, int]:
-        """Return bytes held: ``arena`` beside ``arena_lower_bound``, ``weights``, ``frames``, ``pinned``.
+        """Return bytes held: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``, ``pinned``.
 
         Weights are the model's and shared by its Workers on a device; pinned bytes are the device's and shared by all.
         """
         engine = self._engine
         return {
             "arena": engine.arena.nbytes,
-            "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.plans.plans), default=0),
+            "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.site.plans), default=0),
+            "exchange": engine.pool.nbytes,
             "weights": engine.weights.nbytes,
             "frames": sum(frame.nbytes for frame in engine.frames),
             "pinned": self._backend.staging.nbytes,
@@ -280,7 +302,15 @@ class Worker:
             f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
             "  memory " + ", ".join(f"{name} {nbytes:,} B" for name, nbytes in memory.items()),
         ]
-        lines += [f"  host call {operator}: {reason}" for operator, reason in report.host_calls]
+        lines += [
+            f"  host call {row.node} ({row.operator}), {row.times} times, {row.computed_ms:.2f} ms: {row.why}"
+            for row in report.host_calls
+        ]
+        lines += [
+            f"  host read {row.value} for {row.node} ({row.why}), {row.times} times, {row.nbytes} B,"
+            f" waited {row.waited_ms:.2f} ms, copied {row.copied_ms:.2f} ms"
+            for row in report.host_reads
+        ]
         lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
         return "\n".join(lines)
 

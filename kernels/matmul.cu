@@ -5,6 +5,9 @@ constexpr int kMaxBatchAxes = 8;
 constexpr int kFewRows = 4;     // up to here a block makes 8 columns instead of a tile
 constexpr int kFewColumns = 8;
 constexpr int kFolds = 32;      // partial sums of one element: of k, k + 32, k + 64, ...
+// Blocks on a multiprocessor at a time: 64-bit integer products spill on sm_100 where registers must do for two.
+template <class T>
+constexpr int kBlocksAtOnce = kIsInteger<T> && sizeof(T) == 8 ? 1 : 2;
 
 // Packed by launch_gemm of gpuexec/ops/matmul.py. Strides are in elements.
 struct Gemm {
@@ -78,7 +81,7 @@ __device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* 
 // Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such
 //           sums over every 32nd k, added in order
 template <class T>
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
     gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm) {
   bool has_few_rows = gemm.rows <= kFewRows;
   i64 tile_columns = has_few_rows ? kFewColumns : kTile;

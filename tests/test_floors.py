@@ -14,15 +14,16 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
 # package anything goes. The modules that users hold have an order, so each is a floor of its own here.
 HELD = (
-    *("model", "memory", "fence", "frames", "readback", "content", "exchange", "tensor", "inputs"),
-    *("plan_cache", "run", "binding", "driver_thread", "issuer", "engine", "program", "worker"),
+    *("model", "memory", "pool", "fence", "syncs", "frames", "place", "readback", "content", "exchange", "tensor"),
+    *("inputs", "plan_cache", "part", "held", "run", "binding", "loops", "course", "driver_thread", "issuer"),
+    *("engine", "program", "worker"),
 )
 FLOORS = (
     ("errors", "knobs"),
     ("geometry", "spec", "target"),
     ("command",),
     ("operator",),
-    ("graph", "plan"),
+    ("graph", "plan", "apply"),
     ("plan_json",),  # beside the plan, which it writes down
     ("ops",),
     ("importer", "passes", "planner", "runtime"),

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from gpuexec.errors import ModelError
-from gpuexec.graph import Graph, Node, RawNode, Value, check
+from gpuexec.graph import Graph, Node, RawNode, Value, bodies, check, walk, with_bodies
+from gpuexec.operator import Operator
 from tests.operators import GraphBuilder, Scale, Sum
 
 X, Y, Z = Value("x"), Value("y"), Value("z")
+
+
+@dataclass(frozen=True, slots=True)
+class Within(Operator):
+    """An operator with a body."""
+
+    body: Graph
+    size: int = 1
 
 
 def node(source: Value | None, target: Value | None, name: str = "n") -> Node:
@@ -38,11 +48,29 @@ def test_graph_in_order_passes() -> None:
         (Graph((X, X), (X,), (), {}), "listed twice"),
         (Graph((X,), (X,), (), {X: np.zeros(1)}), "listed twice"),
         (Graph((X, Value("x")), (X,), (), {}), "two inputs are called 'x'"),
+        (Graph((X,), (X,), (node(X, Value("x")),), {}), "two values are called 'x'"),
+        (Graph((X,), (X,), (), {Value("x"): np.zeros(1)}), "two values are called 'x'"),
+        (
+            Graph((X,), (Z,), (Node(Within(Graph((X,), (Y,), (), {})), (X,), (Z,), "n"),), {}),
+            "'n': .* output %y is made",
+        ),
     ],
 )
 def test_graph_that_breaks_the_grammar_is_refused(graph: Graph, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         check(graph)
+
+
+def test_bodies_are_found_walked_and_replaced() -> None:
+    innermost = Graph((X,), (X,), (), {})
+    inner = Graph((X,), (Y,), (Node(Within(innermost), (X,), (Y,), "n"),), {})
+    outer = Graph((X,), (Y,), (node(X, Z), Node(Within(inner, size=3), (Z,), (Y,), "m")), {})
+    check(outer)
+    assert list(walk(outer)) == [outer, inner, innermost]
+    assert bodies(Scale()) == ()
+    changed = with_bodies(outer.nodes[1].operator, [innermost])
+    assert changed == Within(innermost, size=3)
+    assert repr(inner) == "Graph('', 1 nodes)"
 
 
 def test_producers_consumers_and_values() -> None:

@@ -24,7 +24,7 @@ from tests.small_models import (
     two_layers,
 )
 
-LATER_NAMES = ("math", "strict", "synchronous", "budget_ms")
+LATER_NAMES = ("math", "budget_ms")
 
 
 # ---- running
@@ -66,7 +66,7 @@ def test_names_of_later_work_are_absent() -> None:
     for name in LATER_NAMES:
         with pytest.raises(TypeError, match=name):
             gx.Worker(affine(), backend=CPU, **{name: None})  # type: ignore[arg-type]
-    assert not hasattr(gx, "Program") and not hasattr(gx, "no_implicit_sync")
+    assert not hasattr(gx, "Program")
     assert not hasattr(gx.BackendType, "GPU_PIXEL") and not hasattr(gx.Worker, "state")
 
 

@@ -1,4 +1,4 @@
-"""gpuexec run | info | explain | doctor: models from the terminal."""
+"""gpuexec run | info | explain | doctor | sanitize: models and kernels from the terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpuexec.errors import GpuexecError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status (0, or 1 after an error in one line)."""
+    """Run the command line; return the exit status (0, or 1 after an error in one line; a command may have others)."""
     parser = argparse.ArgumentParser(
         prog="gpuexec", description="Run array programs (ONNX models) and see how they run."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor")
-    from gpuexec.cli import doctor, explain, info, run
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor | sanitize")
+    from gpuexec.cli import doctor, explain, info, run, sanitize
 
-    for module in (run, info, explain, doctor):
+    for module in (run, info, explain, doctor, sanitize):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

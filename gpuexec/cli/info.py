@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from gpuexec import model as models
+from gpuexec.graph import walk
 
 
 def add_parser(commands: Any) -> None:
@@ -35,10 +36,16 @@ def main(options: argparse.Namespace) -> int:
         for port in rows:
             ports.add_row(kind, port.name, escape(str(port.spec)))
     console.print(ports)
-    weights = sum(array.nbytes for array in model.graph.constants.values())
-    console.print(f"{info.node_count} nodes, {len(model.graph.nodes)} after the load passes; weights {weights:,} bytes")
+    graphs = list(walk(model.graph))
+    weights = sum(array.nbytes for graph in graphs for array in graph.constants.values())
+    inner = sum(len(graph.nodes) for graph in graphs[1:])
+    where = f", {inner} of them in {len(graphs) - 1} bodies of If, Loop and Scan" if len(graphs) > 1 else ""
+    console.print(
+        f"{info.node_count} nodes, {len(model.graph.nodes) + inner} after the load passes{where}; "
+        f"weights {weights:,} bytes"
+    )
     operators = Table("operator", "nodes", box=None)
-    for name, count in Counter(node.operator.name for node in model.graph.nodes).most_common():
+    for name, count in Counter(node.operator.name for graph in graphs for node in graph.nodes).most_common():
         operators.add_row(name, str(count))
     console.print(operators)
     return 0

@@ -1,23 +1,28 @@
 """Function operators -> the nodes of their ONNX bodies.
 
 Two kinds: functions that stand in the model, and operators that ONNX itself defines by a body. Of both, those that are
-registered here stay as they are; the rest is expanded, to any depth. onnx's inliner does it, on a copy without weights.
+registered here stay as they are; the rest is expanded, to any depth, in bodies of If, Loop and Scan too. onnx's inliner
+does it, on a copy without weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import onnx
-from onnx import helper, inliner
+from onnx import defs, helper, inliner, shape_inference
 
 from gpuexec.errors import ModelError
+from gpuexec.importer.growth import check_growth
+from gpuexec.importer.order import walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.operator import find_operator, qualified, upgrades_for
 
 # Initializers of up to this many elements stay in the copy: the types of some bodies depend on them.
 _SMALL_ELEMENTS = 64
 _DEEPEST = 16
+_BODIES = "gpuexec.bodies"  # the domain of functions that stand for single nodes
 Opsets = dict[str, int]
 
 
@@ -43,6 +48,7 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
     functions = [f for f in model.functions if not is_runnable(f.name, f.domain, opsets.get(f.domain, 1))]
     if not functions and not _find_bodies(nodes, opsets):
         return list(nodes)
+    check_growth(nodes, functions)
     copy = _copy_without_weights(model, nodes)
     if functions:
         copy.functions.extend(functions)
@@ -63,10 +69,10 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
     return list(copy.graph.node)
 
 
-def _find_bodies(nodes: Iterable[onnx.NodeProto], opsets: Opsets) -> set[tuple[str, str]]:
+def _find_bodies(nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> set[tuple[str, str]]:
     """Return (domain, operator) of the nodes that do not run by themselves and have a body in ONNX."""
     found = set()
-    for key in {(node.domain, node.op_type) for node in nodes}:
+    for key in {(node.domain, node.op_type) for node in walk_nodes(nodes)}:
         domain, op_type = key
         opset = opsets.get("" if domain == "ai.onnx" else domain, 1)
         schema = None if is_runnable(op_type, domain, opset) else find_schema(op_type, domain, opset)
@@ -76,12 +82,107 @@ def _find_bodies(nodes: Iterable[onnx.NodeProto], opsets: Opsets) -> set[tuple[s
 
 
 def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto | None:
+    _write_defaults(model, key)
+    if all((node.domain, node.op_type) != key for node in model.graph.node):
+        model = _show_types(model)
     try:
         expanded = inliner.inline_selected_functions(model, [key], inline_schema_functions=True)
     except (RuntimeError, ValueError):
-        return None
-    is_left = any((node.domain, node.op_type) == key for node in expanded.graph.node)
+        return _expand_past_absent(model, key)
+    is_left = any((node.domain, node.op_type) == key for node in walk_nodes(expanded.graph.node))
     return None if is_left else expanded
+
+
+def _expand_past_absent(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto | None:
+    """Expand nodes that leave out an input between others, for which onnx's inliner finds no type and gives up.
+
+    ONNX makes a body for each such node as a function of the model, and these are then expanded.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes = [node for node in copy.graph.node if (node.domain, node.op_type) == key]
+    opset, schema = _schema_in(model, key)
+    version = max((v for v in schema.context_dependent_function_opset_versions if v <= opset), default=None)
+    if not nodes or version is None:
+        return None
+    try:
+        types = _find_types(model)
+        for index, node in enumerate(nodes):
+            given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+            body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), given)
+            function = onnx.FunctionProto.FromString(body)
+            if not function.node or not _means_the_same(function.node, version, opset):
+                return None  # some types are unknown, or the body is of another time
+            del function.opset_import[:]
+            function.opset_import.extend(model.opset_import)
+            function.domain, function.name = _BODIES, f"{node.op_type}{index}"
+            node.domain, node.op_type = function.domain, function.name
+            copy.functions.append(function)
+        copy.opset_import.append(helper.make_opsetid(_BODIES, 1))
+        return inliner.inline_local_functions(copy)
+    except (RuntimeError, ValueError, defs.SchemaError, onnx.checker.ValidationError):
+        return None
+
+
+def _means_the_same(nodes: Sequence[onnx.NodeProto], version: int, opset: int) -> bool:
+    """Return whether nodes of a body, written for an opset, are in the newest form of another too."""
+
+    def since(node: onnx.NodeProto, opset: int) -> int:
+        schema: Any = defs.get_schema(node.op_type, opset, node.domain)
+        return int(schema.since_version)
+
+    return all(since(node, version) == since(node, opset) for node in nodes)
+
+
+def _schema_in(model: onnx.ModelProto, key: tuple[str, str]) -> tuple[int, Any]:
+    """Return the model's opset in the domain of an operator, and ONNX's description of the operator there."""
+    opsets: Opsets = {}
+    _add_opsets(model, opsets)
+    domain = "" if key[0] == "ai.onnx" else key[0]
+    opset = opsets.get(domain, 1)
+    # Any: the type stubs of onnx 1.23 lack some of it.
+    return opset, defs.get_schema(key[1], opset, domain)
+
+
+def _find_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    graph = shape_inference.infer_shapes(model).graph
+    types = {info.name: info.type for info in (*graph.input, *graph.value_info, *graph.output)}
+    for tensor in graph.initializer:
+        types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+    return types
+
+
+def _write_defaults(model: onnx.ModelProto, key: tuple[str, str]) -> None:
+    """Give the nodes the defaults of attributes they lack: onnx's inliner forgets them where a body refers to them."""
+    _, schema = _schema_in(model, key)
+    if not schema.has_function:
+        return  # the body is made for the node, and whoever makes it knows the defaults
+    defaults = [attribute.default_value for attribute in schema.attributes.values() if attribute.default_value.name]
+    for node in walk_nodes(model.graph.node):
+        if (node.domain, node.op_type) == key:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(default for default in defaults if default.name not in given)
+
+
+def _show_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the types of values in bodies said in its graph, the one place where the inliner looks.
+
+    Of a name that has two types in two bodies none is said.
+    """
+    try:
+        typed = shape_inference.infer_shapes(model)
+    except (RuntimeError, ValueError):
+        return model
+    rows: dict[str, list[onnx.ValueInfoProto]] = {}
+    for body in walk_graphs(typed.graph.node):
+        for info in (*body.input, *body.value_info, *body.output):
+            rows.setdefault(info.name, []).append(info)
+    known = {info.name for info in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)}
+    for name, infos in rows.items():
+        kinds = {info.type.tensor_type.elem_type for info in infos}
+        if name not in known and len(kinds) == 1:
+            typed.graph.value_info.append(infos[0])
+    return typed
 
 
 def _copy_without_weights(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:

@@ -10,15 +10,19 @@ import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graph import Graph, Node, Value, bodies
+from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.operator import describe
+from gpuexec.ops.control import count_own_inputs
 from gpuexec.ops.shape import from_literal
 from gpuexec.spec import dtype_row
 
 # The newest opset that the engines used as oracles know.
 EXPORT_OPSET = 24
 EXPORT_IR_VERSION = 10
+# What operators with bodies say of themselves beside ONNX's attributes.
+_COUNTS = ("carried", "states")
 _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 # Types of an attribute, single and as a list, by the type of its (first) item.
 _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
@@ -32,7 +36,8 @@ _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
 def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
     """Return the graph as an ONNX model, constants as initializers.
 
-    Names stay as they are; where two values share one, the later gets a number.
+    Names stay as they are; where two values share one, in whatever bodies, the later gets a number. What bodies capture
+    they name as the graph around them does.
 
     Args:
         graph: What to write; every input must have a declared type.
@@ -41,9 +46,10 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
     Raises:
         InputError: An input has no declared type, or an attribute has no form in this opset.
     """
-    names = _name_values(graph)
+    names: dict[Value, str] = {}
+    _name_values(graph, names, set())
     nodes = [proto for node in graph.nodes for proto in _write_node(node, names, opset)]
-    domains = sorted({node.domain for node in nodes if node.domain})
+    domains = sorted({node.domain for node in walk_nodes(nodes) if node.domain})
     proto = helper.make_graph(
         nodes,
         graph.name or "graph",
@@ -55,10 +61,11 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
     return helper.make_model(proto, opset_imports=opsets, ir_version=EXPORT_IR_VERSION, producer_name="gpuexec")
 
 
-def _name_values(graph: Graph) -> dict[Value, str]:
-    """Give every value a name of its own; inputs and outputs come first, since theirs are what users know."""
-    names: dict[Value, str] = {}
-    taken: set[str] = set()
+def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None:
+    """Give every value a name of its own; inputs and outputs come first, since theirs are what users know.
+
+    A value of a body that captures one of the graph around it goes by the other's name.
+    """
     for value in (*graph.inputs, *graph.outputs, *graph.values()):
         if value not in names:
             name = value.name or "value"
@@ -66,7 +73,11 @@ def _name_values(graph: Graph) -> dict[Value, str]:
                 name = next(new for new in (f"{name}.{i}" for i in count(2)) if new not in taken)
             taken.add(name)
             names[value] = name
-    return names
+    for node in graph.nodes:
+        for body in bodies(node.operator):
+            captured = [names[value] for value in node.inputs[count_own_inputs(node.operator) :] if value is not None]
+            names.update(zip(body.inputs[len(body.inputs) - len(captured) :], captured, strict=True))
+            _name_values(body, names, taken)
 
 
 def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.NodeProto]:
@@ -79,6 +90,16 @@ def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.No
         outputs = [name or f"{node.name}.unwanted{index}" for index, name in enumerate(outputs)]
     proto = helper.make_node(op_type, inputs, outputs, name=node.name, domain=domain or None)
     given = {key: value for key, value in attributes if value is not None}
+    if bodies(node.operator):
+        own = count_own_inputs(node.operator)
+        del proto.input[own:]
+        captures = len(node.inputs) - own
+        for key in _COUNTS:
+            given.pop(key, None)
+        for key in [key for key, value in given.items() if isinstance(value, Graph)]:
+            proto.attribute.append(
+                helper.make_attribute(key, _write_body(given.pop(key), f"{node.name}.{key}", captures, names, opset))
+            )
     is_flat = op_type in _FLATTENING and bool(given.pop("flatten", 0))
     for key, value in given.items():
         if schema is not None and key not in schema.attribute_types:
@@ -86,6 +107,24 @@ def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.No
             raise InputError(message, node=node.name)
         proto.attribute.append(_write_attribute(node, key, value, schema.attribute_types[key] if schema else None))
     return _write_flattened(proto, given.get("axis", -1)) if is_flat else [proto]
+
+
+def _write_body(body: Graph, name: str, captures: int, names: dict[Value, str], opset: int) -> onnx.GraphProto:
+    """Write a body. An output that no node of it makes, or that is given twice, is written as an Identity."""
+    nodes = [proto for node in body.nodes for proto in _write_node(node, names, opset)]
+    made = {value for node in body.nodes for value in node.outputs if value is not None}
+    outputs = []
+    for index, value in enumerate(body.outputs):
+        info = _write_info(value, names, is_input=False)
+        if value not in made:
+            info.name = f"{name}.output{index}"
+            nodes.append(helper.make_node("Identity", [names[value]], [info.name]))
+        made.discard(value)
+        outputs.append(info)
+    own = body.inputs[: len(body.inputs) - captures]
+    constants = [numpy_helper.from_array(np.asarray(array), names[value]) for value, array in body.constants.items()]
+    inputs = [_write_info(value, names, is_input=False) for value in own]
+    return helper.make_graph(nodes, body.name or name, inputs, outputs, constants)
 
 
 def _write_flattened(proto: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:

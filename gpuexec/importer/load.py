@@ -16,16 +16,15 @@ import onnx
 import gpuexec.ops  # noqa: F401  the registry is complete once it is imported
 from gpuexec.errors import ModelError
 from gpuexec.graph import Graph, Value, check
+from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions
 from gpuexec.importer.nodes import NodeReader
-from gpuexec.importer.order import sort_nodes
+from gpuexec.importer.order import sort_nodes, walk_nodes
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, read_model
-from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, to_array
 from gpuexec.operator import qualified
-from gpuexec.spec import DeclaredSpec
 
-OLDEST_OPSET, NEWEST_OPSET = 7, 28
+OLDEST_OPSET, NEWEST_OPSET = 1, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class ImportedModel:
     """A graph, and what its file said about itself.
 
     ``opsets`` holds the version of each domain (``""`` is ai.onnx); ``operators`` counts the nodes of the file by
-    operator, before functions are expanded.
+    operator, those in bodies of If, Loop and Scan too, before functions are expanded.
     """
 
     graph: Graph
@@ -65,23 +64,27 @@ def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
 
     Raises:
         InputError: The source is none of these.
-        ModelError: The model can't be read or contradicts itself.
+        ModelError: The model can't be read or contradicts itself; all contradictions are listed.
         UnsupportedError: It asks for operators, attributes or types that are not supported; all of them are listed.
     """
     model, folder, where = read_model(source)
     opsets = _read_opsets(model, where)
     title = name or model.graph.name or Path(where).stem
     problems = Problems()
-    declared = _read_outputs(model.graph, problems)
+    declared = read_outputs(model.graph, problems)
     reader = NodeReader(opsets, folder, problems, declared)
-    _read_constants(model.graph, reader, folder, problems)
-    inputs = _read_inputs(model.graph, reader, problems)
-    nodes = sort_nodes(model.graph.node, reader.values)
-    counts = Counter(qualified(node.op_type, node.domain) for node in nodes)
-    reader.read(expand_functions(model, nodes, opsets))
+    read_constants(model.graph, reader, folder, problems)
+    inputs = read_inputs(model.graph, reader, problems)
+    outputs: list[Value] = []
+    with problems.noting():
+        nodes = sort_nodes(model.graph.node, reader.values)
+        reader.read(expand_functions(model, nodes, opsets))
+        for info in model.graph.output:
+            with problems.noting():
+                outputs.append(reader.find(info.name))
     problems.report(f"{where} (opset {opsets.get('', NEWEST_OPSET)})")
-    outputs = tuple(reader.find(info.name) for info in model.graph.output)
-    graph = Graph(inputs, outputs, tuple(reader.nodes), reader.constants, title)
+    counts = Counter(qualified(node.op_type, node.domain) for node in walk_nodes(nodes))
+    graph = Graph(inputs, tuple(outputs), tuple(reader.nodes), reader.constants, title)
     check(graph)
     return ImportedModel(
         graph=graph,
@@ -111,45 +114,3 @@ def _read_opsets(model: onnx.ModelProto, where: str) -> dict[str, int]:
             "Convert it with onnx.version_converter.convert_version, or export it anew."
         )
     return opsets
-
-
-def _read_constants(graph: onnx.GraphProto, reader: NodeReader, folder: Path | None, problems: Problems) -> None:
-    for tensor in graph.initializer:
-        if not tensor.name:
-            raise ModelError("An initializer has no name.")
-        value = reader.add(Value(tensor.name), "initializer")
-        try:
-            reader.constants[value] = to_array(tensor, folder, f"Initializer %{tensor.name}")
-        except UnsupportedFormError as error:
-            problems.add(str(error), f"initializer %{tensor.name}")
-    for sparse in graph.sparse_initializer:
-        reader.add(Value(sparse.values.name), "initializer")
-        problems.add("sparse tensor", f"initializer %{sparse.values.name}")
-
-
-def _read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> tuple[Value, ...]:
-    initialized = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    inputs = []
-    for info in graph.input:
-        if info.name in initialized:
-            continue
-        spec = None
-        try:
-            spec = declared_spec(info)
-            if spec is None:
-                raise ModelError(f"Input %{info.name} declares no element type.", value=info.name)
-        except UnsupportedFormError as error:
-            problems.add(str(error), f"input %{info.name}")
-        inputs.append(reader.add(Value(info.name, spec), "input"))
-    return tuple(inputs)
-
-
-def _read_outputs(graph: onnx.GraphProto, problems: Problems) -> dict[str, DeclaredSpec | None]:
-    specs: dict[str, DeclaredSpec | None] = {}
-    for info in graph.output:
-        specs[info.name] = None
-        try:
-            specs[info.name] = declared_spec(info)
-        except UnsupportedFormError as error:
-            problems.add(str(error), f"output %{info.name}")
-    return specs

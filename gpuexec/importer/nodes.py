@@ -1,4 +1,4 @@
-"""NodeProto -> Node: attributes to Python, old forms to the newest one, constants aside."""
+"""NodeProto -> Node: attributes to Python, old forms to the newest one, bodies to graphs, constants aside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Array, Node, RawNode, Value
+from gpuexec.graph import Array, Node, RawNode, Value, bodies
+from gpuexec.importer.bodies import BODIES, has_bodies, read_control
+from gpuexec.importer.entries import read_outputs
 from gpuexec.importer.expand import is_runnable
 from gpuexec.importer.order import describe_node
 from gpuexec.importer.problems import Problems
@@ -29,12 +31,14 @@ _PLAIN_CONSTANTS: Mapping[str, Any] = {
 
 
 class NodeReader:
-    """Reads the nodes of one model, in order, and keeps what they make.
+    """Reads the nodes of a graph of the file, in order, and keeps what they make.
 
     Attributes:
         values: Every value so far, by name.
         constants: Arrays of initializers, Constant nodes and upgrades.
         nodes: The nodes read.
+        captures: In a body, the values taken from around it, by their name there.
+        path: Where a body stands, for messages: ``"loop/body/"``; ``""`` for the model's graph.
     """
 
     def __init__(
@@ -43,12 +47,27 @@ class NodeReader:
         folder: Path | None,
         problems: Problems,
         declared: Mapping[str, DeclaredSpec | None],
+        outer: NodeReader | None = None,
+        path: str = "",
     ) -> None:
         self.values: dict[str, Value] = {}
         self.constants: dict[Value, Array] = {}
         self.nodes: list[Node] = []
-        self._opsets, self._folder, self._problems, self._declared = opsets, folder, problems, declared
-        self._taken: set[str] = set()
+        self.captures: dict[str, Value] = {}
+        self.folder, self.problems, self.path = folder, problems, path
+        self._opsets, self._declared, self._outer = opsets, declared, outer
+        self._taken: set[str] = set()  # names of nodes
+        self._reserved: set[str] = set()  # names of values that the file or an upgrade makes
+
+    @property
+    def is_body(self) -> bool:
+        """Whether the graph is the body of a node."""
+        return self._outer is not None
+
+    def open_body(self, graph: onnx.GraphProto, path: str) -> NodeReader:
+        """Return a reader for a body of the node at hand, to whom the values read so far are visible."""
+        declared = read_outputs(graph, self.problems, path)
+        return NodeReader(self._opsets, self.folder, self.problems, declared, self, path)
 
     def add(self, value: Value, kind: str) -> Value:
         """Enter an input or initializer.
@@ -62,24 +81,34 @@ class NodeReader:
         return value
 
     def find(self, name: str) -> Value:
-        """Return the value of a name.
+        """Return the value of a name; in a body, one from around it becomes a capture.
 
         Raises:
             ModelError: Nothing makes it.
         """
         value = self.values.get(name)
+        if value is None and self._outer is not None and self._outer.is_visible(name):
+            value = Value(name, self._outer.find(name).declared)
+            self.values[name] = self.captures[name] = value
         if value is None:
             raise ModelError(f"Output %{name} of the graph is made by no node.", value=name)
         return value
 
+    def is_visible(self, name: str) -> bool:
+        """Return whether a name stands for a value here or around."""
+        return name in self.values or (self._outer is not None and self._outer.is_visible(name))
+
     def read(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Read nodes that stand in executable order. What is not supported is noted, and reading goes on."""
+        """Read nodes that stand in executable order. What is wrong is noted, and reading goes on."""
         nodes = list(nodes)
         given = {node.name for node in nodes if node.name}
+        self._reserved.update(name for node in nodes for name in node.output)
         for index, proto in enumerate(nodes):
             name = self._name(proto, index, given)
             domain = "" if proto.domain == "ai.onnx" else proto.domain
-            raw = self._read_raw(proto, name, domain)
+            raw = None
+            with self.problems.noting(self.path):
+                raw = self._read_raw(proto, name, domain)
             if raw is None:
                 self._make_outputs(proto.output)
             elif raw.op_type == "Constant" and not raw.domain:
@@ -100,27 +129,33 @@ class NodeReader:
         opset = self._opsets.get(domain, 1)
         place = f" ({domain} {opset})" if domain else ""
         if not is_runnable(proto.op_type, domain, opset):
-            self._problems.add(f"operator {proto.op_type}{place}", name)
+            self.problems.add(f"operator {proto.op_type}{place}", self.path + name)
             return None
         schema = find_schema(proto.op_type, domain, opset)
         if schema is not None:
             check_form(proto, schema)
-        attributes = {}
+        attributes: dict[str, Any] = {}
+        inputs = tuple(proto.input)
+        if has_bodies(proto):
+            attributes, inputs = read_control(self, proto, self.path + name, opset)
         for attribute in proto.attribute:
+            if has_bodies(proto) and attribute.name in BODIES[proto.op_type]:
+                continue
             what = f"{describe_node(proto)}: attribute {attribute.name!r}"
             try:
-                attributes[attribute.name] = attribute_value(attribute, self._folder, what)
+                attributes[attribute.name] = attribute_value(attribute, self.folder, what)
             except UnsupportedFormError as error:
-                self._problems.add(f"operator {proto.op_type}{place}, attribute {attribute.name!r}: {error}", name)
+                what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: {error}"
+                self.problems.add(what, self.path + name)
                 return None
-        return RawNode(proto.op_type, domain, name, tuple(proto.input), tuple(proto.output), attributes, opset)
+        return RawNode(proto.op_type, domain, name, inputs, tuple(proto.output), attributes, opset)
 
     def _read_constant(self, raw: RawNode) -> None:
         """Make a constant of a Constant node."""
         outputs = self._make_outputs(raw.outputs)
         key = next(iter(raw.attributes), "no attribute")
         if len(raw.attributes) != 1 or not (key == "value" or key in _PLAIN_CONSTANTS):
-            self._problems.add(f"operator Constant with {', '.join(raw.attributes) or key}", raw.name)
+            self.problems.add(f"operator Constant with {', '.join(raw.attributes) or key}", self.path + raw.name)
             return
         array: Array = np.asarray(raw.attributes[key], _PLAIN_CONSTANTS.get(key))
         array.flags.writeable = False
@@ -132,25 +167,45 @@ class NodeReader:
         label = f"operator {qualified(raw.op_type, raw.domain)}"
         try:
             raw = upgrade_node(raw)
-            operator = build(qualified(raw.op_type, raw.domain), raw.attributes)
+            operators = [build(qualified(each.op_type, each.domain), each.attributes) for each in (*raw.before, raw)]
         except InputError as error:
-            self._problems.add(f"{label}: {str(error).rstrip('.')}", raw.name)
+            self.problems.add(f"{label}: {str(error).rstrip('.')}", self.path + raw.name)
             self._make_outputs(raw.outputs)
             return
         added = {name: self._add_constant(name, array) for name, array in raw.constants.items()}
-        inputs = [added.get(name) or self.values[name] if name else None for name in raw.inputs]
-        while inputs and inputs[-1] is None:
+        for operator, each in zip(operators, raw.before, strict=False):
+            outputs = tuple(Value(self._find_free(name)) for name in each.outputs)
+            self.nodes.append(Node(operator, self._find_inputs(each.inputs, added), outputs, each.name))
+            added.update(zip(each.outputs, outputs, strict=True))
+        inputs = self._find_inputs(raw.inputs, added, keep_absent=bool(bodies(operators[-1])))
+        self.nodes.append(Node(operators[-1], inputs, self._make_outputs(raw.outputs), raw.name))
+
+    def _find_inputs(
+        self, names: Iterable[str], added: Mapping[str, Value], keep_absent: bool = False
+    ) -> tuple[Value | None, ...]:
+        """Return the values of these names, among what an upgrade added first; without absent ones at the end.
+
+        Operators with bodies divide their inputs by position, so they keep those (``keep_absent``).
+        """
+        inputs = [added.get(name) or self.find(name) if name else None for name in names]
+        while inputs and inputs[-1] is None and not keep_absent:
             inputs.pop()
-        self.nodes.append(Node(operator, tuple(inputs), self._make_outputs(raw.outputs), raw.name))
+        return tuple(inputs)
 
     def _add_constant(self, name: str, array: Array) -> Value:
-        """Enter an array that an upgrade added; the file may use its name already."""
-        free = next(new for new in chain((name,), (f"{name}.{i}" for i in count(2))) if new not in self.values)
-        value = self.values[free] = Value(free)
+        """Enter an array that an upgrade added."""
+        value = Value(self._find_free(name))
         array = np.asarray(array)
         array.flags.writeable = False
         self.constants[value] = array
         return value
+
+    def _find_free(self, name: str) -> str:
+        """Return a name like this one for a value that an upgrade added; the file may use it, or use it later."""
+        names = chain((name,), (f"{name}.{i}" for i in count(2)))
+        free = next(new for new in names if new not in self._reserved and not self.is_visible(new))
+        self._reserved.add(free)
+        return free
 
     def _make_outputs(self, names: Iterable[str]) -> tuple[Value | None, ...]:
         """Enter the outputs of a node; that no name comes twice is known from sorting."""
@@ -169,6 +224,8 @@ def upgrade_node(raw: RawNode) -> RawNode:
     Raises:
         InputError: The node has no newest form.
     """
+    if raw.opset < 6:
+        raw = raw.without("consumed_inputs")  # a hint at what may be overwritten, which never changed a result
     for function in upgrades_for(qualified(raw.op_type, raw.domain), raw.opset):
         raw = function(raw)
     return raw

@@ -1,34 +1,60 @@
-"""What a model asks for that is not supported, collected so that all of it is reported together."""
+"""What is wrong with a model, collected so that all of it is reported together: contradictions, and what we lack."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpuexec.errors import UnsupportedError
+from gpuexec.errors import ModelError, UnsupportedError, locate
 
 _NAMES_SHOWN = 4
+_ERRORS_SHOWN = 20
 
 
 @dataclass(slots=True)
 class Problems:
-    """Nodes and values by what is wrong with them, in the order found."""
+    """Nodes and values by what they ask for and is not supported, and contradictions, each in the order found."""
 
     rows: dict[str, list[str]] = field(default_factory=dict)
+    errors: list[ModelError] = field(default_factory=list)
 
     def add(self, what: str, where: str) -> None:
         """Note that ``what`` is not supported, at a node or value."""
         self.rows.setdefault(what, []).append(where)
 
+    @contextmanager
+    def noting(self, path: str = "") -> Iterator[None]:
+        """Note a contradiction instead of raising it, so that reading goes on; ``path`` says in which body it is."""
+        try:
+            yield
+        except ModelError as error:
+            if path:
+                locate(error, path.rstrip("/"))
+            self.errors.append(error)
+
     def report(self, model: str) -> None:
         """Raise if there is anything to report.
 
         Raises:
-            UnsupportedError: Lists each problem with its count and the first names.
+            ModelError: The model contradicts itself; lists each contradiction, and after them what is not supported.
+            UnsupportedError: Lists each thing that is not supported with its count and the first names.
         """
-        if not self.rows:
-            return
         lines = [f"  {what}: {len(names)} ({_shorten(names)})" for what, names in self.rows.items()]
-        raise UnsupportedError(f"{model} uses what is not supported:\n" + "\n".join(lines))
+        if not self.errors:
+            if lines:
+                raise UnsupportedError(f"{model} uses what is not supported:\n" + "\n".join(lines))
+            return
+        first, *others = self.errors
+        if not others and not lines:
+            raise first
+        shown = [f"  {error}" for error in self.errors[:_ERRORS_SHOWN]]
+        if len(self.errors) > _ERRORS_SHOWN:
+            shown.append(f"  and {len(self.errors) - _ERRORS_SHOWN} more like these")
+        if lines:
+            shown += ["and uses what is not supported:", *lines]
+        text = f"{model} contradicts itself:\n" + "\n".join(shown)
+        raise ModelError(text, node=first.node, value=first.value) from first
 
 
 def _shorten(names: list[str]) -> str:

@@ -11,8 +11,12 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gpuexec.errors import InputError, ModelError
+from gpuexec.importer.text import check_text
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
+# What protobuf can hold in one message; larger weights lie in files of their own.
+_LARGEST_BYTES = 2**31 - 1
+_PIECE_BYTES = 1 << 20
 # A repository checked out without its large files has this text in their place.
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -40,7 +44,14 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
 
 def _read_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            # A device or a pipe may have no end, so it is read in pieces, up to the first that is too much.
+            size, content = os.fstat(file.fileno()).st_size, bytearray()
+            if 0 < size <= _LARGEST_BYTES:
+                return file.read()
+            while len(content) <= _LARGEST_BYTES and (piece := file.read(_PIECE_BYTES)):
+                content += piece
+            return bytes(content)
     except OSError as error:
         raise ModelError(f"{path}: the model can't be read: {error.strerror or error}.") from error
 
@@ -61,6 +72,8 @@ def _read_stream(stream: BinaryIO) -> tuple[onnx.ModelProto, Path | None, str]:
 def _parse(content: bytes, where: str) -> onnx.ModelProto:
     if not content:
         raise ModelError(f"{where}: expected an ONNX model, got 0 bytes.")
+    if len(content) > _LARGEST_BYTES:
+        raise ModelError(f"{where}: expected an ONNX model, got more than the {_LARGEST_BYTES} bytes one can have.")
     if content.startswith(_LFS_POINTER):
         raise ModelError(f"{where}: expected an ONNX model, got a Git LFS pointer. Fetch the file: git lfs pull.")
     model = onnx.ModelProto()
@@ -76,4 +89,5 @@ def _check(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.ir_version:
         got = "a protobuf without " + ("graph" if not model.HasField("graph") else "ir_version")
         raise ModelError(f"{where}: expected an ONNX model, got {got}: cut short, or another format.")
+    check_text(model, where)
     return model

@@ -13,6 +13,9 @@ from onnx import AttributeProto, defs
 from gpuexec.errors import ModelError
 from gpuexec.importer.order import describe_node
 
+# onnx keeps versions in a C int.
+_LARGEST_OPSET = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -26,12 +29,15 @@ class Schema:
     max_outputs: int
     needs_all_outputs: bool
     attribute_types: Mapping[str, int]
+    required_attributes: tuple[str, ...]
     has_body: bool
 
 
 @lru_cache(maxsize=1024)
 def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
     """Return the form of an operator, or None where ONNX has no such operator at this opset."""
+    if opset > _LARGEST_OPSET:
+        return None
     try:
         # Any: the type stubs of onnx 1.23 lack some of it.
         schema: Any = defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
@@ -44,6 +50,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         max_outputs=schema.max_output,
         needs_all_outputs=any(formal.option == option.Variadic for formal in schema.outputs),
         attribute_types={name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        required_attributes=tuple(name for name, attribute in schema.attributes.items() if attribute.required),
         has_body=schema.has_function or schema.has_context_dependent_function,
     )
 
@@ -63,6 +70,10 @@ def check_form(node: onnx.NodeProto, schema: Schema) -> None:
     for index in schema.required:
         if index >= len(node.input) or not node.input[index]:
             raise ModelError(f"{describe_node(node)} lacks its input {index}.", node=node.name)
+    given = {attribute.name for attribute in node.attribute}
+    for name in schema.required_attributes:
+        if name not in given:
+            raise ModelError(f"{describe_node(node)} lacks its attribute {name!r}.", node=node.name)
     for attribute in node.attribute:
         expected = schema.attribute_types.get(attribute.name, attribute.type)
         if attribute.type != expected:

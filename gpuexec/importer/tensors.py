@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, external_data_helper, numpy_helper
+from onnx import AttributeProto, TensorProto, external_data_helper, helper, numpy_helper
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.spec import DeclaredSpec, Dim, dtype_row
+from gpuexec.geometry import ceil_div
+from gpuexec.spec import DeclaredSpec, Dim, check_size, dtype_row
 
 Array = np.ndarray[Any, Any]
+# Types of which several elements share a byte, as far as this version of onnx knows them.
+_BITS_BY_NAME = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+_PACKED_BITS = {code: _BITS_BY_NAME[name] for name, code in TensorProto.DataType.items() if name in _BITS_BY_NAME}
 
 
 class UnsupportedFormError(Exception):
@@ -31,22 +36,28 @@ def to_array(tensor: TensorProto, folder: Path | None, what: str) -> Array:
         ModelError: The content does not fit the shape, or the external data is missing.
         UnsupportedFormError: The element type has no NumPy form here.
     """
-    element_dtype(tensor.data_type)
-    if any(extent < 0 for extent in tensor.dims):
-        raise ModelError(f"{what}: a tensor has extents of 0 or more, got {list(tensor.dims)}.", value=tensor.name)
+    dtype = element_dtype(tensor.data_type, what)
+    try:
+        check_size(tensor.dims, dtype)
+    except InputError as error:
+        raise ModelError(f"{what}: {error}", value=tensor.name) from None
     if external_data_helper.uses_external_data(tensor):
         tensor = _load_external(tensor, folder, what)
+    _check_content(tensor, what)
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
     except (ValueError, TypeError) as error:
         expected = f"{dtype_row(tensor.data_type).name}{list(tensor.dims)}"
         raise ModelError(f"{what}: the content does not fill {expected}: {error}.", value=tensor.name) from error
+    if array.dtype == np.bool_:
+        # Any byte but 0 is true in a file; NumPy would compute with the byte.
+        array = np.asarray(array.view(np.uint8) != 0)
     array.flags.writeable = False
     return array
 
 
-def element_dtype(code: int) -> np.dtype[Any]:
-    """Return the NumPy dtype of an ONNX element type.
+def element_dtype(code: int, what: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of an ONNX element type; ``what`` has it, in words.
 
     Raises:
         ModelError: The code is unknown to ONNX.
@@ -58,7 +69,7 @@ def element_dtype(code: int) -> np.dtype[Any]:
         pass
     if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:
         raise UnsupportedFormError(f"element type {TensorProto.DataType.Name(code).lower()}")
-    raise ModelError(f"Element type {code} is none that ONNX defines.")
+    raise ModelError(f"{what}: element type {code} is none that ONNX defines.")
 
 
 def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
@@ -76,7 +87,7 @@ def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
     if not tensor.elem_type:
         return None
     dims = tuple(_dim(dim, info.name) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
-    return DeclaredSpec(element_dtype(tensor.elem_type), dims)
+    return DeclaredSpec(element_dtype(tensor.elem_type, f"%{info.name}"), dims)
 
 
 def attribute_value(attribute: AttributeProto, folder: Path | None, what: str) -> Any:
@@ -127,13 +138,49 @@ def _text(content: bytes, what: str) -> str:
         raise ModelError(f"{what} is not text in UTF-8: {content[:20]!r}.") from error
 
 
+def _check_content(tensor: TensorProto, what: str) -> None:
+    """Check that there is as much content as the shape says, before anything is made of it."""
+    if tensor.HasField("segment"):
+        message = f"{what} is a segment of a larger tensor, which ONNX never said how to join; export the model anew."
+        raise ModelError(message, value=tensor.name)
+    if tensor.HasField("raw_data"):
+        expected, got, unit = _count_bytes(tensor), len(tensor.raw_data), "bytes"
+    else:
+        field = helper.tensor_dtype_to_field(tensor.data_type)
+        expected, got, unit = _count_entries(tensor), len(getattr(tensor, field)), f"entries of {field}"
+    if expected != got:
+        row = f"{helper.tensor_dtype_to_np_dtype(tensor.data_type).name}{list(tensor.dims)}"
+        message = f"{what}: the content does not fill {row}: expected {expected} {unit}, got {got}."
+        raise ModelError(message, value=tensor.name)
+
+
+def _count_bytes(tensor: TensorProto) -> int:
+    """Return how many bytes the content of a tensor has."""
+    bits: int = _PACKED_BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    return ceil_div(prod(tensor.dims) * bits, 8)
+
+
+def _count_entries(tensor: TensorProto) -> int:
+    """Return how many numbers the field of a tensor's type holds, where its content is not bytes."""
+    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        return 2 * prod(tensor.dims)
+    return _count_bytes(tensor) if _PACKED_BITS.get(tensor.data_type, 8) in (2, 4) else prod(tensor.dims)
+
+
 def _load_external(tensor: TensorProto, folder: Path | None, what: str) -> TensorProto:
     location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
     if folder is None:
         message = f"{what} has its content in the file {location!r} beside the model; load the model from its path."
         raise ModelError(message, value=tensor.name)
+    expected = _count_bytes(tensor)
+    length = next((entry.value for entry in tensor.external_data if entry.key == "length"), str(expected))
+    if length.isdecimal() and int(length) != expected:
+        message = f"{what}: its content in the file {location!r} is {length} bytes long; expected {expected}."
+        raise ModelError(message, value=tensor.name)
     own = TensorProto()
     own.CopyFrom(tensor)
+    # Without a length, all the rest of a file would be read.
+    own.external_data.add(key="length", value=length)
     try:
         external_data_helper.load_external_data_for_tensor(own, str(folder))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:

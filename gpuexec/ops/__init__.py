@@ -1,6 +1,8 @@
 """The operators, one file per family. Importing this package fills the registry."""
 
+from gpuexec.ops import align as align
 from gpuexec.ops import batch_norm as batch_norm
+from gpuexec.ops import control as control
 from gpuexec.ops import conv as conv
 from gpuexec.ops import copy as copy
 from gpuexec.ops import cumulative as cumulative
@@ -15,17 +17,26 @@ from gpuexec.ops import elementwise_variadic as elementwise_variadic
 from gpuexec.ops import gather as gather
 from gpuexec.ops import layout as layout
 from gpuexec.ops import lp_norm as lp_norm
+from gpuexec.ops import lrn as lrn
 from gpuexec.ops import matmul as matmul
+from gpuexec.ops import nms as nms
+from gpuexec.ops import nonzero as nonzero
 from gpuexec.ops import norm as norm
 from gpuexec.ops import norm_channels as norm_channels
+from gpuexec.ops import one_hot as one_hot
 from gpuexec.ops import pad as pad
 from gpuexec.ops import pool as pool
 from gpuexec.ops import reduce as reduce
 from gpuexec.ops import reduce_arg as reduce_arg
 from gpuexec.ops import reduce_pool as reduce_pool
 from gpuexec.ops import resize as resize
+from gpuexec.ops import reverse_sequence as reverse_sequence
 from gpuexec.ops import rnn as rnn
+from gpuexec.ops import scatter as scatter
 from gpuexec.ops import shape as shape
 from gpuexec.ops import slice as slice
 from gpuexec.ops import softmax as softmax
+from gpuexec.ops import sort as sort
+from gpuexec.ops import topk as topk
 from gpuexec.ops import trilu as trilu
+from gpuexec.ops import unique as unique

@@ -152,6 +152,13 @@ _MAPS = {f"normalize_channels<{t}, {t}, {t}>" for t in _CUDA} | {
 }
 
 
+@upgrade("BatchNormalization", below=7)
+def _replace_is_test(node: RawNode) -> RawNode:
+    """Say by ``training_mode`` what ``is_test`` said until opset 6, where training was the default."""
+    is_test = node.attributes.get("is_test", 0)
+    return node.without("is_test") if is_test else node.without("is_test").with_attributes(training_mode=1)
+
+
 @upgrade("BatchNormalization", below=9)
 def _drop_spatial(node: RawNode) -> RawNode:
     """Drop ``spatial``; 0 becomes the form with parameters per activation."""

@@ -1,14 +1,15 @@
-"""What operators of many families ask of an input: to be there, to be of a type, to be a list of known integers."""
+"""What operators of many families ask of an input: to be there, to be of a type, to be known numbers of some form."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import require_const
+from gpuexec.operator import Array, require_const
 from gpuexec.spec import TensorSpec, dtype_row
 
 
@@ -35,3 +36,30 @@ def require_ints(spec: TensorSpec | None, role: str, index: int) -> tuple[int, .
     if spec is not None and (spec.rank > 1 or spec.dtype.kind not in "iu"):
         raise InputError(f"input {index} ({role}) must be a one-dimensional integer tensor, got {spec}.")
     return tuple(require_const(spec, role, index).reshape(-1).tolist())
+
+
+def require_floats(spec: TensorSpec | None, role: str, index: int) -> tuple[float, ...]:
+    """Return the content of a floating-point input (scales, a region) that shapes depend on, as plain floats.
+
+    Raises:
+        InputError: The input is not a list of finite floats.
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is not None and (spec.rank > 1 or dtype_row(spec.dtype).kind != "float"):
+        raise InputError(f"input {index} ({role}) must be a one-dimensional tensor of floats, got {spec}.")
+    numbers = tuple(map(float, require_const(spec, role, index).reshape(-1)))
+    if not all(map(math.isfinite, numbers)):
+        raise InputError(f"input {index} ({role}) must hold finite numbers, got {list(numbers)}.")
+    return numbers
+
+
+def require_scalar(spec: TensorSpec | None, role: str, index: int) -> Array:
+    """Return the content of an input of one element that shapes or launches depend on, as an array of rank 0.
+
+    Raises:
+        InputError: The input holds another number of elements.
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is not None and spec.size != 1:
+        raise InputError(f"input {index} ({role}) must hold one element, got {spec}.")
+    return require_const(spec, role, index).reshape(())

@@ -1,4 +1,4 @@
-"""Copies between windows of any strides, and two operators that are nothing but such copies: Concat and Tile.
+"""Copies between windows of any strides, and operators that are nothing but such copies: Concat, Tile, EyeLike.
 
 `copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
 the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie
@@ -19,11 +19,12 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, Walk, join
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, dtype_row
 
 instantiate("copy.cu", ["copy_strided"])
 
@@ -151,6 +152,55 @@ class Tile(Operator):
             shape += (total // extent, extent)
             strides += (0, stride)
         emit.copy(window(y, shape, contiguous_strides(shape)), window(x, shape, strides))
+
+
+@operator("EyeLike")
+@dataclass(frozen=True, slots=True)
+class EyeLike(Operator):
+    """Ones on diagonal ``k`` of a matrix of the input's shape, zeros elsewhere; ``dtype`` is by default the input's."""
+
+    dtype: int | None = None
+    k: int = 0
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the input's shape in the type asked for."""
+        if x.rank != 2:
+            raise InputError(f"EyeLike expects a matrix, got {x}.")
+        return (TensorSpec(x.shape, x.dtype if self.dtype is None else dtype_row(self.dtype).numpy),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Compare row and column."""
+        rows, columns = x.shape
+        is_one = np.arange(columns) - np.arange(rows)[:, None] == self.k
+        return (is_one.astype(x.dtype if self.dtype is None else dtype_row(self.dtype).numpy),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Fill with zeros and copy a one along the diagonal."""
+        y = outputs[0]
+        assert y is not None
+        rows, columns = y.shape
+        length = max(0, min(rows, columns, rows + self.k, columns - self.k))
+        first = max(self.k, -self.k * columns) if length else 0
+        emit.fill(y, 0)
+        one = emit.constant(np.ones((), y.dtype))
+        emit.copy(window(y, (length,), (columns + 1,), first), window(one, (length,), (0,)))
+
+
+@upgrade("Concat", below=4)
+def _fill_axis(node: RawNode) -> RawNode:
+    """Until opset 3 the axis was 1 unless given."""
+    return node.with_attributes(axis=node.attributes.get("axis", 1))
+
+
+@upgrade("Tile", below=6)
+def _refuse_one_axis(node: RawNode) -> RawNode:
+    """Until opset 5 the inputs were a count and an axis, of which no constant can be made here.
+
+    Raises:
+        InputError: Always.
+    """
+    raise InputError("Tile below opset 6, with inputs tiles and axis, is not supported.")
 
 
 def _check_repeats(repeats: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -64,11 +64,14 @@ class DepthToSpace(Operator):
 @operator("SpaceToDepth")
 @dataclass(frozen=True, slots=True)
 class SpaceToDepth(Operator):
-    """Move blocks of the plane ``[n, c, h * b, w * b]`` to channels ``[n, b * b * c, h, w]``."""
+    """Move blocks of the plane ``[n, c, h * b, w * b]`` to channels ``[n, b * b * c, h, w]``.
+
+    In mode DCR the channels are ordered block row, block column, c; in mode CRD c comes first.
+    """
 
     blocksize: int
+    mode: str = "DCR"
     tolerance = Tolerance.EXACT
-    _ORDER = (0, 3, 5, 1, 2, 4)
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Multiply the channels and divide the plane."""
@@ -78,18 +81,24 @@ class SpaceToDepth(Operator):
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Reshape, transpose, reshape."""
         n, c, h, b, w, _ = divided = self._divide(x.shape)
-        return (x.reshape(divided).transpose(self._ORDER).reshape(n, b * b * c, h, w),)
+        return (x.reshape(divided).transpose(self._order()).reshape(n, b * b * c, h, w),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Copy once between the two six-axis shapes."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        _copy_permuted(emit, y, x, self._divide(x.shape), self._ORDER)
+        _copy_permuted(emit, y, x, self._divide(x.shape), self._order())
+
+    def _order(self) -> tuple[int, ...]:
+        """Return the order in which the output has the six axes."""
+        return (0, 3, 5, 1, 2, 4) if self.mode == "DCR" else (0, 1, 3, 5, 2, 4)
 
     def _divide(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         b = self.blocksize
         if len(shape) != 4 or b < 1 or shape[2] % b or shape[3] % b:
             raise InputError(f"SpaceToDepth expects [n, c, h, w] with h and w divisible by {b}, got {list(shape)}.")
+        if self.mode not in ("DCR", "CRD"):
+            raise InputError(f"SpaceToDepth mode must be 'DCR' or 'CRD', got {self.mode!r}.")
         return shape[0], shape[1], shape[2] // b, b, shape[3] // b, b
 
 

@@ -55,6 +55,18 @@ class Dropout(Operator):
             emit.fill(mask[0], True)
 
 
+@upgrade("Dropout", below=7)
+def _drop_is_test(node: RawNode) -> RawNode:
+    """Until opset 6 ``is_test`` told inference from training, which was the default.
+
+    Raises:
+        InputError: The node trains.
+    """
+    if not node.attributes.get("is_test", 0):
+        raise InputError("Dropout runs as inference only, got a form below opset 7 without is_test = 1.")
+    return node.without("is_test")
+
+
 @upgrade("Dropout", below=12)
 def drop_ratio(node: RawNode) -> RawNode:
     """Until opset 11 the ratio was an attribute, and the operator inference only."""

@@ -1,4 +1,4 @@
-"""Cast and CastLike between bool, integers and floats; Identity, which is a view."""
+"""Cast and CastLike between bool, integers and floats; Identity and BitCast, which are views."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuexec.command import Kernel, Slot
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.errors import InputError
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, dtype_row
 
@@ -98,6 +100,10 @@ class Cast(_Conversion):
     saturate: int = 1
     round_mode: str = "up"
 
+    def __post_init__(self) -> None:
+        """Check that the type is known; passes look at it."""
+        dtype_row(self.to)
+
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for."""
         (x,) = require_inputs("Cast", inputs, 1)
@@ -154,6 +160,54 @@ class Identity(Operator):
         (x,), (y,) = inputs, outputs
         if x is not None and y is not None:
             emit.alias(y, x)
+
+
+@operator("BitCast")
+@dataclass(frozen=True, slots=True)
+class BitCast(_Conversion):
+    """The bytes of x as elements of another type of as many bytes, as a view; to bool, every byte but 0 is True."""
+
+    to: int
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's shape in the type asked for.
+
+        Raises:
+            InputError: The types differ in width.
+        """
+        (x,) = require_inputs("BitCast", inputs, 1)
+        to = dtype_row(self.to).numpy
+        if x.dtype.itemsize != to.itemsize:
+            raise InputError(f"BitCast expects types of one width, got {x.dtype.name} and {to.name}.")
+        return (TensorSpec(x.shape, to),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """View."""
+        (x,) = inputs
+        assert x is not None
+        to = dtype_row(self.to).numpy
+        return (_put(np.not_equal(x, 0) if to == BOOL else x.view(to), out),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Alias under another type; what becomes bool is compared, since other bytes than 0 and 1 are no bool."""
+        (x,), (y,) = inputs, outputs
+        if x is None or y is None:
+            return
+        if y.dtype == BOOL:
+            _Conversion.lower(self, emit, inputs, outputs)
+        else:
+            emit.alias(y, Slot(x.buffer, x.offset_bytes, TensorSpec(x.shape, y.dtype), x.strides))
+
+
+# What ONNX calls types that have another name here.
+_ONNX_NAMES = {"float": "float32", "double": "float64"}
+
+
+@upgrade("Cast", below=6)
+def _read_type_name(node: RawNode) -> RawNode:
+    """Until opset 5 the type was a name, like FLOAT."""
+    name = str(node.attributes["to"]).lower()
+    return node.with_attributes(to=dtype_row(_ONNX_NAMES.get(name, name)).code)
 
 
 def _put(result: Array, out: Sequence[Array | None] | None) -> Array:

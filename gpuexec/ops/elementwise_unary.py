@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.operator import Array, Tolerance
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Tolerance, upgrade
 from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
@@ -208,5 +209,12 @@ ROWS = (
         tolerance=EXACT,
     ),
 )
+
+
+@upgrade("Selu", below=6)
+def _fill_rounded_constants(node: RawNode) -> RawNode:
+    """Until opset 5 the defaults had fewer digits."""
+    return node.with_attributes(**{"alpha": 1.6732, "gamma": 1.0507, **node.attributes})
+
 
 globals().update(add_table(ROWS, "elementwise_unary.cu", "unary", 1, __name__))

@@ -23,9 +23,9 @@ from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import MAX_RANK, join, pack_fast_div64
 from gpuexec.spec import TensorSpec
 
-_INDEX_TYPES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
+INDEX_TYPES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
 _KERNELS = ("gather_slices", "gather_elements")
-instantiate("gather.cu", [f"{kernel}<{index}>" for kernel in _KERNELS for index in _INDEX_TYPES.values()])
+instantiate("gather.cu", [f"{kernel}<{index}>" for kernel in _KERNELS for index in INDEX_TYPES.values()])
 
 _THREADS = 256  # kThreads of gather.cu
 _LONGEST_UNIT = 16
@@ -48,7 +48,7 @@ class Gather(Operator):
     def compute(self, data: Array, indices: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
         """Take along the axis."""
         axis = normalize_axis(self.axis, data.ndim)
-        picked = _within(indices, data.shape[axis], axis)
+        picked = resolve_indices(indices, data.shape[axis], axis)
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
         return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip")),)
 
@@ -82,7 +82,7 @@ class GatherND(Operator):
         rows = np.arange(batches, dtype=np.int64).reshape(-1, 1)  # [batches, slices]
         tuples = indices.reshape(batches, prod(indices.shape[first:-1]), last - first)
         for place, axis in enumerate(range(first, last)):
-            rows = rows * data.shape[axis] + _within(tuples[..., place], data.shape[axis], axis)
+            rows = rows * data.shape[axis] + resolve_indices(tuples[..., place], data.shape[axis], axis)
         rows = np.broadcast_to(rows, tuples.shape[:2])
         flat = data.reshape((prod(data.shape[:last]), *data.shape[last:]))
         return (np.asarray(flat[rows.reshape(indices.shape[:-1])]),)
@@ -132,7 +132,7 @@ class GatherElements(Operator):
         """Take along the axis of the part of data that the indices run beside."""
         axis = self._check(data.shape, indices.shape)
         beside = tuple(slice(None) if i == axis else slice(extent) for i, extent in enumerate(indices.shape))
-        return (np.take_along_axis(data[beside], _within(indices, data.shape[axis], axis), axis),)
+        return (np.take_along_axis(data[beside], resolve_indices(indices, data.shape[axis], axis), axis),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element; data and indices may have any strides."""
@@ -143,7 +143,7 @@ class GatherElements(Operator):
         walk = join(y.shape, (beside, indices.strides, y.strides))
         scalars = (np.int64(data.shape[axis]), np.int64(data.strides[axis]), np.int32(data.dtype.itemsize))
         emit.launch(
-            Kernel("gather.cu", f"gather_elements<{_INDEX_TYPES[indices.dtype]}>"),
+            Kernel("gather.cu", f"gather_elements<{INDEX_TYPES[indices.dtype]}>"),
             (max(1, ceil_div(walk.count, _THREADS)), 1, 1),
             (_THREADS, 1, 1),
             [data, indices, y, walk.pack(), *scalars],
@@ -193,7 +193,7 @@ def _pick_slices(
         )
     )
     emit.launch(
-        Kernel("gather.cu", f"gather_slices<{_INDEX_TYPES[indices.dtype]}>"),
+        Kernel("gather.cu", f"gather_slices<{INDEX_TYPES[indices.dtype]}>"),
         (max(1, ceil_div(count, _THREADS)), 1, 1),
         (_THREADS, 1, 1),
         [data, indices, y, walk],
@@ -202,11 +202,11 @@ def _pick_slices(
 
 
 def _check_index_type(indices: TensorSpec) -> None:
-    if indices.dtype not in _INDEX_TYPES:
+    if indices.dtype not in INDEX_TYPES:
         raise InputError(f"indices must be int32 or int64, got {indices}.")
 
 
-def _within(indices: Array, extent: int, axis: int) -> Array:
+def resolve_indices(indices: Array, extent: int, axis: int) -> Array:
     """Return the indices as int64, counted from the front.
 
     Raises:

@@ -188,6 +188,12 @@ class Expand(Operator):
         emit.alias(y, window(x, y.shape, broadcast_strides(x.shape, x.strides, y.shape)))
 
 
+@upgrade("Reshape", below=5)
+def _take_shape_as_input(node: RawNode) -> RawNode:
+    """Until opset 4 the shape was an attribute."""
+    return attributes_to_inputs(node, "shape")
+
+
 @upgrade("Squeeze", below=13)
 @upgrade("Unsqueeze", below=13)
 def take_axes_as_input(node: RawNode) -> RawNode:

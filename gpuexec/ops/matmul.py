@@ -18,7 +18,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
@@ -228,6 +229,12 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
                 else np.zeros(shape, a.dtype)
             )
         return np.asarray(np.matmul(a, b, out=out))
+
+
+@upgrade("Gemm", below=7)
+def _drop_broadcast(node: RawNode) -> RawNode:
+    """Until opset 6 an attribute said that C may broadcast, as it always may since."""
+    return node.without("broadcast")
 
 
 def _walkable(x: Array) -> Array:

@@ -136,6 +136,12 @@ class Pad(Operator):
         return head + divisors + struct.pack(f"<{3 * MAX_RANK}q", *numbers)
 
 
+@upgrade("Pad", below=2)
+def _rename_paddings(node: RawNode) -> RawNode:
+    """In opset 1 the pads were called paddings."""
+    return node.without("paddings").with_attributes(pads=node.attributes.get("paddings", ()))
+
+
 @upgrade("Pad", below=11)
 def take_pads_as_inputs(node: RawNode) -> RawNode:
     """Until opset 10 pads and the constant were attributes."""

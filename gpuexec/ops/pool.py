@@ -13,7 +13,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
@@ -168,6 +169,20 @@ class LpPool(Operator):
 
 
 Pool = MaxPool | AveragePool | LpPool
+
+
+@upgrade("LpPool", below=2)
+@upgrade("GlobalLpPool", below=2)
+def _round_p(node: RawNode) -> RawNode:
+    """In opset 1 p was a float.
+
+    Raises:
+        InputError: It is no integer.
+    """
+    p = node.attributes.get("p", 2.0)
+    if not float(p).is_integer():
+        raise InputError(f"{node.op_type} expects p to be an integer, got {p}.")
+    return node.with_attributes(p=int(p))
 
 
 def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[Any]]) -> TensorSpec:

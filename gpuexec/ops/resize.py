@@ -18,7 +18,8 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.ops.checks import require_floats, require_ints
 from gpuexec.ops.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -159,21 +160,20 @@ class Resize(Operator):
         _, roi, scales, sizes = (*inputs, None, None, None)[:4]
         axes = normalize_axes(self.axes, len(shape)) if self.axes else tuple(range(len(shape)))
         # Opset 11 wants scales even where sizes are given: empty ones don't count.
-        given = None if sizes is None else require_const(sizes, "sizes", 3)
-        if given is not None and given.size:
-            wanted = [int(size) for size in given]
+        wanted = () if sizes is None else require_ints(sizes, "sizes", 3)
+        if wanted:
             _check_length("sizes", wanted, axes)
             resized = self._resolve_sizes(shape, axes, wanted)
         else:
-            factors = [] if scales is None else [float(scale) for scale in require_const(scales, "scales", 2)]
+            factors = () if scales is None else require_floats(scales, "scales", 2)
             _check_length("scales", factors, axes)
             if any(factor <= 0 for factor in factors):
-                raise InputError(f"Resize expects scales above 0, got {factors}.")
+                raise InputError(f"Resize expects scales above 0, got {list(factors)}.")
             counts = [math.floor(scale * shape[axis]) for axis, scale in zip(axes, factors)]
             resized = [ResizedAxis(a, shape[a], count, scale) for a, count, scale in zip(axes, counts, factors)]
         if self.coordinate_transformation_mode != "tf_crop_and_resize":
             return resized
-        region = [float(bound) for bound in require_const(roi, "roi", 1)]
+        region = require_floats(roi, "roi", 1)
         if len(region) != 2 * len(axes):
             raise InputError(f"Resize expects a roi of {2 * len(axes)} entries (starts, then ends), got {len(region)}.")
         return [replace(r, roi=(region[i], region[i + len(axes)])) for i, r in enumerate(resized)]
@@ -274,6 +274,15 @@ def _resize_10(node: RawNode) -> RawNode:
     return replace(node, inputs=(node.inputs[0], "", node.inputs[1])).with_attributes(
         coordinate_transformation_mode="asymmetric", nearest_mode="simple"
     )
+
+
+@upgrade("Upsample", below=7)
+def _upsample_1(node: RawNode) -> RawNode:
+    """Until opset 6 only the plane of ``[n, c, h, w]`` was scaled, and linear was called bilinear."""
+    scales = (1.0, 1.0, node.attributes["height_scale"], node.attributes["width_scale"])
+    mode = node.attributes.get("mode", "nearest")
+    mode = "linear" if mode == "bilinear" else mode
+    return node.without("height_scale", "width_scale").with_attributes(scales=scales, mode=mode)
 
 
 @upgrade("Upsample", below=9)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Operator, Tolerance, operator
+from gpuexec.graph import RawNode
+from gpuexec.operator import Array, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.rnn_host import (
     Activation,
     Step,
@@ -129,6 +130,14 @@ class RNN(Operator):
             return make_rnn_step(r, activations)
 
         return _Layer(self, 1, 1, ("Tanh",), states=1).compute(inputs, make_step, split_bias=False)
+
+
+@upgrade("LSTM", below=7)
+@upgrade("GRU", below=7)
+@upgrade("RNN", below=7)
+def _drop_output_sequence(node: RawNode) -> RawNode:
+    """Until opset 6 an attribute repeated whether the first output is wanted."""
+    return node.without("output_sequence")
 
 
 @dataclass(frozen=True, slots=True)

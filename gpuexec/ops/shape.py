@@ -15,8 +15,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const
-from gpuexec.ops.checks import require_ints
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.checks import require_ints, require_scalar
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
@@ -243,9 +243,9 @@ def freeze_value(op: Any) -> None:
 def _read_bounds(specs: Any) -> list[Array]:
     start, limit, delta = specs
     return [
-        require_const(start, "start", 0).reshape(()),
-        require_const(limit, "limit", 1).reshape(()),
-        require_const(delta, "delta", 2).reshape(()),
+        require_scalar(start, "start", 0),
+        require_scalar(limit, "limit", 1),
+        require_scalar(delta, "delta", 2),
     ]
 
 

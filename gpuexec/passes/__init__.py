@@ -1,19 +1,22 @@
 """Graph -> Graph, one file per pass, in two lists.
 
 AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. A pass keeps the graph's inputs
-and outputs, their names and order, and what is computed for them.
+and outputs, their names and order, and what is computed for them. Passes that want no specs run on the bodies of If,
+Loop and Scan as on any graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Graph, check
+from gpuexec.graph import Graph, bodies, check, with_bodies
+from gpuexec.passes.decompose import decompose
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
+from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
@@ -35,7 +38,9 @@ class Pass:
 
 
 AT_LOAD = (
+    Pass("decompose", decompose),
     Pass("fold_constants", fold_constants),
+    Pass("inline_branches", inline_branches),
     Pass("remove_noops", remove_noops),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm),
     Pass("merge_common", merge_common),
@@ -53,7 +58,7 @@ def run_passes(
     disabled: Collection[str] = frozenset(),
     specs: Mapping[str, TensorSpec] | None = None,
 ) -> Graph:
-    """Run passes in order, but for the disabled ones.
+    """Run passes in order, but for the disabled ones; on bodies too, unless they need specs.
 
     Args:
         graph: What to start from; it is not changed.
@@ -75,10 +80,23 @@ def run_passes(
             assert specs is not None, f"pass {each.name} needs the specs of the inputs"
             graph = each.function(graph, specs)
         else:
-            graph = each.function(graph)
+            graph = _run_within(each, graph)
         if __debug__:
             _check_after(each, graph)
     return graph
+
+
+def _run_within(each: Pass, graph: Graph) -> Graph:
+    """Run a pass on a graph, then on the bodies of the nodes it leaves."""
+    graph = each.function(graph)
+    nodes = []
+    for node in graph.nodes:
+        inner = bodies(node.operator)
+        changed = tuple(_run_within(each, body) for body in inner)
+        is_same = all(new is old for new, old in zip(changed, inner, strict=True))
+        nodes.append(node if is_same else replace(node, operator=with_bodies(node.operator, changed)))
+    is_same = all(new is old for new, old in zip(nodes, graph.nodes, strict=True))
+    return graph if is_same else replace(graph, nodes=tuple(nodes))
 
 
 def _check_after(each: Pass, graph: Graph) -> None:

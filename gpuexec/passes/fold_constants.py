@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graph import Array, Graph, Node, Value, bodies
 from gpuexec.spec import TensorSpec
 
 # What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a
 # shape is not expanded to gigabytes that a kernel would fill in no time.
 FREE_NBYTES = 1 << 20
 GROWTH = 4
+# And all of it this much, or as many times what the file holds: what doubles again and again would fill any memory.
+FREE_NBYTES_IN_ALL = 1 << 26
 # Every run gives another result.
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -27,28 +30,37 @@ def fold_constants(graph: Graph) -> Graph:
     Nodes that can't be inferred or computed stay; planning reports them with their place.
     """
     constants = dict(graph.constants)
-    nodes = []
+    nodes, room = [], room_for(graph)
     for node in graph.nodes:
         folded = None
         if all(value is None or value in constants for value in node.inputs):
-            folded = fold_node(node, [None if value is None else constants[value] for value in node.inputs])
+            folded = fold_node(node, [None if value is None else constants[value] for value in node.inputs], room)
         if folded is None:
             nodes.append(node)
             continue
         constants.update(folded)
+        room -= sum(array.nbytes for array in folded.values())
     return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
-def fold_node(node: Node, arrays: Sequence[Array | None]) -> dict[Value, Array] | None:
-    """Return the content of a node's outputs, dense and read-only, or None where it is random, too large or wrong."""
-    if node.operator.name in RANDOM:
+def room_for(graph: Graph) -> int:
+    """Return how many bytes folding may add to a graph."""
+    return max(FREE_NBYTES_IN_ALL, GROWTH * sum(array.nbytes for array in graph.constants.values()))
+
+
+def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Value, Array] | None:
+    """Return the content of a node's outputs, dense and read-only, or None where it is random, too large or wrong.
+
+    Nodes with bodies stay: how long they take nobody knows.
+    """
+    if node.operator.name in RANDOM or bodies(node.operator):
         return None
     limit = max(FREE_NBYTES, GROWTH * sum(0 if array is None else array.nbytes for array in arrays))
     try:
-        specs = node.operator.infer(*(None if array is None else TensorSpec.of(array) for array in arrays))
-        if sum(spec.nbytes for spec in specs) > limit:
+        specs = infer_specs(node.operator, [None if array is None else TensorSpec.of(array) for array in arrays])
+        if sum(spec.nbytes for spec in specs) > min(limit, room):
             return None
-        computed = node.operator.compute(*arrays)
+        computed = compute_arrays(node.operator, arrays)
     except GpuexecError:
         return None
     made = dict(zip(node.outputs, computed, strict=False))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.graph import Array, Graph, Node, Value
-from gpuexec.passes.fold_constants import fold_node, freeze
+from gpuexec.passes.fold_constants import fold_node, freeze, room_for
 from gpuexec.spec import TensorSpec
 
 Specs = Mapping[Value, TensorSpec]
@@ -28,15 +29,16 @@ def fold_shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     known = {value: TensorSpec(specs[value.name].shape, specs[value.name].dtype) for value in graph.inputs}
     known.update({value: TensorSpec.of(array) for value, array in graph.constants.items()})
     constants = dict(graph.constants)
-    nodes = []
+    nodes, room = [], room_for(graph)
     for node in graph.nodes:
-        folded = _fold(node, known)
+        folded = _fold(node, known, room)
         if folded is None:
             nodes.append(node)
             continue
         for value, array in folded.items():
             constants[value] = array
             known[value] = TensorSpec.of(array)
+            room -= array.nbytes
     return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
@@ -45,18 +47,18 @@ def _is_fixed(value: Value) -> bool:
     return dims is not None and all(isinstance(dim, int) for dim in dims)
 
 
-def _fold(node: Node, known: dict[Value, TensorSpec]) -> dict[Value, Array] | None:
+def _fold(node: Node, known: dict[Value, TensorSpec], room: int) -> dict[Value, Array] | None:
     """Return the content of a node's outputs, or None where the host does not know it; then note what specs it has."""
     if any(value is not None and value not in known for value in node.inputs):
         return None
     inputs = [None if value is None else known[value] for value in node.inputs]
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in inputs]
     if inputs and all(spec is None or spec.value is not None for spec in inputs):
-        folded = fold_node(node, arrays)
+        folded = fold_node(node, arrays, room)
         if folded is not None:
             return folded
     try:
-        outputs = dict(zip(node.outputs, node.operator.infer(*inputs), strict=False))
+        outputs = dict(zip(node.outputs, infer_specs(node.operator, inputs), strict=False))
     except GpuexecError:
         return None
     wanted = {value: spec for value, spec in outputs.items() if value is not None}

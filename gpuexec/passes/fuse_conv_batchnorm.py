@@ -22,7 +22,7 @@ def fuse_conv_batchnorm(graph: Graph) -> Graph:
     weights would leave the range of their type, nothing is fused.
     """
     constants = dict(graph.constants)
-    names = {value.name for value in constants}
+    names = {value.name for value in graph.values()}
     fused: dict[Node, Node] = {}
     gone: set[Node] = set()
     for conv, norm in _find_pairs(graph):

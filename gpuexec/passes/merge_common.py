@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graph import Array, Graph, Node, Value, bodies
 from gpuexec.passes.fold_constants import RANDOM
 
 # Constants up to this size are compared by content.
@@ -46,7 +46,9 @@ def _merge(kept: Node, other: Node, stands_for: dict[Value, Value]) -> Node:
 
 
 def _key(node: Node) -> Hashable | None:
-    """Return what nodes that compute the same have in common; None where a node is like no other."""
+    """Return what nodes that compute the same have in common; None where a node is like no other, as with bodies."""
+    if bodies(node.operator):
+        return None
     # Equal operators may differ in the sign of a zero; their text tells.
     key = (node.operator, repr(node.operator), node.inputs, len(node.outputs))
     try:

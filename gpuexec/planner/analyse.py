@@ -7,13 +7,14 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import KeptOnHost, Read
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]
 # The largest value, in bytes, that is propagated and may become part of a launch.
 HOST_VALUE_LIMIT = 2048
+# Bytes that the host touches in the time of one read from a device (about 20 us: copy, event, waking up).
+HOST_WORK_LIMIT = 1 << 16
 
 
 @dataclass(slots=True)
@@ -62,7 +65,8 @@ class Analyser:
             NeedsHostValue: A shape depends on content that is not on the host.
             PlanError: What is known at the upper end is not known at this size.
         """
-        analysis = _Walk(self._graph, self._producers, self._constants, inputs, self._known).run(self._last)
+        given = {value: inputs[value.name] for value in self._graph.inputs}
+        analysis = Walk(self._producers, self._constants, given, self._known).run(self._graph.nodes, self._last)
         if self._known is None:
             self._known = frozenset(analysis.known)
         elif not self._known <= analysis.known:
@@ -72,45 +76,95 @@ class Analyser:
         return analysis
 
 
-class _Walk:
-    """One pass over the graph."""
+class Walk:
+    """One pass over the nodes of a graph.
+
+    Args:
+        producers: The node that makes each value.
+        constants: Specs of constants, with their content.
+        inputs: Specs of the graph's inputs, with content where it is on the host.
+        knowable: Values whose content may be propagated; None: all.
+    """
 
     def __init__(
         self,
-        graph: Graph,
         producers: Mapping[Value, Node],
         constants: Mapping[Value, TensorSpec],
-        inputs: Mapping[str, TensorSpec],
-        knowable: frozenset[Value] | None,
+        inputs: Mapping[Value, TensorSpec],
+        knowable: frozenset[Value] | None = None,
     ) -> None:
-        self._graph, self._producers, self._knowable = graph, producers, knowable
+        self._producers, self._knowable = producers, knowable
         # Content of inputs is set aside: it enters only when something demands it.
-        self._inputs = {value: inputs[value.name] for value in graph.inputs}
+        self._inputs = inputs
         specs = dict(constants)
-        specs.update({value: TensorSpec(spec.shape, spec.dtype) for value, spec in self._inputs.items()})
-        self._analysis = Analysis(specs)
+        specs.update({value: TensorSpec(spec.shape, spec.dtype) for value, spec in inputs.items()})
+        self.analysis = Analysis(specs)
+        self._known: set[Value] = set()
+        self.analysis.known = self._known
         # Layers repeat: equal operators on equal specs are inferred once in a walk.
         self._seen: dict[Hashable, tuple[TensorSpec, ...]] = {}
 
-    def run(self, last: list[tuple[Specs, tuple[TensorSpec, ...]] | None]) -> Analysis:
-        """Infer every node in order."""
-        specs = self._analysis.specs
-        known: set[Value] = set()
-        for position, node in enumerate(self._graph.nodes):
+    def run(self, nodes: Sequence[Node], last: list[tuple[Specs, tuple[TensorSpec, ...]] | None]) -> Analysis:
+        """Infer every node in order; those whose inputs are as they were ``last`` are not inferred anew."""
+        specs = self.analysis.specs
+        for position, node in enumerate(nodes):
             inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
             before = last[position]
             if before is not None and _are_same(before[0], inputs):
-                outputs = before[1]
+                self._note(node, before[1])
             else:
-                self._analysis.reader = node.name
-                last[position] = inputs, outputs = self._find_outputs(node, inputs)
-            for value, spec in zip(node.outputs, outputs, strict=False):
-                if value is not None:
-                    specs[value] = spec
-                    if spec.value is not None:
-                        known.add(value)
-        self._analysis.known = known
-        return self._analysis
+                last[position] = self.visit(node)
+        return self.analysis
+
+    def visit(self, node: Node) -> tuple[Specs, tuple[TensorSpec, ...]]:
+        """Infer one node; return the specs of its inputs, with the content that was demanded, and of its outputs.
+
+        Raises:
+            InputError: The inputs don't fit; the message names the node.
+            NeedsHostValue: A shape depends on content that is not on the host; names the value.
+        """
+        specs = self.analysis.specs
+        self.analysis.reader = node.name
+        inputs, outputs = self._find_outputs(
+            node, tuple([None if value is None else specs[value] for value in node.inputs])
+        )
+        self._note(node, outputs)
+        return inputs, outputs
+
+    def demand(self, reader: Node, value: Value, role: str) -> TensorSpec:
+        """Return the spec of a value with its content, computed on the host from inputs whose content is there.
+
+        Raises:
+            NeedsHostValue: It follows from content that lies on a device, or is too much work for the host.
+        """
+        spec = self.analysis.specs[value]
+        if spec.value is not None:
+            return spec
+        given = self._inputs.get(value)
+        if given is not None:
+            if given.value is None:
+                raise _needs(reader, value, role, "given")
+            return spec.with_value(given.value.array, _Log(self.analysis, (value.name,)))
+        node = self._producers[value]
+        if not is_light(node, self.analysis.specs) or any(map(self._is_large_input, node.inputs)):
+            raise _needs(reader, value, role, "computed")
+        specs = [None if item is None else self.demand(reader, item, role) for item in node.inputs]
+        logs = [s.value.log for s in specs if s is not None and s.value is not None]
+        names = dict.fromkeys(name for log in logs if isinstance(log, _Log) for name in log.inputs)
+        array = compute_node(node, specs)[node.outputs.index(value)]
+        assert array is not None
+        return spec.with_value(_frozen(array), _Log(self.analysis, tuple(names)) if names else None)
+
+    def _is_large_input(self, value: Value | None) -> bool:
+        """Return whether what follows from a value would make its content, which is large, part of a plan's key."""
+        return value is not None and value in self._inputs and self.analysis.specs[value].nbytes > HOST_VALUE_LIMIT
+
+    def _note(self, node: Node, outputs: tuple[TensorSpec, ...]) -> None:
+        for value, spec in zip(node.outputs, outputs, strict=False):
+            if value is not None:
+                self.analysis.specs[value] = spec
+                if spec.value is not None:
+                    self._known.add(value)
 
     def _find_outputs(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
         """Return the outputs' specs with what is known of their content, and the inputs' with what was demanded."""
@@ -130,42 +184,21 @@ class _Walk:
         """Return the outputs' specs, and the inputs' with the content that was demanded for them."""
         for _ in range(len(inputs) + 1):
             try:
-                return inputs, node.operator.infer(*inputs)
+                return inputs, infer_specs(node.operator, inputs)
             except NeedsHostValue as need:
                 value = node.inputs[need.index] if 0 <= need.index < len(node.inputs) else None
                 if value is None:
                     raise InputError(f"{node}: {need}", node=node.name) from need
-                self._analysis.specs[value] = self._demand(node, value, need.role)
-                inputs = tuple([None if item is None else self._analysis.specs[item] for item in node.inputs])
+                try:
+                    self.analysis.specs[value] = self.demand(node, value, need.role)
+                except NeedsHostValue as deeper:
+                    deeper.index = need.index
+                    raise
+                inputs = tuple([None if item is None else self.analysis.specs[item] for item in node.inputs])
             except InputError as error:
                 names = ", ".join("-" if v is None else f"{v}: {s}" for v, s in zip(node.inputs, inputs, strict=True))
                 raise InputError(f"{node} ({names}): {error}", node=node.name) from error
         raise AssertionError(f"{node} asks for the same host value twice")
-
-    def _demand(self, reader: Node, value: Value, role: str) -> TensorSpec:
-        """Compute a value on the host, from inputs whose content is there."""
-        spec = self._analysis.specs[value]
-        if spec.value is not None:
-            return spec
-        given = self._inputs.get(value)
-        if given is not None:
-            if given.value is None:
-                raise NeedsHostValue(
-                    f"{reader} needs the content of {value} on the host ({role}), which is given on a device. "
-                    "Give it as a NumPy array.",
-                    index=-1,
-                    role=role,
-                    node=reader.name,
-                    value=value.name,
-                )
-            return spec.with_value(given.value.array, _Log(self._analysis, (value.name,)))
-        node = self._producers[value]
-        specs = [None if item is None else self._demand(reader, item, role) for item in node.inputs]
-        logs = [s.value.log for s in specs if s is not None and s.value is not None]
-        names = dict.fromkeys(name for log in logs if isinstance(log, _Log) for name in log.inputs)
-        array = _compute(node, specs)[node.outputs.index(value)]
-        assert array is not None
-        return spec.with_value(_frozen(array), _Log(self._analysis, tuple(names)) if names else None)
 
     def _propagate(self, node: Node, inputs: Specs, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         """Add content to the outputs where all inputs' content follows from shapes and constants, and is small."""
@@ -180,8 +213,25 @@ class _Walk:
             return outputs
         return tuple(
             spec if array is None or spec.value is not None else spec.with_value(_frozen(array))
-            for spec, array in zip(outputs, _compute(node, inputs), strict=True)
+            for spec, array in zip(outputs, compute_node(node, inputs), strict=True)
         )
+
+
+def is_light(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
+    """Return whether the host computes a node sooner than it could read the result from a device."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    touched = sum(specs[value].nbytes for value in values if value in specs)
+    return not node.operator.uses_all_cores and touched <= HOST_WORK_LIMIT
+
+
+def _needs(reader: Node, value: Value, role: str, origin: str) -> NeedsHostValue:
+    return NeedsHostValue(
+        f"{reader} needs the content of {value} on the host ({role}), which is {origin} on a device.",
+        index=-1,
+        role=role,
+        node=reader.name,
+        value=value.name,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +292,30 @@ def _are_same(a: Specs, b: Specs) -> bool:
     return True
 
 
-def _compute(node: Node, specs: Specs | list[TensorSpec | None]) -> tuple[Array | None, ...]:
+def compute_node(node: Node, specs: Specs | list[TensorSpec | None]) -> tuple[Array | None, ...]:
     """Compute a node from content that is known."""
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
     try:
-        return node.operator.compute(*arrays)
+        return compute_arrays(node.operator, arrays)
     except GpuexecError as error:
         raise locate(error, node, node.name) from None
+
+
+def evaluate_node(node: Node, specs: Sequence[TensorSpec | None]) -> list[TensorSpec | None]:
+    """Return the outputs of a node with their content: what follows from shapes alone, or what `compute` gives.
+
+    Raises:
+        GpuexecError: What the operator raised; names the node.
+    """
+    arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
+    try:
+        outputs = infer_specs(node.operator, specs)
+        if all(spec.value is not None for spec in outputs):
+            return list(outputs)
+        computed = compute_arrays(node.operator, arrays)
+    except GpuexecError as error:
+        raise locate(error, node, node.name) from None
+    return [None if array is None else TensorSpec.of(_frozen(array)) for array in computed]
 
 
 def _frozen(array: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import round_up
@@ -33,7 +34,10 @@ def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str
 
 
 def upper_ends(
-    graph: Graph, inputs: Mapping[str, TensorSpec], declared: DeclaredDims
+    graph: Graph,
+    inputs: Mapping[str, TensorSpec],
+    declared: DeclaredDims,
+    free: AbstractSet[tuple[str, int]] = frozenset(),
 ) -> Iterator[dict[str, TensorSpec]]:
     """Yield specs a plan may be laid out for: the ends of the buckets, ends reached together, the inputs as they are.
 
@@ -42,11 +46,17 @@ def upper_ends(
     least amount by which one of them reaches its end. The last is the inputs as they are. Content stays with inputs
     whose shape stays.
 
+    Args:
+        graph: Whose inputs they are.
+        inputs: Specs by name.
+        declared: Dimensions the caller fixed or bounded.
+        free: Axes (input, axis) that change though nothing declares them.
+
     Raises:
         InputError: An extent is outside what was declared of its dimension.
     """
     ends: dict[tuple[str, int], int] = {}
-    for (name, axis), dim in free_axes(graph, declared).items():
+    for (name, axis), dim in {**dict.fromkeys(sorted(free), ""), **free_axes(graph, declared)}.items():
         extent = inputs[name].shape[axis]
         bound = declared.get(dim)
         if isinstance(bound, tuple):

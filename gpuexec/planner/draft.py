@@ -125,9 +125,9 @@ def dense(buffer: int, spec: TensorSpec) -> Slot:
 def map_slots(command: Command, change: Callable[[Slot], Slot]) -> Command:
     """Return the command with ``change`` applied to each slot."""
     match command:
-        case Launch(kernel, grid, block, arguments, writes, shared_bytes):
+        case Launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative):
             changed = tuple([change(a) if isinstance(a, Slot) else a for a in arguments])
-            return Launch(kernel, grid, block, changed, writes, shared_bytes)
+            return Launch(kernel, grid, block, changed, writes, shared_bytes, cooperative)
         case Copy(destination, source):
             return Copy(change(destination), change(source))
         case Fill(destination, pattern):

@@ -49,12 +49,13 @@ class CommandEmitter:
         arguments: Sequence[Argument],
         writes: Sequence[int],
         shared_bytes: int = 0,
+        cooperative: bool = False,
     ) -> None:
         """Add a launch, or note on a target without kernels that there was one."""
         self._launched = True
         if not self.target.has_kernels:
             return
-        command = Launch(kernel, grid, block, tuple(arguments), tuple(writes), shared_bytes)
+        command = Launch(kernel, grid, block, tuple(arguments), tuple(writes), shared_bytes, cooperative)
         if any(slot.spec.size for slot in command.writes_to()):
             _check_limits(command, self.target)
             self.effects.commands.append(command)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuexec.command import Command
+from gpuexec.errors import OutOfMemoryError
 from gpuexec.plan import ArenaLayout, Buffer, Role
 from gpuexec.planner.arena import Lifetime, pack
 from gpuexec.planner.draft import slots_of
 from gpuexec.planner.edges import find_edges, find_paths
+from gpuexec.target import Target
 
 # Commands that move this many bytes or more are worth running side by side, so their buffers are kept apart.
 HEAVY_BYTES = 1 << 20
@@ -30,6 +32,33 @@ def lay_out(buffers: Sequence[Buffer], commands: Sequence[Command]) -> ArenaLayo
     ]
     packing = pack(lifetimes)
     return ArenaLayout(tuple(sorted(packing.offsets.items())), packing.nbytes, packing.lower_bound)
+
+
+def check_room(
+    buffers: Sequence[Buffer], commands: Sequence[Command], origins: Sequence[str], layout: ArenaLayout, target: Target
+) -> None:
+    """Check that the target could hold what a plan needs, before anything is allocated.
+
+    The limit is all the memory the device has, not what is free: a plan is kept, and what is free changes. What fits
+    there and is refused all the same, the allocation tells.
+
+    Raises:
+        OutOfMemoryError: One buffer is too large, or all are together; names the node that writes the largest.
+    """
+    largest = max(buffers, key=lambda buffer: buffer.nbytes, default=None)
+    held = layout.nbytes + sum(b.nbytes for b in buffers if b.role not in (Role.TEMP, Role.CONSTANT))
+    if largest is None or max(held, largest.nbytes) <= target.memory_bytes:
+        return
+    rows = zip(origins, commands, strict=True)
+    writer = next((o for o, c in rows if any(s.buffer == largest.id for s in c.writes_to())), None)
+    where = f"%{largest.name}" if largest.name else f"a result of {writer!r}"
+    raise OutOfMemoryError(
+        f"The plan needs {held} bytes for temporaries, inputs and outputs, of which {where}"
+        f"{f' (made by {writer!r})' if largest.name and writer else ''} takes {largest.nbytes};"
+        f" {target.name} has {target.memory_bytes} bytes of memory.",
+        node=writer,
+        value=largest.name or None,
+    )
 
 
 def _find_apart(commands: Sequence[Command]) -> dict[int, set[int]]:

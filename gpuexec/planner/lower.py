@@ -6,11 +6,12 @@ command turns out to read it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuexec.apply import host_failure
 from gpuexec.command import Slot
-from gpuexec.errors import GpuexecError, UnsupportedError, locate
+from gpuexec.errors import GpuexecError, OutOfMemoryError, UnsupportedError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import Role
 from gpuexec.planner.analyse import Analysis, content_key, is_same_spec
@@ -66,6 +67,7 @@ class Lowering:
         if self._needed is None:
             self._needed = _find_needed(self._graph, analysis)
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], self._target)
+            _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
         walk = _Walk(self._graph, self._target, analysis, self._given)
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
@@ -129,6 +131,8 @@ class _Walk:
             effects = emitter.lower(node, inputs, wanted)
         except GpuexecError as error:
             raise locate(error, node, node.name) from None
+        except Exception as error:
+            raise locate(host_failure("lowering", error), node, node.name) from error
         self._seen[key] = (numbers, effects)
         return effects
 
@@ -213,6 +217,20 @@ def _refuse_unsupported(nodes: Sequence[Node], target: Target) -> None:
             f"No {target.kind.upper()} lowering for {rows}. Run these on the CPU backend, or add `lower` to their "
             "operators."
         )
+
+
+def _check_sizes(nodes: Iterable[Node], analysis: Analysis, target: Target) -> None:
+    """Refuse tensors that the target could not hold, before anything is made for them; views count too."""
+    for node in nodes:
+        for value in node.outputs:
+            if value is not None and analysis.specs[value].nbytes > target.memory_bytes:
+                spec = analysis.specs[value]
+                raise OutOfMemoryError(
+                    f"{node}: output {value} {spec} takes {spec.nbytes} bytes; {target.name} has"
+                    f" {target.memory_bytes} bytes of memory.",
+                    node=node.name,
+                    value=value.name,
+                )
 
 
 def _is_same(last: Remembered, inputs: tuple[Slot | None, ...], specs: list[TensorSpec | None]) -> bool:

@@ -7,7 +7,7 @@ is it known who needs them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuexec.command import Command, Slot
 from gpuexec.errors import PlanError
@@ -54,6 +54,14 @@ class Settlement:
     def role(self, buffer: int) -> Role:
         """Return the role a draft buffer has in the plan."""
         return Role.OUTPUT if buffer in self.outputs else self.buffers[buffer].role
+
+    def enlarge(self, factor: int) -> Settlement:
+        """Return the same decisions with more room in the buffers of what commands make."""
+        if factor == 1:
+            return self
+        made = {Role.TEMP, Role.OUTPUT}
+        buffers = [replace(each, nbytes=each.nbytes * factor) if each.role in made else each for each in self.buffers]
+        return replace(self, buffers=tuple(buffers))
 
 
 def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies) -> Settlement:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.graph import Graph
@@ -17,7 +18,7 @@ from gpuexec.plan import Buffer, Plan, Port, Segment, Variant
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept
 from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
-from gpuexec.planner.layout import lay_out
+from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
 from gpuexec.planner.resolve import Resolver
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
@@ -27,7 +28,13 @@ from gpuexec.target import Target
 
 
 def plan_graph(
-    graph: Graph, inputs: Mapping[str, TensorSpec], target: Target, declared: DeclaredDims | None = None
+    graph: Graph,
+    inputs: Mapping[str, TensorSpec],
+    target: Target,
+    declared: DeclaredDims | None = None,
+    *,
+    free: AbstractSet[tuple[str, int]] = frozenset(),
+    slack: int = 1,
 ) -> Template:
     """Plan a graph for the size class these inputs fall in.
 
@@ -36,22 +43,24 @@ def plan_graph(
         inputs: Spec of each input, with content where it is on the host.
         target: What to plan for.
         declared: Dimensions the caller fixed or bounded.
+        free: Axes (input, axis) that change though nothing declares them.
+        slack: How many times the bytes it needs each buffer gets: room for extents that content decides.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
         UnsupportedError: Operators without a lowering; lists all.
     """
-    *larger, exact = upper_ends(graph, inputs, declared or {})
+    *larger, exact = upper_ends(graph, inputs, declared or {}, free)
     for ends in larger:
         try:
-            template = Template(graph, ends, target)
+            template = Template(graph, ends, target, slack)
             template.specialise(inputs)
         except (GpuexecError, ValueError):
             # Sizes are tied in a way that this guess of an upper end breaks; a fault of the graph's own comes up again
             # below.
             continue
         return template
-    return Template(graph, exact, target)
+    return Template(graph, exact, target, slack)
 
 
 class Template:
@@ -62,7 +71,7 @@ class Template:
         ends: The shapes at the upper end, by input.
     """
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, TensorSpec], target: Target) -> None:
+    def __init__(self, graph: Graph, inputs: Mapping[str, TensorSpec], target: Target, slack: int = 1) -> None:
         self._graph, self._target = graph, target
         self._specs = {value.name: inputs[value.name] for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
@@ -71,7 +80,7 @@ class Template:
         analysis = self._analyser.run(self._specs)
         lowered = self._lowering.run(analysis)
         self._copies = OutputCopies(graph, target)
-        settlement = self._settlement = settle(lowered, graph, target, self._copies)
+        settlement = self._settlement = settle(lowered, graph, target, self._copies).enlarge(slack)
         self._resolver = Resolver(settlement, target)
         self.plan = self._make_plan(analysis, lowered, settlement)
         self._reads = {read.input for read in self.plan.reads}
@@ -123,6 +132,7 @@ class Template:
         layout = lay_out(buffers, commands)
         places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
         origins = tuple(pick.origin for pick in settlement.picks for _ in pick.positions)
+        check_room(buffers, commands, origins, layout, self._target)
         slots = lowered.inputs
         return Plan(
             target=self._target.name,

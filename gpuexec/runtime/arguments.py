@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.command import Launch
+
 _ADDRESS = np.dtype(np.uint64)
 
 
@@ -19,11 +21,16 @@ class PackedArguments:
 
     Args:
         values: NumPy scalars, ``bytes`` for structs (aligned to 16), and None for pointers, which are set later.
+        command: What the launch is in a plan, if it is in one: it says which bytes are read and written.
+        origin: The node it stems from.
     """
 
-    __slots__ = ("_block", "_bytes", "_offsets", "_places", "_pointers", "_values", "address")
+    __slots__ = ("_block", "_bytes", "_offsets", "_places", "_pointers", "_values", "address", "command", "origin")
 
-    def __init__(self, values: Sequence[np.generic | bytes | None]) -> None:
+    def __init__(
+        self, values: Sequence[np.generic | bytes | None], command: Launch | None = None, origin: str = ""
+    ) -> None:
+        self.command, self.origin = command, origin
         offsets, end = [], 0
         for value in values:
             alignment, size = _measure(value)

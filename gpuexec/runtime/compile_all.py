@@ -2,31 +2,42 @@
 
     python -m gpuexec.runtime.compile_all --arch sm_80 sm_90
 
-Fails on a compile error, on spilled registers and on static shared memory that no block may have. Instances of one file
-are compiled many to a program, which is several times faster than one by one; results are kept in the kernel cache, so
-a second run takes as long as it takes to read them.
+Fails on a compile error, on spilled registers and on what breaks a budget (`gpuexec.runtime.budgets`). With
+``--launches`` it knows what plans launch: each architecture then gets the kernels that its plans launch, with the
+shared memory they ask for; and an instance that is listed and never launched, or the reverse, is an error.
+
+Instances of one file are compiled many to a program, which is several times faster than one by one; results are kept
+in the kernel cache, so a second run takes as long as it takes to read them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpuexec import knobs
+from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.operator import kernel_table
 from gpuexec.runtime import nvrtc
+from gpuexec.runtime.budgets import Use, find_excess, shared_limit
 from gpuexec.runtime.kernel_cache import KernelCache, make_key
 from gpuexec.runtime.kernel_library import default_cache
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.target import Target
 
+# What all kernels are compiled for: the first and the last of each kind of multiprocessor that differs in its code.
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 CHUNK = 32  # instances per program: parallel enough for one large file, and an edit of the table recompiles little
-MAX_STATIC_SHARED_BYTES = 48 * 1024
+
+Table = Mapping[str, Sequence[str]]
+Uses = Mapping[Kernel, Use]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +59,20 @@ class Outcome:
     seconds: float
 
 
-def split_table(table: Mapping[str, Sequence[str]], architectures: Sequence[str]) -> list[Program]:
-    """Return the programs that cover a table of instantiations for all architectures."""
-    return [
-        Program(source, architecture, tuple(expressions[first : first + CHUNK]))
-        for architecture in architectures
-        for source, expressions in table.items()
-        for first in range(0, len(expressions), CHUNK)
-    ]
+def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = None) -> list[Program]:
+    """Return the programs that cover a table of instantiations for all architectures.
+
+    Where ``uses`` says what plans launch, instances that they don't launch on an architecture are left out.
+    """
+    programs = []
+    for architecture in architectures:
+        for source, listed in table.items():
+            expressions = [e for e in listed if uses is None or _is_used(uses, Kernel(source, e), architecture)]
+            programs += [
+                Program(source, architecture, tuple(expressions[first : first + CHUNK]))
+                for first in range(0, len(expressions), CHUNK)
+            ]
+    return programs
 
 
 def compile_programs(programs: Sequence[Program], cache: KernelCache) -> list[Outcome]:
@@ -64,39 +81,59 @@ def compile_programs(programs: Sequence[Program], cache: KernelCache) -> list[Ou
         return list(pool.map(lambda program: _compile(program, cache), programs))
 
 
-def find_problems(outcome: Outcome) -> list[str]:
+def find_problems(outcome: Outcome, uses: Uses | None = None) -> list[str]:
     """Return what breaks the budgets, one line per kernel and reason."""
     if outcome.error:
         return [outcome.error]
-    program, problems = outcome.program, []
-    for kernel in outcome.kernels:
-        where = f"{program.source}:{kernel.expression} ({program.architecture})"
-        if kernel.spill_bytes:
-            problems.append(
-                f"{where} spills {kernel.spill_bytes} bytes with {kernel.registers} registers; expected none."
-            )
-        if kernel.shared_bytes > MAX_STATIC_SHARED_BYTES:
-            problems.append(
-                f"{where} has {kernel.shared_bytes} bytes of static shared memory; at most {MAX_STATIC_SHARED_BYTES}."
-            )
-    return problems
-
-
-def format_table(outcomes: Sequence[Outcome]) -> str:
-    """Return a line per file and architecture: instances, the most that any of them takes, and compile time."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.program.source, outcome.program.architecture), []).append(outcome)
-    lines = [f"{'file':28} {'arch':7} {'kernels':>7} {'registers':>9} {'spills B':>8} {'shared B':>8} {'seconds':>8}"]
-    for (source, architecture), members in sorted(groups.items()):
-        kernels = [kernel for member in members for kernel in member.kernels]
-        registers = max((kernel.registers for kernel in kernels), default=0)
-        spills = max((kernel.spill_bytes for kernel in kernels), default=0)
-        shared = max((kernel.shared_bytes for kernel in kernels), default=0)
-        seconds = sum(member.seconds for member in members)
-        lines.append(
-            f"{source:28} {architecture:7} {len(kernels):7} {registers:9} {spills:8} {shared:8} {seconds:8.2f}"
+    source, architecture = outcome.program.source, outcome.program.architecture
+    return [
+        f"{source}:{kernel.expression} ({architecture}) {excess}"
+        for kernel in outcome.kernels
+        for excess in find_excess(
+            kernel, source, architecture, None if uses is None else uses[Kernel(source, kernel.expression)]
         )
+    ]
+
+
+def find_strays(table: Table, uses: Uses) -> list[str]:
+    """Return a line for each instance that is listed and never launched, or launched and not listed."""
+    listed = {Kernel(source, expression) for source, expressions in table.items() for expression in expressions}
+    unused = [
+        f"{kernel} is listed and no plan launches it; add a case that does, or drop it."
+        for kernel in listed - set(uses)
+    ]
+    unlisted = [f"{kernel} is launched and not listed; add it by `instantiate`." for kernel in set(uses) - listed]
+    return sorted(unused) + sorted(unlisted)
+
+
+def read_launches(path: Path) -> dict[Kernel, Use]:
+    """Return how plans launch each kernel, from rows ``[source, expression, threads, shared bytes by architecture]``.
+
+    What a row has beyond these is not for this reader.
+    """
+    rows = json.loads(path.read_text())
+    return {Kernel(source, expression): Use(threads, shared) for source, expression, threads, shared, *_ in rows}
+
+
+def format_architectures(outcomes: Sequence[Outcome]) -> str:
+    """Return a line per architecture: kernels, the most that any of them takes, and compile time."""
+    lines = [f"{'arch':8} {'kernels':>7} {'registers':>9} {'spills B':>8} {'shared B':>8} {'of':>7} {'seconds':>8}"]
+    for architecture, members in _group(outcomes, lambda program: program.architecture).items():
+        counts = _measure(members)
+        lines.append(
+            f"{architecture:8} {counts[0]:7} {counts[1]:9} {counts[2]:8} {counts[3]:8} {shared_limit(architecture):7}"
+            f" {sum(member.seconds for member in members):8.1f}"
+        )
+    return "\n".join(lines)
+
+
+def format_files(outcomes: Sequence[Outcome]) -> str:
+    """Return a line per file, over all architectures: kernels, the most that any of them takes, and compile time."""
+    lines = [f"{'file':28} {'kernels':>7} {'registers':>9} {'spills B':>8} {'shared B':>8} {'seconds':>8}"]
+    for source, members in sorted(_group(outcomes, lambda program: program.source).items()):
+        counts = _measure(members)
+        seconds = sum(member.seconds for member in members)
+        lines.append(f"{source:28} {counts[0]:7} {counts[1]:9} {counts[2]:8} {counts[3]:8} {seconds:8.1f}")
     return "\n".join(lines)
 
 
@@ -104,32 +141,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile all kernels; return 0 if every one is within its budget, else 1."""
     import gpuexec.ops  # noqa: F401  fills the table
 
-    parser = argparse.ArgumentParser(prog="python -m gpuexec.runtime.compile_all", description="Compile all kernels.")
-    parser.add_argument(
-        "--arch", nargs="+", default=["sm_80", "sm_90"], help="architectures, like sm_90 (default: sm_80 sm_90)"
-    )
-    architectures = [Target.named(name).name for name in parser.parse_args(arguments).arch]
+    options = _parse(arguments)
     started = time.perf_counter()
-    programs = split_table(kernel_table(), architectures)
+    table, uses = kernel_table(), None if options.launches is None else read_launches(options.launches)
     try:
-        compiler = nvrtc.compiler_version()
-    except DeviceNotFoundError as error:
+        for architecture in options.arch:
+            nvrtc.check_architecture(architecture)
+    except (DeviceNotFoundError, KernelError) as error:
         print(error, file=sys.stderr)
         return 1
+    programs = split_table(table, options.arch, uses)
     if not programs:
         print("The table of kernel instances is empty, so nothing would be checked.", file=sys.stderr)
         return 1
     outcomes = compile_programs(programs, default_cache())
-    problems = [problem for outcome in outcomes for problem in find_problems(outcome)]
+    problems = [] if uses is None else find_strays(table, uses)
+    problems += [problem for outcome in outcomes for problem in find_problems(outcome, uses)]
     compiled = sum(outcome.seconds > 0 for outcome in outcomes)
-    print(format_table(outcomes))
+    print(format_files(outcomes), format_architectures(outcomes), sep="\n\n")
     print(
-        f"{compiler}: {sum(len(program.expressions) for program in programs)} kernels in {len(programs)} programs,"
-        f" {compiled} of them compiled and the others cached, {time.perf_counter() - started:.1f} s"
+        f"{nvrtc.compiler_version()}: {sum(len(program.expressions) for program in programs)} kernels in"
+        f" {len(programs)} programs, {compiled} of them compiled and the others cached,"
+        f" {time.perf_counter() - started:.1f} s"
     )
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gpuexec.runtime.compile_all", description="Compile all kernels.")
+    parser.add_argument(
+        "--arch",
+        nargs="+",
+        default=ARCHITECTURES,
+        type=lambda name: Target.named(name).name,
+        help=f"architectures (default: {' '.join(ARCHITECTURES)})",
+    )
+    parser.add_argument("--launches", type=Path, help="what plans launch: a file that tests/launches.py wrote")
+    return parser.parse_args(arguments)
+
+
+def _is_used(uses: Uses, kernel: Kernel, architecture: str) -> bool:
+    return kernel in uses and architecture in uses[kernel].shared_bytes
+
+
+def _group(outcomes: Sequence[Outcome], key: Callable[[Program], str]) -> dict[str, list[Outcome]]:
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome.program), []).append(outcome)
+    return groups
+
+
+def _measure(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
+    """Return the number of kernels, and the most registers, spilled bytes and static shared bytes of any."""
+    kernels = [kernel for outcome in outcomes for kernel in outcome.kernels]
+    return (
+        len(kernels),
+        max((kernel.registers for kernel in kernels), default=0),
+        max((kernel.spill_bytes for kernel in kernels), default=0),
+        max((kernel.shared_bytes for kernel in kernels), default=0),
+    )
 
 
 def _compile(program: Program, cache: KernelCache) -> Outcome:

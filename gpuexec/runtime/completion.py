@@ -15,6 +15,10 @@ from gpuexec.runtime.device import Event
 Callback = Callable[[BaseException | None], None]
 
 
+class WatcherThread(threading.Thread):
+    """A thread that waits for events to tell of them. Nobody may rely on its having seen one: they look themselves."""
+
+
 class Completion:
     """Calls ``callback(error)`` once an event is done; callbacks run on the completion thread and must be short."""
 
@@ -28,9 +32,7 @@ class Completion:
         """Have ``callback`` called with None, or with what the work raised."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name=f"gpuexec-completion-{self._name}", daemon=True
-                )
+                self._thread = WatcherThread(target=self._serve, name=f"gpuexec-completion-{self._name}", daemon=True)
                 self._thread.start()
         self._waiting.put((event, callback))
 

@@ -21,6 +21,7 @@ from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_execution import Call, Execution, Order
 from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream
 from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream
+from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.target import Target
 
 _ALIGNMENT = 256
@@ -83,7 +84,7 @@ class CpuDevice:
     """
 
     def __init__(self, order: Callable[[int], int] | None = None) -> None:
-        self.target = Target.named("cpu")
+        self.target = Target.named("cpu").with_memory(host_memory_bytes())
         self.name = "cpu"
         self.order = order
         self._pool: ThreadPoolExecutor | None = None

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.apply import host_failure
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
-from gpuexec.errors import DeviceError, GpuexecError, PlanError, locate
+from gpuexec.errors import GpuexecError, PlanError, locate
 from gpuexec.operator import Operator, build
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_stream import fill_bytes
@@ -186,9 +187,9 @@ class Execution:
         except GpuexecError as error:
             return locate(error, origin, origin)
         except Exception as error:
-            cause = DeviceError(f"{origin} failed on the host: {type(error).__name__}: {error}.", node=origin)
-            cause.__cause__ = error
-            return cause
+            failure = host_failure(origin, error)
+            failure.node, failure.__cause__ = origin, error
+            return failure
         self._order.seconds[index] = time.perf_counter() - start
         return None
 

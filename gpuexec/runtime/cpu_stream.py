@@ -86,6 +86,8 @@ class CpuStream:
         block: tuple[int, int, int],
         shared_bytes: int,
         arguments: PackedArguments,
+        *,
+        cooperative: bool = False,
     ) -> None:
         """Refuse: this device has no kernels."""
         raise KernelError("The CPU device runs host calls, not kernels.")

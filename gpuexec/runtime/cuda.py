@@ -23,6 +23,7 @@ from gpuexec.runtime.cuda_graph import CudaGraph
 from gpuexec.runtime.device import ByteArray, Event, Function, Recording, Region
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.recording import Prepared, record_launches
+from gpuexec.runtime.residency import check_residency
 from gpuexec.target import OLDEST_ARCHITECTURE, Target
 
 _LONGEST_POLL_S = 1e-3
@@ -110,11 +111,15 @@ class CudaStream:
         block: tuple[int, int, int],
         shared_bytes: int,
         arguments: PackedArguments,
+        *,
+        cooperative: bool = False,
     ) -> None:
         """Launch a kernel; arguments are taken at the call."""
         assert isinstance(function, CudaFunction)
         with self._device.calling("launching", function.kernel):
-            if self._device.packed_launch:
+            if cooperative:
+                self._launch_cooperatively(function, grid, block, shared_bytes, arguments)
+            elif self._device.packed_launch:
                 self._device.cupy.cuda.driver.launchKernel(
                     function.handle, *grid, *block, shared_bytes, self.stream.ptr, arguments.address, 0
                 )
@@ -122,6 +127,22 @@ class CudaStream:
                 # CuPy passes arrays of one element by value whatever their dtype, but no scalar structs or bfloat16.
                 values = tuple(np.asarray(item) for item in arguments.items())
                 function.raw(grid, block, values, shared_mem=shared_bytes, stream=self.stream)
+
+    def _launch_cooperatively(
+        self,
+        function: CudaFunction,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: PackedArguments,
+    ) -> None:
+        device, driver, handle = self._device, self._device.driver, function.handle
+        threads = block[0] * block[1] * block[2]
+        held = device.check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, threads, shared_bytes))
+        check_residency(str(function.kernel), grid, held, device.multiprocessors)
+        device.check(
+            driver.cuLaunchCooperativeKernel(handle, *grid, *block, shared_bytes, self.stream.ptr, arguments.address)
+        )
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device; CUDA stages pageable ones before it returns, and reads pinned ones later."""
@@ -208,7 +229,8 @@ class CudaDevice:
             raise DeviceNotFoundError(
                 f"GPU {ordinal} ({self.name}) is sm_{architecture}; gpuexec needs sm_{OLDEST_ARCHITECTURE} or newer."
             )
-        self.target = Target.named(f"sm_{architecture}")
+        self.target = Target.named(f"sm_{architecture}").with_memory(int(properties["totalGlobalMem"]))
+        self.multiprocessors: int = properties["multiProcessorCount"]
         failures = (
             runtime.CUDARuntimeError,
             self.cupy.cuda.driver.CUDADriverError,

@@ -39,6 +39,26 @@ class Memory(Protocol):
         """Give the bytes back. The caller has seen to it that nothing uses them any more. Twice is harmless."""
 
 
+def begin_host_read(memory: Memory, nbytes: int, offset: int = 0) -> None:
+    """Say that the host is about to read bytes of a memory: one with ``check_host`` looks whether it may yet.
+
+    Raises:
+        OrderError: An operation writes them that need not be done.
+    """
+    if hasattr(memory, "check_host"):
+        memory.check_host(offset, nbytes, is_write=False)
+
+
+def begin_host_write(memory: Memory, nbytes: int, offset: int = 0) -> None:
+    """Say that the host is about to write bytes of a memory: one with ``check_host`` looks whether it may yet.
+
+    Raises:
+        OrderError: An operation uses them that need not be done.
+    """
+    if hasattr(memory, "check_host"):
+        memory.check_host(offset, nbytes, is_write=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """A range of a memory: what a buffer of a plan is bound to."""
@@ -88,8 +108,14 @@ class Stream(Protocol):
         block: tuple[int, int, int],
         shared_bytes: int,
         arguments: PackedArguments,
+        *,
+        cooperative: bool = False,
     ) -> None:
-        """Launch a kernel; arguments are taken at the call and may be changed afterwards."""
+        """Launch a kernel; arguments are taken at the call and may be changed afterwards.
+
+        Raises:
+            KernelError: The launch is cooperative, and the device can't hold all of its blocks at once.
+        """
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""

@@ -109,7 +109,7 @@ class KernelCache:
             return CachedCubin(
                 key, Cubin(described["source"], image, kernels, described["log"]), path, was_compiled=False
             )
-        except (OSError, ValueError):  # absent, or cut before the second line: the same as absent
+        except (OSError, ValueError, TypeError):  # absent, cut, or with other fields than now: the same as absent
             return None
 
     def _compile(self, key: str, compile_entry: Callable[[], Cubin]) -> CachedCubin:

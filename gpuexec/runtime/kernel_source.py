@@ -41,6 +41,17 @@ def flatten(path: Path) -> str:
     return "\n".join(_inline(path, set())) + "\n"
 
 
+def list_files(path: Path) -> tuple[Path, ...]:
+    """Return the source at ``path`` and all files it includes.
+
+    Raises:
+        KernelError: One does not exist.
+    """
+    seen: set[Path] = set()
+    _inline(path, seen)
+    return tuple(sorted(seen))
+
+
 def _inline(path: Path, seen: set[Path]) -> list[str]:
     path = path.resolve()
     if path in seen:

@@ -8,6 +8,7 @@ are its defaults.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,17 +25,25 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
+# PTX has what the log has not: the launch bounds of an entry, after its parameters.
+_BOUNDS = re.compile(r"\.entry\s+([\w$]+)\s*\([^)]*\)\s*\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
+# The NVRTC that first knew an architecture, where it is newer than the oldest that this package works with (12.0).
+_SINCE = {100: "12.8", 101: "12.8", 120: "12.8", 103: "12.9", 121: "12.9", 110: "13.0"}
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel of a cubin: its C++ name expression, its symbol, and what a thread or block of it takes."""
+    """One kernel of a cubin: its C++ name expression, its symbol, and what a thread or block of it takes.
+
+    ``shared_bytes`` is static shared memory; ``max_threads`` are the threads of its ``__launch_bounds__``, 0 without.
+    """
 
     expression: str
     lowered_name: str
     registers: int
     spill_bytes: int
     shared_bytes: int
+    max_threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +75,11 @@ def compile_cubin(
 
     Raises:
         DeviceNotFoundError: NVRTC is not installed; the message has the command.
-        KernelError: The source does not compile; the message holds the compiler's log.
+        KernelError: The source does not compile; the message holds the compiler's log. Or this NVRTC does not know the
+            architecture; the message says which one does.
     """
     nvrtc = load_nvrtc()
+    check_architecture(architecture)
     program = _call(nvrtc, nvrtc.nvrtcCreateProgram, text.encode(), source.encode(), 0, [], [])
     try:
         for expression in expressions:
@@ -82,11 +93,15 @@ def compile_cubin(
                 f"{source}:{names} does not compile for {architecture} ({result.name}):\n{log}{_header_hint()}"
             )
         image = _read(nvrtc, program, "CUBIN")
+        ptx = _read(nvrtc, program, "PTX").decode(errors="replace")
         lowered = [_call(nvrtc, nvrtc.nvrtcGetLoweredName, program, e.encode()).decode() for e in expressions]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    usage = parse_usage(log)
-    kernels = tuple(CompiledKernel(e, name, *usage[name]) for e, name in zip(expressions, lowered, strict=True))
+    usage, bounds = parse_usage(log), parse_bounds(ptx)
+    kernels = tuple(
+        CompiledKernel(expression, name, *usage[name], bounds.get(name, 0))
+        for expression, name in zip(expressions, lowered, strict=True)
+    )
     return Cubin(source, image, kernels, log)
 
 
@@ -107,6 +122,31 @@ def parse_usage(log: str) -> dict[str, tuple[int, int, int]]:
             usage[name] = (int(registers[1]), spills, int(shared[1]) if shared else 0)
             name = ""
     return usage
+
+
+def parse_bounds(ptx: str) -> dict[str, int]:
+    """Return the most threads of a block by symbol, for the entries of a PTX text that have launch bounds."""
+    return {match[1]: math.prod(int(extent or 1) for extent in match.groups()[1:]) for match in _BOUNDS.finditer(ptx)}
+
+
+@functools.cache
+def check_architecture(name: str) -> None:
+    """Check that the installed NVRTC compiles for an architecture like ``"sm_90a"``.
+
+    Raises:
+        DeviceNotFoundError: NVRTC is not installed.
+        KernelError: It does not know the architecture.
+    """
+    nvrtc = load_nvrtc()
+    result, known = nvrtc.nvrtcGetSupportedArchs()
+    _check(nvrtc, result)
+    number = re.sub(r"\D", "", name)
+    if number in map(str, known):
+        return
+    since = _SINCE.get(int(number or 0))
+    cure = f" It takes NVRTC {since} or newer. Run: pip install -U 'gpuexec[kernels]'" if since else ""
+    rest = ", ".join(f"sm_{each}" for each in known)
+    raise KernelError(f"{compiler_version()} can't compile for {name}; it knows {rest}.{cure}")
 
 
 @functools.cache

@@ -53,16 +53,17 @@ class GraphDevice(Device, Protocol):
 class PreparedLaunch:
     """A kernel launch: positions are those of its arguments."""
 
-    __slots__ = ("arguments", "block", "function", "grid", "shared_bytes")
+    __slots__ = ("arguments", "block", "cooperative", "function", "grid", "shared_bytes")
 
-    def __init__(self, function: Function, command: Launch) -> None:
-        self.arguments = PackedArguments(_values(command))
+    def __init__(self, function: Function, command: Launch, origin: str = "") -> None:
+        self.arguments = PackedArguments(_values(command), command, origin)
         self.function, self.grid, self.block, self.shared_bytes = (
             function,
             command.grid,
             command.block,
             command.shared_bytes,
         )
+        self.cooperative = command.cooperative
         signature = function.signature
         if signature is not None and signature != self.arguments.kinds():
             raise KernelError(
@@ -73,6 +74,7 @@ class PreparedLaunch:
         """Take grid, block and scalars of another size of the same launch."""
         self.grid, self.block, self.shared_bytes = command.grid, command.block, command.shared_bytes
         self.arguments.update(_values(command))
+        self.arguments.command = command
 
     def set_address(self, position: int, address: int) -> None:
         """Set a pointer argument."""
@@ -80,15 +82,18 @@ class PreparedLaunch:
 
     def issue(self, stream: Stream) -> None:
         """Launch the kernel."""
-        stream.launch(self.function, self.grid, self.block, self.shared_bytes, self.arguments)
+        stream.launch(
+            self.function, self.grid, self.block, self.shared_bytes, self.arguments, cooperative=self.cooperative
+        )
 
 
 class PreparedCopy:
     """A copy: position 0 is the destination, 1 the source."""
 
-    __slots__ = ("addresses", "nbytes")
+    __slots__ = ("addresses", "nbytes", "origin")
 
-    def __init__(self, command: Copy) -> None:
+    def __init__(self, command: Copy, origin: str = "") -> None:
+        self.origin = origin
         self.addresses = [0, 0]
         self.nbytes = command.source.spec.nbytes
 
@@ -104,9 +109,10 @@ class PreparedCopy:
 class PreparedFill:
     """A fill: position 0 is the destination. 8 bytes of two equal halves are filled as 4."""
 
-    __slots__ = ("address", "count", "pattern")
+    __slots__ = ("address", "count", "origin", "pattern")
 
-    def __init__(self, command: Fill) -> None:
+    def __init__(self, command: Fill, origin: str = "") -> None:
+        self.origin = origin
         self.address = 0
         self.pattern, self.count = command.pattern, command.destination.spec.size
         if len(self.pattern) == 8 and self.pattern[:4] == self.pattern[4:]:
@@ -124,12 +130,15 @@ class PreparedFill:
 class PreparedSegment:
     """All commands of a segment, and the places of bound buffers: (command, position, byte offset) by buffer."""
 
-    def __init__(self, device: Device, commands: Sequence[Command], memory: Mapping[int, Region]) -> None:
+    def __init__(
+        self, device: Device, commands: Sequence[Command], memory: Mapping[int, Region], origins: Sequence[str] = ()
+    ) -> None:
         self._device, self._memory = device, memory
+        self._origins = tuple(origins) or ("",) * len(commands)
         self._current: list[Command] = list(commands)
         self._places: dict[int, list[tuple[int, int, int]]] = {}
         self._bound: dict[int, int] = {}
-        self.commands: list[Prepared] = [self._prepare(command) for command in commands]
+        self.commands: list[Prepared] = [self._prepare(index) for index in range(len(commands))]
         for index, command in enumerate(commands):
             self._place(index, command)
 
@@ -162,27 +171,28 @@ class PreparedSegment:
                 touched.add(index)
         return touched
 
-    def _prepare(self, command: Command) -> Prepared:
+    def _prepare(self, index: int) -> Prepared:
+        command, origin = self._current[index], self._origins[index]
         match command:
             case Launch():
-                return PreparedLaunch(self._device.function(command.kernel), command)
+                return PreparedLaunch(self._device.function(command.kernel), command, origin)
             case Copy():
-                return PreparedCopy(command)
+                return PreparedCopy(command, origin)
             case Fill():
-                return PreparedFill(command)
+                return PreparedFill(command, origin)
             case HostCall():
                 raise PlanError(f"{command.operator}: a host call can't be part of a recording of {self._device.name}.")
 
     def _update(self, index: int, command: Command) -> None:
         old, prepared = self._current[index], self.commands[index]
+        self._current[index] = command
         match old, command, prepared:
             case Launch(), Launch(), PreparedLaunch() if old.kernel == command.kernel and _kinds(old) == _kinds(
                 command
             ):
                 prepared.update(command)
             case _:
-                self.commands[index] = self._prepare(command)
-        self._current[index] = command
+                self.commands[index] = self._prepare(index)
 
     def _place(self, index: int, command: Command) -> None:
         prepared = self.commands[index]
@@ -203,7 +213,7 @@ class StreamRecording:
     """
 
     def __init__(self, device: Device, segment: Segment, memory: Mapping[int, Region]) -> None:
-        self._segment = PreparedSegment(device, segment.commands, memory)
+        self._segment = PreparedSegment(device, segment.commands, memory, segment.origins)
         self._origins = segment.origins if knobs.sync_each() else None
 
     def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
@@ -233,11 +243,17 @@ class GraphRecording:
 
     It is made at the first submission of the whole segment, when every address is known; later ones update the nodes
     whose addresses or sizes changed. Parts of a segment are issued in stream form.
+
+    Raises:
+        KernelError: A launch is cooperative: a node of a graph is not.
     """
 
     def __init__(self, device: GraphDevice, segment: Segment, memory: Mapping[int, Region]) -> None:
+        for command in segment.commands:
+            if isinstance(command, Launch) and command.cooperative:
+                raise KernelError(f"{command.kernel}: a graph holds no cooperative launch; record the stream form.")
         self._device, self._edges = device, segment.edges
-        self._segment = PreparedSegment(device, segment.commands, memory)
+        self._segment = PreparedSegment(device, segment.commands, memory, segment.origins)
         self._graph: CommandGraph | None = None
         self._stale: set[int] = set()
 

@@ -76,6 +76,8 @@ class TracerStream:
         block: tuple[int, int, int],
         shared_bytes: int,
         arguments: PackedArguments,
+        *,
+        cooperative: bool = False,
     ) -> None:
         """Pack the eleven arguments of the driver's launch, and note the launch."""
         assert isinstance(function, TracerFunction)
@@ -84,7 +86,8 @@ class TracerStream:
         )
         self.launches += 1
         if self._device.is_writing:
-            self._device.log.append(("launch", str(function.kernel), grid, block, tuple(arguments.read())))
+            name = "cooperative launch" if cooperative else "launch"
+            self._device.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Note the copy."""

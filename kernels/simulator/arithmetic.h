@@ -9,23 +9,23 @@
 #include "half.h"
 
 template <class T>
-static inline T __ldg(const T* address) {
+GPUEXEC_INLINE T __ldg(const T* address) {
   return *address;
 }
 template <class T>
-static inline T __ldcg(const T* address) {
+GPUEXEC_INLINE T __ldcg(const T* address) {
   return *address;
 }
 template <class T>
-static inline T __ldcs(const T* address) {
+GPUEXEC_INLINE T __ldcs(const T* address) {
   return *address;
 }
 template <class T>
-static inline void __stcg(T* address, T value) {
+GPUEXEC_INLINE void __stcg(T* address, T value) {
   *address = value;
 }
 template <class T>
-static inline void __stcs(T* address, T value) {
+GPUEXEC_INLINE void __stcs(T* address, T value) {
   *address = value;
 }
 

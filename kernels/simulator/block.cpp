@@ -30,7 +30,8 @@ unsigned lanes_of_warp(unsigned warp, unsigned threads) {
 }  // namespace
 
 BlockRunner::BlockRunner() : barriers_(kBarriers) {
-  void* arena = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* arena =
+      mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   arena_ = arena == MAP_FAILED ? nullptr : static_cast<char*>(arena);
 }
 
@@ -39,8 +40,10 @@ BlockRunner::~BlockRunner() {
   if (arena_) munmap(arena_, kArenaBytes);
 }
 
-void BlockRunner::begin_launch(const Launch& launch) {
+void BlockRunner::begin_launch(const Launch& launch, Checker* checker) {
   launch_ = &launch;
+  checker_ = checker;
+  if (checker && !checked_) checked_ = std::make_unique<CheckedBlock>(arena_, kArenaBytes);
   message.clear();
   fault_address = switches = shared_bytes = 0;
   if (idle_.size() != fibers_.size()) abandon_fibers();
@@ -59,8 +62,17 @@ void BlockRunner::begin_launch(const Launch& launch) {
   order_.resize(threads_.size());
   unsigned count = unsigned(threads_.size());
   for (unsigned i = 0; i < count; i++) order_[i] = launch.order == kReverse ? count - 1 - i : i;
+  enter();
+}
+
+// Makes this runner the one of the OS thread.
+void BlockRunner::enter() {
+  const unsigned *dim = launch_->block, *grid = launch_->grid;
   gpuexec_position.block_dim = {dim[0], dim[1], dim[2]};
-  gpuexec_position.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
+  gpuexec_position.grid_dim = {grid[0], grid[1], grid[2]};
+  gpuexec_position.block = {unsigned(block_ % grid[0]), unsigned(block_ / grid[0] % grid[1]),
+                            unsigned(block_ / grid[0] / grid[1])};
+  gpuexec_position.dynamic_shared = dynamic_shared_;
   current_runner = this;
 }
 
@@ -86,24 +98,41 @@ bool BlockRunner::run_block(uint64_t block) {
   }
   if (launch_->dynamic_shared_bytes) {
     static const char key = 0;
-    gpuexec_position.dynamic_shared = shared_variable(&key, launch_->dynamic_shared_bytes, 128, "dynamic");
-  } else {
-    gpuexec_position.dynamic_shared = nullptr;
+    dynamic_shared_ = shared_variable(&key, launch_->dynamic_shared_bytes, 128, "dynamic");
   }
+  gpuexec_position.dynamic_shared = dynamic_shared_;
   if (failed_) return false;
   switches++;
   switch_context(main_, starting_->context);
+  return advance();
+}
+
+bool BlockRunner::pass_grid_barrier() {
+  enter();
+  for (unsigned linear : at_grid_barrier_) wake(linear);
+  at_grid_barrier_.clear();
+  make_current(take_ready());
+  switches++;
+  switch_context(main_, self_->fiber->context);
+  return advance();
+}
+
+// Looks at why no thread can go on.
+bool BlockRunner::advance() {
   self_ = nullptr;
   if (shared_claimed_ > shared_bytes) shared_bytes = shared_claimed_;
   if (failed_) return false;
+  if (live_ && at_grid_barrier_.size() == live_) return true;
   return live_ ? explain_deadlock() : check_red_zones();
 }
 
 void BlockRunner::reset_block(uint64_t block) {
   unsigned count = unsigned(threads_.size());
-  const unsigned* grid = launch_->grid;
-  gpuexec_position.block = {unsigned(block % grid[0]), unsigned(block / grid[0] % grid[1]),
-                            unsigned(block / grid[0] / grid[1])};
+  block_ = block;
+  dynamic_shared_ = nullptr;
+  enter();
+  if (checker_) checked_->begin(uint32_t(block), count);
+  at_grid_barrier_.clear();
   started_ = ready_head_ = 0;
   live_ = count;
   failed_ = false;
@@ -223,37 +252,67 @@ void BlockRunner::exit_thread() {
     if (rendezvous.arrived && (rendezvous.mask & bit)) {
       fail("the mask of this warp operation names lane " + std::to_string(self_->linear % kWarpSize) +
                ", which has exited",
-           rendezvous.site);
+           rendezvous.site, kWarpOperation);
     }
   }
   Barrier& all = barriers_[0];
-  if (!all.threads && !all.waiting.empty() && all.waiting.size() == live_) release_barrier(all);
+  if (!all.threads && !all.waiting.empty() && all.waiting.size() == live_) {
+    order_together(all);
+    release_barrier(all);
+  }
 }
 
-void BlockRunner::fail(const std::string& reason, Site site) {
+void BlockRunner::fail(const std::string& reason, Site site, FindingKind kind, const Thread* other) {
   const uint3& block = gpuexec_position.block;
   char where[120];
   snprintf(where, sizeof where, " (thread %u of block %u,%u,%u)", self_ ? self_->linear : 0, block.x, block.y, block.z);
   message = (site.file ? site.file + (":" + std::to_string(site.line)) + ": " : "") + reason + where;
+  report(kind, reason, site, self_ ? self_->linear : 0, other);
+  abandon_launch();
+}
+
+void BlockRunner::abandon_launch() {
   failed_ = true;
   switch_context(abandoned_, main_);
   __builtin_unreachable();
 }
 
-void BlockRunner::report_fault(int signal, bool has_address, void* address) {
+void BlockRunner::report(FindingKind kind, const std::string& reason, Site site, unsigned thread, const Thread* other) {
+  Finding* finding = checker_ ? checker_->report(kind, *checked_, thread) : nullptr;
+  if (!finding) return;
+  snprintf(finding->detail, sizeof finding->detail, "%s", reason.c_str());
+  if (site.file) {
+    snprintf(finding->file, sizeof finding->file, "%s", site.file);
+    finding->line = site.line;
+  }
+  if (other) {
+    finding->has_other = 1;
+    finding->other_block = uint32_t(block_);
+    finding->other_thread = other->linear;
+    snprintf(finding->other_file, sizeof finding->other_file, "%s", other->site.file);
+    finding->other_line = other->site.line;
+  }
+}
+
+void BlockRunner::report_fault(int signal, bool has_address, void* address, const void* place) {
   const uint3& block = gpuexec_position.block;
   char what[80] = "misaligned address";
+  FindingKind kind = kMisaligned;
   if (signal == SIGFPE) {
     snprintf(what, sizeof what, "integer division by zero or overflow");
+    kind = kFault;
   } else if (has_address && is_overflow(self_->fiber, address)) {
     snprintf(what, sizeof what, "the stack of %zu KiB has overflown", kStackBytes >> 10);
+    kind = kFault;
   } else if (has_address) {
     snprintf(what, sizeof what, "illegal address 0x%llx", (unsigned long long)address);
     fault_address = reinterpret_cast<uintptr_t>(address);
+    kind = kOutOfBounds;
   }
   char text[200];
   snprintf(text, sizeof text, "%s (thread %u of block %u,%u,%u)", what, self_->linear, block.x, block.y, block.z);
   message = text;
+  if (checker_) checker_->report_fault(kind, *checked_, self_->linear, place, what);
 }
 
 bool BlockRunner::explain_deadlock() {
@@ -272,13 +331,30 @@ bool BlockRunner::explain_deadlock() {
   for (size_t i = 0; i < places.size() && i < 6; i++) {
     message += "; " + std::to_string(places[i].second) + " " + places[i].first;
   }
+  const Thread *at_barrier = nullptr, *elsewhere = nullptr;
+  for (const Thread& thread : threads_) {
+    if (thread.state == State::kAtBarrier) at_barrier = &thread;
+    else if (thread.state != State::kExited) elsewhere = &thread;
+  }
+  const Thread* first = at_barrier ? at_barrier : elsewhere;
+  report(at_barrier ? kDivergentBarrier : kDeadlock, message, first->site, first->linear,
+         first == elsewhere ? nullptr : elsewhere);
   return false;
+}
+
+void BlockRunner::explain_grid_deadlock() {
+  const Thread& thread = threads_[at_grid_barrier_[0]];
+  message = std::string(thread.site.file) + ":" + std::to_string(thread.site.line) +
+            ": blocks of the grid wait here for others that have ended";
+  report(kDivergentBarrier, "blocks of the grid wait for others that have ended", thread.site, thread.linear);
 }
 
 std::string BlockRunner::describe(const Thread& thread) const {
   char mask[40] = "";
   if (thread.state == State::kAtMeeting) snprintf(mask, sizeof mask, " with mask 0x%08x", thread.mask);
-  std::string place = thread.state == State::kAtMeeting ? "in the warp operation at " : "in the barrier at ";
+  std::string place = thread.state == State::kAtMeeting       ? "in the warp operation at "
+                      : thread.state == State::kAtGridBarrier ? "in the barrier of the grid at "
+                                                              : "in the barrier at ";
   return place + thread.site.file + ":" + std::to_string(thread.site.line) + mask;
 }
 

@@ -5,21 +5,23 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "fibers.h"
 #include "runtime.h"
 
 namespace gpuexec {
 
-// The most shared memory of any architecture, and room for red zones.
-constexpr size_t kArenaBytes = 256 << 10;
+// The most shared memory of any architecture, and room for red zones. Pages are touched only when used.
+constexpr size_t kArenaBytes = 16 << 20;
 
-enum class State : uint8_t { kReady, kRunning, kAtBarrier, kAtMeeting, kExited };
+enum class State : uint8_t { kReady, kRunning, kAtBarrier, kAtMeeting, kAtGridBarrier, kExited };
 
 struct PendingCopy {
   void* destination;
   const void* source;
   size_t nbytes, source_nbytes;
   int group;
+  const void* place;
 };
 
 struct Thread {
@@ -72,23 +74,35 @@ class BlockRunner {
   ~BlockRunner();
   BlockRunner(const BlockRunner&) = delete;
 
-  void begin_launch(const Launch& launch);
-  // Returns false when the kernel broke a rule; `message` says which.
+  // `checker` is null but in check mode.
+  void begin_launch(const Launch& launch, Checker* checker);
+  // Runs a block to its end, or until all of its threads wait at a barrier of the grid. Returns false when the kernel
+  // broke a rule; `message` says which.
   bool run_block(uint64_t block);
+  // Runs a block on that waited at a barrier of the grid, which all of the grid have come to.
+  bool pass_grid_barrier();
+  bool is_at_grid_barrier() const { return !at_grid_barrier_.empty(); }
+  // Says that other blocks have ended and will not come to the barrier of the grid.
+  void explain_grid_deadlock();
   void end_launch();
 
   // Called on fibers, by the C functions of runtime.h.
   int wait_at_barrier(int id, unsigned threads, int predicate, Site site);
+  void wait_at_grid_barrier(Site site);
   Meeting meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site);
   void* shared_variable(const void* key, size_t nbytes, size_t alignment, const char* name);
-  [[noreturn]] void fail(const std::string& reason, Site site);
+  [[noreturn]] void fail(const std::string& reason, Site site, FindingKind kind = kFault, const Thread* other = nullptr);
   void run_fiber();
   Thread& self() { return *self_; }
+  void begin_copy(void* destination, const void* source, size_t nbytes, size_t source_nbytes, const void* place);
   void finish_copies(int before_group);
+  void note_access(const void* address, size_t nbytes, unsigned flags, const void* place);
+  void note_fence();
+  bool is_checking() const { return checker_ != nullptr && self_ != nullptr; }
 
   // Called by the signal handler: whether a CUDA thread is running, and where to jump to abandon the launch.
   bool is_inside_kernel() const { return self_ != nullptr; }
-  void report_fault(int signal, bool has_address, void* address);
+  void report_fault(int signal, bool has_address, void* address, const void* place);
   sigjmp_buf escape;
 
   std::string message;
@@ -98,6 +112,11 @@ class BlockRunner {
 
  private:
   void abandon_fibers();
+  bool advance();
+  void enter();
+  [[noreturn]] void abandon_launch();
+  void report(FindingKind kind, const std::string& reason, Site site, unsigned thread, const Thread* other = nullptr);
+  void order_together(const Barrier& barrier);
   void reset_block(uint64_t block);
   void make_current(Thread& thread);
   Fiber* take_fiber();
@@ -115,6 +134,10 @@ class BlockRunner {
   uint64_t random();
 
   const Launch* launch_ = nullptr;
+  Checker* checker_ = nullptr;
+  std::unique_ptr<CheckedBlock> checked_;
+  uint64_t block_ = 0;
+  void* dynamic_shared_ = nullptr;
   std::vector<Thread> threads_;
   std::vector<std::unique_ptr<Warp>> warps_;
   std::vector<unsigned> order_;  // in which fresh threads start
@@ -128,6 +151,7 @@ class BlockRunner {
   Fiber* starting_ = nullptr;
   std::vector<Fiber*> fibers_, idle_;
   std::vector<Barrier> barriers_;
+  std::vector<unsigned> at_grid_barrier_;
   char* arena_ = nullptr;
   size_t arena_top_ = 0, shared_claimed_ = 0;
   std::vector<SharedVariable> shared_;

@@ -14,6 +14,14 @@
 #undef HUGE_VAL
 #undef HUGE_VALF
 
+// In check mode these are inlined always, so that what they access is known by the kernel's line.
+#ifdef GPUEXEC_CHECK
+#define GPUEXEC_ALWAYS inline __attribute__((always_inline))
+#else
+#define GPUEXEC_ALWAYS inline
+#endif
+#define GPUEXEC_INLINE static GPUEXEC_ALWAYS
+
 #include "arithmetic.h"
 #include "atomics.h"
 #include "entry.h"

@@ -10,7 +10,7 @@
 namespace gpuexec {
 
 template <class To, class From>
-static inline To bit_cast(From from) {
+GPUEXEC_INLINE To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From), "");
   To to;
   memcpy(&to, &from, sizeof to);
@@ -19,7 +19,7 @@ static inline To bit_cast(From from) {
 
 // Rounds a double once to a format of 1 sign, kExponent and kMantissa bits. Every NaN becomes 0x7fff, as on the device.
 template <int kExponent, int kMantissa>
-static inline unsigned short round_to_bits(double value) {
+GPUEXEC_INLINE unsigned short round_to_bits(double value) {
   constexpr int kBias = (1 << (kExponent - 1)) - 1;
   constexpr unsigned kInfinity = ((1u << kExponent) - 1) << kMantissa;
   unsigned long long bits = bit_cast<unsigned long long>(value);
@@ -41,17 +41,17 @@ static inline unsigned short round_to_bits(double value) {
 
 // Half a rounding: the nearest double towards zero, its last bit set when something was lost. Rounding that once more
 // to a short format is as good as rounding the exact value.
-static inline double add_round_to_odd(double a, double b) {
+GPUEXEC_INLINE double add_round_to_odd(double a, double b) {
   double sum = a + b, other = sum - a, error = (a - (sum - other)) + (b - other);
   long long bits = bit_cast<long long>(sum);
   if (error == 0 || error != error || (bits & 1)) return sum;
   return bit_cast<double>((error > 0) == (sum > 0) ? bits + 1 : bits - 1);
 }
 
-static inline double to_odd_double(unsigned long long value) {
+GPUEXEC_INLINE double to_odd_double(unsigned long long value) {
   return value >> 53 ? double(value >> 11 | ((value & 0x7ff) != 0)) * 2048.0 : double(value);
 }
-static inline double to_odd_double(long long value) {
+GPUEXEC_INLINE double to_odd_double(long long value) {
   return value < 0 ? -to_odd_double(0ull - (unsigned long long)value) : to_odd_double((unsigned long long)value);
 }
 
@@ -103,7 +103,7 @@ struct ShortFloat {
   ShortFloat(unsigned long value) : bits(Format::encode(to_odd_double((unsigned long long)value))) {}
   ShortFloat(long long value) : bits(Format::encode(to_odd_double(value))) {}
   ShortFloat(unsigned long long value) : bits(Format::encode(to_odd_double(value))) {}
-  operator float() const { return Format::decode(bits); }
+  GPUEXEC_ALWAYS operator float() const { return Format::decode(bits); }
 
   static ShortFloat from_bits(unsigned short bits) {
     ShortFloat value;
@@ -123,10 +123,10 @@ struct ShortFloat {
   friend bool operator>(ShortFloat a, ShortFloat b) { return float(a) > float(b); }
   friend bool operator<=(ShortFloat a, ShortFloat b) { return float(a) <= float(b); }
   friend bool operator>=(ShortFloat a, ShortFloat b) { return float(a) >= float(b); }
-  ShortFloat& operator+=(ShortFloat b) { return *this = *this + b; }
-  ShortFloat& operator-=(ShortFloat b) { return *this = *this - b; }
-  ShortFloat& operator*=(ShortFloat b) { return *this = *this * b; }
-  ShortFloat& operator/=(ShortFloat b) { return *this = *this / b; }
+  GPUEXEC_ALWAYS ShortFloat& operator+=(ShortFloat b) { return *this = *this + b; }
+  GPUEXEC_ALWAYS ShortFloat& operator-=(ShortFloat b) { return *this = *this - b; }
+  GPUEXEC_ALWAYS ShortFloat& operator*=(ShortFloat b) { return *this = *this * b; }
+  GPUEXEC_ALWAYS ShortFloat& operator/=(ShortFloat b) { return *this = *this / b; }
 };
 
 template <class T>

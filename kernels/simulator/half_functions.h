@@ -4,7 +4,7 @@
 
 #define GPUEXEC_SHORT(T) \
   template <class F>     \
-  static inline T
+  GPUEXEC_INLINE T
 #define GPUEXEC_S gpuexec::ShortFloat<F>
 #define GPUEXEC_P gpuexec::Pair<gpuexec::ShortFloat<F>>
 
@@ -73,40 +73,40 @@ GPUEXEC_SHORT(GPUEXEC_P) __hfma2(GPUEXEC_P a, GPUEXEC_P b, GPUEXEC_P c) {
 
 // Names that carry their type. N is how CUDA spells it (half, bfloat16).
 #define GPUEXEC_CONVERT(T, N)                                                   \
-  static inline float __##N##2float(T x) { return x; }                          \
-  static inline T __float2##N(float x) { return x; }                            \
-  static inline T __float2##N##_rn(float x) { return x; }                       \
-  static inline T __double2##N(double x) { return x; }                          \
-  static inline T __int2##N##_rn(int x) { return x; }                           \
-  static inline T __uint2##N##_rn(unsigned x) { return x; }                     \
-  static inline T __short2##N##_rn(short x) { return x; }                       \
-  static inline T __ushort2##N##_rn(unsigned short x) { return x; }             \
-  static inline T __ll2##N##_rn(long long x) { return x; }                      \
-  static inline T __ull2##N##_rn(unsigned long long x) { return x; }            \
-  static inline unsigned short __##N##_as_ushort(T x) { return x.bits; }        \
-  static inline short __##N##_as_short(T x) { return (short)x.bits; }           \
-  static inline T __ushort_as_##N(unsigned short x) { return T::from_bits(x); } \
-  static inline T __short_as_##N(short x) { return T::from_bits((unsigned short)x); }
+  GPUEXEC_INLINE float __##N##2float(T x) { return x; }                          \
+  GPUEXEC_INLINE T __float2##N(float x) { return x; }                            \
+  GPUEXEC_INLINE T __float2##N##_rn(float x) { return x; }                       \
+  GPUEXEC_INLINE T __double2##N(double x) { return x; }                          \
+  GPUEXEC_INLINE T __int2##N##_rn(int x) { return x; }                           \
+  GPUEXEC_INLINE T __uint2##N##_rn(unsigned x) { return x; }                     \
+  GPUEXEC_INLINE T __short2##N##_rn(short x) { return x; }                       \
+  GPUEXEC_INLINE T __ushort2##N##_rn(unsigned short x) { return x; }             \
+  GPUEXEC_INLINE T __ll2##N##_rn(long long x) { return x; }                      \
+  GPUEXEC_INLINE T __ull2##N##_rn(unsigned long long x) { return x; }            \
+  GPUEXEC_INLINE unsigned short __##N##_as_ushort(T x) { return x.bits; }        \
+  GPUEXEC_INLINE short __##N##_as_short(T x) { return (short)x.bits; }           \
+  GPUEXEC_INLINE T __ushort_as_##N(unsigned short x) { return T::from_bits(x); } \
+  GPUEXEC_INLINE T __short_as_##N(short x) { return T::from_bits((unsigned short)x); }
 GPUEXEC_CONVERT(__half, half)
 GPUEXEC_CONVERT(__nv_bfloat16, bfloat16)
 #undef GPUEXEC_CONVERT
 
 #define GPUEXEC_PAIRS(T, P, N)                                        \
-  static inline float __low2float(P a) { return a.x; }                \
-  static inline float __high2float(P a) { return a.y; }               \
-  static inline T __low2##N(P a) { return a.x; }                      \
-  static inline T __high2##N(P a) { return a.y; }                     \
-  static inline P __##N##2##N##2(T a) { return {a, a}; }              \
-  static inline P __halves2##N##2(T a, T b) { return {a, b}; }        \
-  static inline P __float2##N##2_rn(float a) { return {T(a), T(a)}; } \
-  static inline P __floats2##N##2_rn(float a, float b) { return {T(a), T(b)}; }
+  GPUEXEC_INLINE float __low2float(P a) { return a.x; }                \
+  GPUEXEC_INLINE float __high2float(P a) { return a.y; }               \
+  GPUEXEC_INLINE T __low2##N(P a) { return a.x; }                      \
+  GPUEXEC_INLINE T __high2##N(P a) { return a.y; }                     \
+  GPUEXEC_INLINE P __##N##2##N##2(T a) { return {a, a}; }              \
+  GPUEXEC_INLINE P __halves2##N##2(T a, T b) { return {a, b}; }        \
+  GPUEXEC_INLINE P __float2##N##2_rn(float a) { return {T(a), T(a)}; } \
+  GPUEXEC_INLINE P __floats2##N##2_rn(float a, float b) { return {T(a), T(b)}; }
 GPUEXEC_PAIRS(__half, __half2, half)
 GPUEXEC_PAIRS(__nv_bfloat16, __nv_bfloat162, bfloat16)
 #undef GPUEXEC_PAIRS
 
-static inline __half2 make_half2(__half a, __half b) { return {a, b}; }
-static inline __nv_bfloat162 make_bfloat162(__nv_bfloat16 a, __nv_bfloat16 b) { return {a, b}; }
-static inline float2 __half22float2(__half2 a) { return {float(a.x), float(a.y)}; }
-static inline float2 __bfloat1622float2(__nv_bfloat162 a) { return {float(a.x), float(a.y)}; }
-static inline __half2 __float22half2_rn(float2 a) { return {__half(a.x), __half(a.y)}; }
-static inline __nv_bfloat162 __float22bfloat162_rn(float2 a) { return {__nv_bfloat16(a.x), __nv_bfloat16(a.y)}; }
+GPUEXEC_INLINE __half2 make_half2(__half a, __half b) { return {a, b}; }
+GPUEXEC_INLINE __nv_bfloat162 make_bfloat162(__nv_bfloat16 a, __nv_bfloat16 b) { return {a, b}; }
+GPUEXEC_INLINE float2 __half22float2(__half2 a) { return {float(a.x), float(a.y)}; }
+GPUEXEC_INLINE float2 __bfloat1622float2(__nv_bfloat162 a) { return {float(a.x), float(a.y)}; }
+GPUEXEC_INLINE __half2 __float22half2_rn(float2 a) { return {__half(a.x), __half(a.y)}; }
+GPUEXEC_INLINE __nv_bfloat162 __float22bfloat162_rn(float2 a) { return {__nv_bfloat16(a.x), __nv_bfloat16(a.y)}; }

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <thread>
 
+#include <ucontext.h>
+
 #include "block.h"
 
 namespace gpuexec {
@@ -43,7 +45,16 @@ void give_back(std::unique_ptr<BlockRunner> runner) {
 
 struct sigaction previous_actions[64];
 
-void on_fault(int signal, siginfo_t* info, void*) {
+const void* instruction_of(void* context) {
+#if defined(__x86_64__)
+  return reinterpret_cast<const void*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+#else
+  (void)context;
+  return nullptr;
+#endif
+}
+
+void on_fault(int signal, siginfo_t* info, void* context) {
   BlockRunner* runner = current_runner;
   if (!runner || !runner->is_inside_kernel()) {
     // Not ours: the instruction runs again and faults for its owner.
@@ -51,7 +62,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
     return;
   }
   bool has_address = info->si_code != SI_KERNEL;  // x86 gives none for a misaligned vector
-  runner->report_fault(signal, has_address, info->si_addr);
+  runner->report_fault(signal, has_address, info->si_addr, instruction_of(context));
   siglongjmp(runner->escape, 1);
 }
 
@@ -86,6 +97,7 @@ struct Grid {
         chunk(blocks / (8 * uint64_t(of.workers)) + 1) {}
 
   Launch& launch;
+  Checker* checker = nullptr;
   const uint64_t blocks, chunk;  // an OS thread takes so many blocks at a time
   std::vector<uint64_t> order;   // empty: as numbered
   std::atomic<uint64_t> next{0};
@@ -109,22 +121,58 @@ bool run_chunks(Grid& grid, BlockRunner& runner) {
   }
 }
 
-void run_part(Grid& grid) {
+void begin(Grid& grid, BlockRunner& runner) {
   static thread_local SignalStack signal_stack;
-  std::unique_ptr<BlockRunner> runner = take_runner();
-  runner->begin_launch(grid.launch);
-  bool ok = run_chunks(grid, *runner);
-  runner->end_launch();
-  {
-    std::lock_guard<std::mutex> lock(grid.mutex);
-    if (!ok && !grid.failed.exchange(true)) {
-      snprintf(grid.launch.message, grid.launch.message_capacity, "%s", runner->message.c_str());
-      grid.launch.fault_address = runner->fault_address;
-    }
-    grid.launch.switches += runner->switches;
-    if (runner->shared_bytes > grid.launch.shared_bytes) grid.launch.shared_bytes = unsigned(runner->shared_bytes);
+  runner.begin_launch(grid.launch, grid.checker);
+}
+
+void end(Grid& grid, BlockRunner& runner, bool ok) {
+  runner.end_launch();
+  std::lock_guard<std::mutex> lock(grid.mutex);
+  if (!ok && !grid.failed.exchange(true)) {
+    snprintf(grid.launch.message, grid.launch.message_capacity, "%s", runner.message.c_str());
+    grid.launch.fault_address = runner.fault_address;
   }
+  grid.launch.switches += runner.switches;
+  if (runner.shared_bytes > grid.launch.shared_bytes) grid.launch.shared_bytes = unsigned(runner.shared_bytes);
+}
+
+void run_part(Grid& grid) {
+  std::unique_ptr<BlockRunner> runner = take_runner();
+  begin(grid, *runner);
+  end(grid, *runner, run_chunks(grid, *runner));
   give_back(std::move(runner));
+}
+
+// Nothing here has a destructor, since a fault jumps out of it.
+bool run_turn(BlockRunner& runner, bool is_first, uint64_t block) {
+  if (sigsetjmp(runner.escape, 1)) return false;
+  return is_first ? runner.run_block(block) : runner.pass_grid_barrier();
+}
+
+// All blocks by turns on this OS thread, from one barrier of the grid to the next.
+void run_cooperative(Grid& grid) {
+  std::vector<std::unique_ptr<BlockRunner>> runners;
+  for (uint64_t i = 0; i < grid.blocks; i++) runners.push_back(take_runner());
+  for (auto& runner : runners) begin(grid, *runner);
+  BlockRunner* failed = nullptr;
+  for (bool is_first = true, is_over = false; !failed && !is_over; is_first = false) {
+    uint64_t waiting = 0;
+    for (uint64_t i = 0; i < grid.blocks && !failed; i++) {
+      if (!run_turn(*runners[i], is_first, grid.block_at(i))) failed = runners[i].get();
+      waiting += runners[i]->is_at_grid_barrier();
+    }
+    is_over = !waiting;
+    if (!failed && waiting && waiting < grid.blocks) {
+      for (auto& runner : runners) {
+        if (runner->is_at_grid_barrier()) failed = runner.get();
+      }
+      failed->explain_grid_deadlock();
+    }
+    if (grid.checker) grid.checker->pass_grid_barrier();
+  }
+  for (auto& runner : runners) end(grid, *runner, runner.get() != failed);
+  for (auto& runner : runners) give_back(std::move(runner));
 }
 
 // OS threads that lend a hand to one large grid at a time. A launch never waits for one that has not come.
@@ -193,18 +241,25 @@ int gpuexec_launch(gpuexec::Launch* launch) {
   using namespace gpuexec;
   static std::once_flag installed;
   std::call_once(installed, install_fault_handler);
-  launch->fault_address = launch->switches = launch->shared_bytes = 0;
+  launch->fault_address = launch->switches = launch->shared_bytes = launch->finding_count = 0;
   Grid grid(*launch);
+  std::unique_ptr<Checker> checker;
+  if (launch->is_checked) checker = std::make_unique<Checker>(*launch);
+  grid.checker = checker.get();
   if (launch->order == kRandom && grid.blocks > 1) {
     grid.order.resize(grid.blocks);
     std::iota(grid.order.begin(), grid.order.end(), uint64_t(0));
     shuffle(grid.order, launch->seed);
   }
+  if (launch->is_cooperative) {
+    run_cooperative(grid);
+    return grid.failed || launch->finding_count ? 1 : 0;
+  }
   uint64_t threads = uint64_t(launch->block[0]) * launch->block[1] * launch->block[2];
   int extra = launch->workers - 1;
   if (uint64_t(extra) >= grid.blocks) extra = int(grid.blocks) - 1;
-  bool helped = extra > 0 && threads * grid.blocks >= kThreadsWorthHelp && spare_threads().offer(grid, extra);
+  bool helped = extra > 0 && !checker && threads * grid.blocks >= kThreadsWorthHelp && spare_threads().offer(grid, extra);
   run_part(grid);
   if (helped) spare_threads().retract();
-  return grid.failed ? 1 : 0;
+  return grid.failed || launch->finding_count ? 1 : 0;
 }

@@ -4,8 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 
+#include "memory.h"
 #include "runtime.h"
 
 namespace gpuexec {
@@ -23,20 +25,45 @@ size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * 
 struct Mapping {
   char* start;
   size_t nbytes;
+  uintptr_t block;
+  size_t block_nbytes;
 };
 
 Mapping mapping_of(void* address, size_t nbytes) {
   size_t used = round_up(nbytes + !nbytes, kAlignment), pages = round_up(used, kPage);
-  return {static_cast<char*>(address) + used - pages - kPage, pages + 2 * kPage};
+  return {static_cast<char*>(address) + used - pages - kPage, pages + 2 * kPage, uintptr_t(address), nbytes};
 }
 
-std::mutex released_mutex;
+std::mutex blocks_mutex;
+std::map<uintptr_t, size_t>& alive() {
+  static auto* all = new std::map<uintptr_t, size_t>;
+  return *all;
+}
 std::deque<Mapping>& released() {
   static auto* all = new std::deque<Mapping>;
   return *all;
 }
 
 }  // namespace
+
+MemoryBlock find_memory(uintptr_t address) {
+  std::lock_guard<std::mutex> lock(blocks_mutex);
+  // Guards keep blocks so far apart that at most one is near.
+  auto after = alive().upper_bound(address);
+  if (after != alive().end() && after->first - address < kPage) {
+    return {MemoryState::kAlive, after->first, after->second};
+  }
+  if (after != alive().begin() && address < (--after)->first + after->second + kPage) {
+    return {MemoryState::kAlive, after->first, after->second};
+  }
+  for (const Mapping& mapping : released()) {
+    if (address - uintptr_t(mapping.start) < mapping.nbytes) {
+      return {MemoryState::kFreed, mapping.block, mapping.block_nbytes};
+    }
+  }
+  return {MemoryState::kNone, 0, 0};
+}
+
 }  // namespace gpuexec
 
 using namespace gpuexec;
@@ -52,6 +79,8 @@ void* gpuexec_allocate(size_t nbytes) {
   }
   char* address = first + pages - used;
   memset(address, kPoison, used);
+  std::lock_guard<std::mutex> lock(blocks_mutex);
+  alive()[uintptr_t(address)] = nbytes;
   return address;
 }
 
@@ -59,7 +88,8 @@ void gpuexec_release(void* address, size_t nbytes) {
   Mapping mapping = mapping_of(address, nbytes);
   madvise(mapping.start, mapping.nbytes, MADV_DONTNEED);  // the bytes go back to the host now
   mprotect(mapping.start, mapping.nbytes, PROT_NONE);
-  std::lock_guard<std::mutex> lock(released_mutex);
+  std::lock_guard<std::mutex> lock(blocks_mutex);
+  alive().erase(uintptr_t(address));
   released().push_back(mapping);
   if (released().size() > kRemembered) {
     munmap(released().front().start, released().front().nbytes);

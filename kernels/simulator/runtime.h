@@ -46,16 +46,59 @@ struct Parameter {
 enum Order : int { kForward, kReverse, kRandom };
 typedef void (*Entry)(void** arguments);
 
-// One grid. The fields after `message_capacity` are results.
+
+// How a kernel touches memory, in check mode.
+enum AccessFlags : unsigned { kRead = 0, kWrite = 1, kAtomic = 2, kPending = 4, kPlainRead = 8 };
+
+// Bytes [first, end) that a launch may touch, of the pointer argument `argument`.
+struct Range {
+  uintptr_t first, end;
+  int argument, is_written;
+};
+
+enum FindingKind : int {
+  kRace,
+  kOutOfBounds,
+  kMisaligned,
+  kUninitialised,
+  kDivergentBarrier,
+  kMissingWait,
+  kUseAfterFree,
+  kWarpOperation,
+  kDeadlock,
+  kFault,
+};
+
+// What check mode found. A place is an instruction's offset in the module (0: unknown), or a file and line.
+struct Finding {
+  int kind;
+  unsigned flags, other_flags;
+  uint32_t place, other_place;
+  uint32_t block, thread, other_block, other_thread;
+  int has_other, line, other_line;
+  char file[64], other_file[64];
+  char detail[192];
+};
+
+// One grid. The fields after `finding_capacity` are results.
 struct Launch {
   Entry entry;
   void** arguments;
+  const Parameter* parameters;
+  int parameter_count;
   unsigned grid[3], block[3];
   unsigned dynamic_shared_bytes, shared_limit_bytes;
   int order, workers;
   uint64_t seed;
+  int is_cooperative;  // all blocks are under way together and may meet at a barrier of the grid
+  int is_checked;      // the module was compiled for check mode
+  const Range* ranges;  // null: a kernel may touch all memory of the device
+  int range_count;
   char* message;
   size_t message_capacity;
+  Finding* findings;
+  int finding_capacity;
+  int finding_count;
   uintptr_t fault_address;
   uint64_t switches;
   unsigned shared_bytes;
@@ -79,6 +122,13 @@ void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const cha
 void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, size_t source_nbytes);
 void gpuexec_copy_commit();
 void gpuexec_copy_wait(int keep);
+// Waits for every thread of a cooperative grid.
+void gpuexec_grid_barrier(gpuexec::Site site);
+// What the compiler calls in a module built for check mode: before an access, at a fence, at code that is wrong by itself.
+// Outside of kernels they do nothing.
+void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* pc);
+void gpuexec_fence();
+void gpuexec_misuse(int kind, const char* file, int line, const char* what);
 [[noreturn]] void gpuexec_fail(const char* message, gpuexec::Site site);
 
 // Runs a grid to its end. Returns 0, or 1 with the reason in `message`.

@@ -10,6 +10,7 @@ namespace {
 constexpr unsigned char kPoison = 0xff;  // NaN in every float format, -1 in every integer
 constexpr unsigned char kRedZone = 0xfb;
 constexpr size_t kRedZoneBytes = 64;
+constexpr size_t kCheckedGapBytes = 64 << 10;  // between variables in check mode, so that a far overrun hits no other
 
 bool is_same(const Site& a, const Site& b) { return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file)); }
 
@@ -23,7 +24,8 @@ int BlockRunner::wait_at_barrier(int id, unsigned threads, int predicate, Site s
     barrier.site = site;
     barrier.threads = threads;
   } else if (!is_same(barrier.site, site)) {
-    fail("divergent barrier: other threads of the block wait at " + name(barrier.site), site);
+    fail("divergent barrier: other threads of the block wait at " + name(barrier.site), site, kDivergentBarrier,
+         &threads_[barrier.waiting[0]]);
   }
   barrier.waiting.push_back(self_->linear);
   barrier.predicates += predicate;
@@ -31,6 +33,7 @@ int BlockRunner::wait_at_barrier(int id, unsigned threads, int predicate, Site s
   self_->barrier = id;
   self_->site = site;
   if (barrier.waiting.size() == (threads ? threads : live_)) {
+    order_together(barrier);
     if (launch_->order != kRandom) {  // the last one carries on without a switch
       barrier.waiting.pop_back();
       release_barrier(barrier);
@@ -43,6 +46,21 @@ int BlockRunner::wait_at_barrier(int id, unsigned threads, int predicate, Site s
   return barrier.result;
 }
 
+// A barrier of all orders more cheaply than one of some.
+void BlockRunner::order_together(const Barrier& barrier) {
+  if (!checker_) return;
+  if (barrier.waiting.size() == live_) checked_->pass_barrier();
+  else checked_->order(barrier.waiting);
+}
+
+void BlockRunner::wait_at_grid_barrier(Site site) {
+  if (!launch_->is_cooperative) fail("a barrier of the grid needs a cooperative launch", site, kDeadlock);
+  self_->state = State::kAtGridBarrier;
+  self_->site = site;
+  at_grid_barrier_.push_back(self_->linear);
+  give_way();
+}
+
 void BlockRunner::release_barrier(Barrier& barrier) {
   barrier.result = barrier.predicates;
   barrier.predicates = 0;
@@ -53,18 +71,20 @@ void BlockRunner::release_barrier(Barrier& barrier) {
 Meeting BlockRunner::meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site) {
   unsigned lane = self_->linear % kWarpSize, bit = 1u << lane;
   Warp& warp = *warps_[self_->linear / kWarpSize];
-  if (!(mask & bit)) fail("the mask of this warp operation lacks the calling lane " + std::to_string(lane), site);
+  if (!(mask & bit)) fail("the mask of this warp operation lacks the calling lane " + std::to_string(lane), site,
+                           kWarpOperation);
   unsigned needed = mask & warp.exists;
   if (unsigned exited = needed & ~warp.live) {
     fail("the mask of this warp operation names lane " + std::to_string(__builtin_ctz(exited)) + ", which has exited",
-         site);
+         site, kWarpOperation);
   }
   Rendezvous& rendezvous = find_rendezvous(warp, mask);
   if (!rendezvous.arrived) {
     rendezvous.operation = operation;
     rendezvous.site = site;
   } else if (rendezvous.operation != operation || (operation != kSync && !is_same(rendezvous.site, site))) {
-    fail("lanes of one mask meet in different warp operations, the others at " + name(rendezvous.site), site);
+    fail("lanes of one mask meet in different warp operations, the others at " + name(rendezvous.site), site,
+         kWarpOperation);
   }
   unsigned char(*slots)[kSlotBytes] = warp.slots[&rendezvous - warp.rendezvous][rendezvous.phase & 1];
   memcpy(slots[lane], value, nbytes);
@@ -77,6 +97,11 @@ Meeting BlockRunner::meet(unsigned mask, const void* value, size_t nbytes, int o
     bool carries_on = launch_->order != kRandom;
     rendezvous.unread = carries_on ? needed & ~bit : needed;
     unsigned base = self_->linear & ~(kWarpSize - 1);
+    if (checker_ && operation == kSync) {
+      std::vector<unsigned> lanes;
+      for (unsigned left = needed; left; left &= left - 1) lanes.push_back(base + __builtin_ctz(left));
+      checked_->order(lanes);
+    }
     for (unsigned left = rendezvous.unread; left; left &= left - 1) wake(base + __builtin_ctz(left));
     if (carries_on) return {slots[0], needed};
   } else {
@@ -118,7 +143,8 @@ void* BlockRunner::shared_variable(const void* key, size_t nbytes, size_t alignm
   }
   memset(arena_ + offset, kPoison, nbytes);
   memset(arena_ + offset + nbytes, kRedZone, kRedZoneBytes);
-  arena_top_ = offset + nbytes + kRedZoneBytes;
+  arena_top_ = offset + nbytes + (checker_ ? kCheckedGapBytes : kRedZoneBytes);
+  if (checker_) checked_->claim(arena_ + offset, nbytes, name);
   shared_.push_back({key, offset, nbytes, name});
   return arena_ + offset;
 }
@@ -134,10 +160,20 @@ bool BlockRunner::check_red_zones() {
       snprintf(text, sizeof text, "shared '%s' of %zu bytes was written at byte %zu, past its end (block %u,%u,%u)",
                variable.name, variable.nbytes, variable.nbytes + i, block.x, block.y, block.z);
       message = text;
+      report(kOutOfBounds, text, Site{nullptr, 0}, 0);
       return false;
     }
   }
   return true;
+}
+
+void BlockRunner::begin_copy(void* destination, const void* source, size_t nbytes, size_t source_nbytes,
+                             const void* place) {
+  if (checker_) {
+    note_access(source, source_nbytes, kRead, place);
+    checker_->copy_begun(*checked_, self_->linear, uintptr_t(destination), nbytes, place);
+  }
+  self_->copies.push_back({destination, source, nbytes, source_nbytes, self_->copy_group, place});
 }
 
 void BlockRunner::finish_copies(int before_group) {
@@ -146,9 +182,27 @@ void BlockRunner::finish_copies(int before_group) {
     const PendingCopy& copy = self_->copies[done];
     memcpy(copy.destination, copy.source, copy.source_nbytes);
     memset(static_cast<char*>(copy.destination) + copy.source_nbytes, 0, copy.nbytes - copy.source_nbytes);
+    if (checker_) {
+      note_access(copy.source, copy.source_nbytes, kRead, copy.place);
+      checker_->copy_done(*checked_, self_->linear, uintptr_t(copy.destination), copy.nbytes, copy.place);
+    }
   }
   self_->copies.erase(self_->copies.begin(), self_->copies.begin() + done);
 }
+
+// Accesses to what is the simulator's own say nothing of the kernel: its stack, what it sees of itself, warp operations.
+void BlockRunner::note_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
+  const uintptr_t at = uintptr_t(address);
+  if (!nbytes || at - uintptr_t(self_->fiber->stack) < kStackBytes) return;
+  if (at - uintptr_t(&gpuexec_position) < sizeof gpuexec_position) return;
+  if (at - uintptr_t(warps_[self_->linear / kWarpSize].get()) < sizeof(Warp)) return;
+  if (!checker_->access(*checked_, self_->linear, at, nbytes, flags, place)) {
+    message = "check mode stopped the launch";
+    abandon_launch();
+  }
+}
+
+void BlockRunner::note_fence() { checker_->fence(*checked_, self_->linear); }
 
 }  // namespace gpuexec
 
@@ -167,12 +221,28 @@ void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const cha
 }
 
 void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, size_t source_nbytes) {
-  gpuexec::Thread& self = current_runner->self();
-  self.copies.push_back({destination, source, nbytes, source_nbytes, self.copy_group});
+  current_runner->begin_copy(destination, source, nbytes, source_nbytes, __builtin_return_address(0));
 }
 
 void gpuexec_copy_commit() { current_runner->self().copy_group++; }
 
 void gpuexec_copy_wait(int keep) { current_runner->finish_copies(current_runner->self().copy_group - keep); }
+
+void gpuexec_grid_barrier(gpuexec::Site site) { current_runner->wait_at_grid_barrier(site); }
+
+// Static code of a module runs outside of kernels too.
+void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
+  if (current_runner && current_runner->is_checking()) current_runner->note_access(address, nbytes, flags, place);
+}
+
+void gpuexec_fence() {
+  if (current_runner && current_runner->is_checking()) current_runner->note_fence();
+}
+
+void gpuexec_misuse(int kind, const char* file, int line, const char* what) {
+  if (!current_runner || !current_runner->is_checking()) return;
+  const char* reason = kind == gpuexec::kMisaligned ? "an access that needs the alignment of " : "an index beyond ";
+  current_runner->fail(std::string(reason) + what, {file, line}, gpuexec::FindingKind(kind));
+}
 
 void gpuexec_fail(const char* message, gpuexec::Site site) { current_runner->fail(message, site); }

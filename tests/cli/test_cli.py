@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from gpuexec.cli import main
+from tests.control_models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "examples/models/digits.onnx")
@@ -87,6 +89,14 @@ def test_random_inputs_take_their_extents_from_dims(capsys: pytest.CaptureFixtur
     assert "x: random float32[3, 4]" in text
     assert "i: random int64[2]" in text
     assert "y: float32[3, 2]" in text
+
+
+def test_info_counts_what_stands_in_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(MODELS["loop_in_if_in_scan"].parse(), tmp_path / "model.onnx")
+    assert main(["info", str(tmp_path / "model.onnx")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "11 nodes, 11 after the load passes, 9 of them in 4 bodies of If, Loop and Scan" in printed
+    assert "Loop 1" in printed
 
 
 def test_info_lists_ports_and_operators(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,16 @@ from gpuexec.runtime.simulator.library import Schedule
 from gpuexec.runtime.tracer import TracerDevice
 
 SCALE_SOURCE = str(Path(__file__).parent / "kernels" / "scale.cu")
-EXPRESSIONS = ("scale<float>", "scale<int>", "fault")
+TOGETHER_SOURCE = str(Path(__file__).parent / "kernels" / "together.cu")
+EXPRESSIONS = {
+    SCALE_SOURCE: ("scale<float>", "scale<int>", "fault"),
+    TOGETHER_SOURCE: ("share<0>", "share<1>", "sum_by_last<0>", "sum_by_last<1>"),
+}
 
 
 @functools.cache
 def open_device(name: str) -> Device:
-    """Return the process's ``cpu``, ``simulator``, ``tracer`` or ``gpu``.
+    """Return the process's ``cpu``, ``simulator``, ``check`` (a simulator in check mode), ``tracer`` or ``gpu``.
 
     Raises:
         DeviceNotFoundError: There is no GPU that works.
@@ -30,6 +34,8 @@ def open_device(name: str) -> Device:
             return CpuDevice()
         case "simulator":
             return make_simulator()
+        case "check":
+            return make_simulator(check_kernels=True)
         case "tracer":
             return TracerDevice("sm_80")
         case "gpu":
@@ -39,14 +45,31 @@ def open_device(name: str) -> Device:
     raise ValueError(f"No device is called {name!r}.")
 
 
+def open_living(name: str) -> Device:
+    """Return the device of `open_device`, or a new one where that was lost, as a simulator that found something."""
+    device = open_device(name)
+    if isinstance(device, SimulatorDevice) and not device.is_alive():
+        open_device.cache_clear()
+        return open_device(name)
+    return device
+
+
 def list_kernels(source: str) -> tuple[str, ...]:
     """Return the instances of a kernel file: of the package, or of these tests."""
-    return EXPRESSIONS if source == SCALE_SOURCE else kernel_table()[source]
+    return EXPRESSIONS[source] if source in EXPRESSIONS else kernel_table()[source]
 
 
-def make_simulator(schedule: Schedule | None = None, delay_s: float = 0.0) -> SimulatorDevice:
+def make_simulator(
+    schedule: Schedule | None = None,
+    delay_s: float = 0.0,
+    *,
+    check_order: bool = True,
+    check_kernels: bool | None = None,
+) -> SimulatorDevice:
     """Return a simulator of its own, with the kernels of the package and of these tests."""
-    return SimulatorDevice(list_kernels, "sm_80", schedule=schedule, delay_s=delay_s)
+    return SimulatorDevice(
+        list_kernels, "sm_80", schedule=schedule, delay_s=delay_s, check_order=check_order, check_kernels=check_kernels
+    )
 
 
 @functools.cache

@@ -65,7 +65,7 @@ def test_recursive_function_is_refused() -> None:
         HEAD + "agraph (float[1, 4] x) => (float[1, 4] y) { y = loc.again (x) }"
         '<domain: "loc", opset_import: ["": 18, "loc": 1]> again (a) => (b) { b = loc.again (a) }'
     )
-    with pytest.raises(ModelError, match="recursive"):
+    with pytest.raises(ModelError, match="calls itself: 'again' calls 'again'"):
         load_graph(model)
 
 
@@ -105,6 +105,26 @@ def test_operator_that_is_not_registered_is_expanded_by_its_schema(
         ir_version=8,
     )
     assert op_type not in load_and_compare(model, x=X)
+
+
+def test_default_of_an_attribute_reaches_the_body() -> None:
+    model = parser.parse_model(
+        HEAD + "agraph (float[2, 3, 2, 2] x) => (float[2, 3, 2, 2] y) { y = MeanVarianceNormalization (x) }"
+    )
+    x = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 3, 2, 2) ** 2
+    assert "ReduceMean" in load_and_compare(model, x=x)
+
+
+def test_node_that_leaves_out_an_input_between_others_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_OPERATORS", {k: v for k, v in operator._OPERATORS.items() if k != "Attention"})
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]>'
+        "agraph (float[1, 2, 3, 4] x, float[1, 2, 5, 4] past) => (float[1, 2, 3, 4] y, float[1, 2, 8, 4] keys)"
+        "{ q = Neg (x) y, keys, values = Attention <is_causal = 1> (q, x, x, , past, past) }"
+    )
+    generator = np.random.default_rng(0)
+    feeds = {"x": generator.normal(size=(1, 2, 3, 4)), "past": generator.normal(size=(1, 2, 5, 4))}
+    assert "Attention" not in load_and_compare(model, **{name: x.astype(np.float32) for name, x in feeds.items()})
 
 
 def test_type_of_a_large_weight_is_known_to_the_body(monkeypatch: pytest.MonkeyPatch) -> None:

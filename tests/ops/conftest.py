@@ -1,4 +1,4 @@
-"""Every test of operator cases runs once on the host, once on the simulator, and with ``-m gpu`` on the GPU."""
+"""Every test of operator cases runs on the host, on the simulator, in check mode, and with ``-m gpu`` on the GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give tests that run cases the parameter ``checks``, which they need not name."""
     if not runs_cases(metafunc.function, set()):
         return
-    choices: list[Any] = ["host", "simulator"]
+    choices: list[Any] = ["host", "simulator", "check"]
     if metafunc.config.option.markexpr == "gpu":
         choices.append(pytest.param("gpu", marks=pytest.mark.gpu))
+    if metafunc.config.getoption("launches", None):  # of tests/launches.py
+        choices = ["plan"]
     metafunc.fixturenames.append("checks")
     metafunc.parametrize("checks", choices)
 

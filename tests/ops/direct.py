@@ -63,6 +63,7 @@ class DirectEmitter:
         arguments: Sequence[Argument],
         writes: Sequence[int],
         shared_bytes: int = 0,
+        cooperative: bool = False,
     ) -> None:
         """Run the kernel on the simulator; nothing where all it writes is empty."""
         written = [arguments[i] for i in writes]
@@ -73,7 +74,9 @@ class DirectEmitter:
         if kernel.source not in _LOADED:
             _LOADED[kernel.source] = load_file(kernel.source, kernel_table()[kernel.source])
         values = [self.arrays[a.buffer][a.offset_bytes :] if isinstance(a, Slot) else a for a in arguments]
-        _LOADED[kernel.source][kernel.expression].launch_arrays(grid, block, *values, shared_bytes=shared_bytes)
+        _LOADED[kernel.source][kernel.expression].launch_arrays(
+            grid, block, *values, shared_bytes=shared_bytes, is_cooperative=cooperative
+        )
 
     def alias(self, output: Slot, view: Slot) -> None:
         """Remember the view."""

@@ -5,9 +5,13 @@
 3. The case as a graph of one node: its plan passes `verify`, and the CPU device gives the bits ``compute`` gave.
 4. Planned for a GPU and run on the simulator, or on a GPU, it is within the operator's tolerance of ``compute``, for
    dense inputs and for windows with gaps. An operator without a lowering is refused by name.
+5. The simulator's check mode, in a random order of threads, finds nothing in the kernels of the case for dense inputs.
+   Cases of more than 65536 elements, inputs and outputs together, are left out: what a kernel does wrong there it does
+   wrong in a smaller case of its family too, or its family lacks one.
 
-`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there. tests/ops/conftest.py runs
-every test of cases once for each.
+`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there; "check" is 5.
+tests/ops/conftest.py runs every test of cases once for each. "plan" only plans for GPUs and keeps the plans: what
+tests/launches.py asks for.
 """
 
 from __future__ import annotations
@@ -24,20 +28,26 @@ from onnx import helper
 from gpuexec import operator as gx_operator
 from gpuexec.command import Slot
 from gpuexec.errors import UnsupportedError
-from gpuexec.graph import RawNode
+from gpuexec.graph import Graph, RawNode, Value
 from gpuexec.operator import Emitter, Operator, Tolerance, operator
-from gpuexec.planner.template import plan_graph
+from gpuexec.plan import Plan
+from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
 from gpuexec.spec import TensorSpec, dtype_row
-from tests.devices.opening import open_device
+from gpuexec.target import Target
+from tests.devices.opening import open_living
 from tests.execute import run_template
 from tests.operators import GraphBuilder
 from tests.ops.tolerance import assert_close, to_bits
 
 Array = np.ndarray[Any, Any]
 NEWEST_OPSET = 24
+MOST_CHECKED_ELEMENTS = 1 << 16
 # What `run_case` does now; the fixture of tests/ops/conftest.py sets it.
 CHECKS: list[str] = ["host", "simulator"]
+# What the check "plan" plans for, and the plans it made.
+TARGETS: list[Target] = []
+PLANS: list[Plan] = []
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,14 @@ def run_case(case: Case) -> None:
     """Run the checks of a case that `CHECKS` names."""
     op, inputs = build_operator(case)
     known = const_positions(case, inputs)
+    if "plan" in CHECKS:
+        if op.lower is not None:
+            PLANS.extend(
+                plan_case(case, op, given, known, target)[0].plan
+                for target in TARGETS
+                for given in (inputs, _spread_all(inputs, known))
+            )
+        return
     computed = op.compute(*inputs)
     if "host" in CHECKS:
         check_compute(case, op, inputs, known, computed)
@@ -99,6 +117,13 @@ def run_case(case: Case) -> None:
     for device in ("simulator", "gpu"):
         if device in CHECKS:
             check_device(device, case, op, inputs, known, computed)
+    if "check" in CHECKS and op.lower is not None and count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS:
+        run_on("check", case, op, inputs, known)
+
+
+def count_elements(*groups: Sequence[Array | None]) -> int:
+    """Return the elements of all arrays."""
+    return sum(array.size for group in groups for array in group if array is not None)
 
 
 def check_compute(
@@ -132,9 +157,8 @@ def check_device(
         with pytest.raises(UnsupportedError, match=op.name):
             run_on(name, case, op, inputs, known)
         return
-    spread = [x if x is None or i in known else _spread(x) for i, x in enumerate(inputs)]
     positions = [index for index, wanted in enumerate(case.outputs) if wanted]
-    for given in (inputs, spread):
+    for given in (inputs, _spread_all(inputs, known)):
         for index, got in zip(positions, run_on(name, case, op, given, known), strict=True):
             expected = computed[index]
             assert expected is not None
@@ -143,7 +167,18 @@ def check_device(
 
 def run_on(name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> list[Array]:
     """Plan the case as a graph of one node, verify the plan, and run it on a device; return the wanted outputs."""
-    build, arrays, values = GraphBuilder(), {}, []
+    device = open_living(name)
+    template, graph, arrays = plan_case(case, op, inputs, known, device.target)
+    verify(template.plan)
+    return run_template(template, graph, arrays, device)
+
+
+def plan_case(
+    case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target
+) -> tuple[Template, Graph, dict[str, Array]]:
+    """Plan the case as a graph of one node; return the plan's template, the graph, and its inputs by name."""
+    build, values = GraphBuilder(), list[Value | None]()
+    arrays: dict[str, Array] = {}
     for index, x in enumerate(inputs):
         if x is None:
             values.append(None)
@@ -156,11 +191,8 @@ def run_on(name: str, case: Case, op: Operator, inputs: Sequence[Array | None], 
             values.append(value if window is None else build.node(window, value))
     outputs = build.nodes(op, *values, count=len(op.infer(*_specs(inputs, known))), name=case.id)
     graph = build.graph(*[outputs[index] for index, wanted in enumerate(case.outputs) if wanted])
-    device = open_device(name)
     specs = {key: TensorSpec(memory.shape, memory.dtype) for key, memory in arrays.items()}
-    template = plan_graph(graph, specs, device.target)
-    verify(template.plan)
-    return run_template(template, graph, arrays, device)
+    return plan_graph(graph, specs, target), graph, arrays
 
 
 def build_operator(case: Case) -> tuple[Operator, tuple[Array | None, ...]]:
@@ -250,6 +282,10 @@ def _memory_of(x: Array) -> tuple[Array, Window | None]:
     memory = np.full(high - low + x.itemsize, 0xA5, np.uint8).view(x.dtype)
     np.lib.stride_tricks.as_strided(memory[window.start :], x.shape, x.strides)[...] = x
     return memory, window
+
+
+def _spread_all(inputs: Sequence[Array | None], known: set[int]) -> list[Array | None]:
+    return [x if x is None or i in known else _spread(x) for i, x in enumerate(inputs)]
 
 
 def _spread(x: Array) -> Array:

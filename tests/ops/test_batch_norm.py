@@ -58,12 +58,20 @@ def cases() -> list[Case]:
     rows = [case(np.dtype(t).name, x.astype(t), parameters((3,), t)) for t in FLOATS]
     rows += [case(f"training-{np.dtype(t).name}", x.astype(t), parameters((3,), t), training_mode=1) for t in FLOATS]
     mixtures = ((np.float16, np.float32, np.float32), (BF16, BF16, np.float32), (np.float16, np.float16, np.float64),
-                (np.float32, np.float16, np.float32), (np.float64, np.float32, BF16))  # fmt: skip
+                (np.float32, np.float16, np.float32), (np.float64, np.float32, BF16), (np.float64, np.float16, BF16),
+                (np.float32, BF16, BF16), (BF16, np.float32, np.float32))  # fmt: skip
     for t, affine, statistics in mixtures:
         name = "-".join(np.dtype(each).name for each in (t, affine, statistics))
         rows.append(case(name, x.astype(t), parameters((3,), affine, statistics)))
         if statistics != np.float64:  # the statistics of a half batch are float
             rows.append(case(f"training-{name}", x.astype(t), parameters((3,), affine, statistics), training_mode=1))
+    # Eighths, of which mean and variance are exact in float: so statistics in double can be those worked out in double.
+    eighths = [np.round(8 * p.astype(np.float32)) / 8 for p in (sample((2, 3, 4)), *parameters((3,)))]
+    for t in FLOATS:
+        for statistics in FLOATS:
+            given = [p.astype(kind) for p, kind in zip(eighths, (t, t, t, statistics, statistics), strict=True)]
+            name = f"training-exact-{np.dtype(t).name}-{np.dtype(statistics).name}"
+            rows.append(case(name, given[0], tuple(given[1:]), training_mode=1, momentum=0.5))
     rows += [
         case("epsilon", x, three, epsilon=0.25),
         case("rank2", sample((6, 3)), three),

@@ -1,11 +1,13 @@
-"""Strided copies on their own, and the operators made of them: Concat, Tile, DepthToSpace, SpaceToDepth."""
+"""Strided copies on their own, and the operators made of them: Concat, Tile, EyeLike, DepthToSpace, SpaceToDepth."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import gpuexec.ops.depth_space  # noqa: F401 (registers its operators)
@@ -53,7 +55,20 @@ CASES = [
     Case("depth_empty", "DepthToSpace", (arange(0, 8, 2, 3),), {"blocksize": 2}),
     Case("depth_strided", "DepthToSpace", (arange(2, 3, 2, 8).transpose(0, 3, 2, 1),), {"blocksize": 2}),
     Case("space", "SpaceToDepth", (arange(2, 3, 4, 6),), {"blocksize": 2}),
+    Case("space_dcr", "SpaceToDepth", (arange(2, 3, 4, 6),), {"blocksize": 2, "mode": "DCR"}, opset=28),
+    Case("space_crd", "SpaceToDepth", (arange(2, 3, 4, 6),), {"blocksize": 2, "mode": "CRD"}, opset=28),
     Case("space_old", "SpaceToDepth", (arange(1, 2, 3, 6),), {"blocksize": 3}, opset=7),
+    *(Case(f"eye_{k}", "EyeLike", (arange(3, 5),), {"k": k}) for k in (-9, -3, -2, 0, 1, 4, 5, 9)),
+    *(Case(f"eye_tall_{k}", "EyeLike", (arange(5, 3),), {"k": k}) for k in (-5, -4, -2, 0, 2, 3)),
+    *(
+        Case(
+            f"eye_{row.name}", "EyeLike", (arange(3, 3),), {"dtype": row.code}, expected=(np.eye(3).astype(row.numpy),)
+        )
+        for row in DTYPES
+    ),
+    Case("eye_own_dtype", "EyeLike", (arange(2, 3, dtype=np.int32),)),
+    Case("eye_empty", "EyeLike", (arange(0, 3),), {"k": 1}),
+    Case("eye_strided", "EyeLike", (arange(6, 4)[::2].T,)),
 ]
 CASES += [
     case
@@ -177,15 +192,30 @@ def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:
         ("Concat", {"axis": 0}, (spec(), spec()), "axis is out of range"),
         ("Tile", {}, (spec(2, 3), TensorSpec.of(ints(2))), "for each of 2 axes, got \\[2\\]"),
         ("Tile", {}, (spec(2), TensorSpec.of(ints(-1))), "0 or more"),
+        ("EyeLike", {}, (spec(2, 3, 4),), "expects a matrix"),
         ("DepthToSpace", {"blocksize": 2}, (spec(1, 6, 2, 2),), "divisible by blocksize"),
         ("DepthToSpace", {"blocksize": 2, "mode": "DRC"}, (spec(1, 8, 2, 2),), "'DCR' or 'CRD'"),
         ("SpaceToDepth", {"blocksize": 2}, (spec(1, 1, 3, 2),), "divisible by 2"),
         ("SpaceToDepth", {"blocksize": 2}, (spec(1, 4, 2),), r"expects \[n, c, h, w\]"),
+        ("SpaceToDepth", {"blocksize": 2, "mode": "X"}, (spec(1, 4, 2, 2),), "must be 'DCR' or 'CRD', got 'X'"),
     ],
 )
 def test_infer_refuses(op: str, attributes: dict[str, Any], specs: tuple[TensorSpec, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build(op, attributes).infer(*specs)
+
+
+@pytest.mark.parametrize("name", ["EyeLike", "DepthToSpace", "SpaceToDepth"])
+def test_attributes_are_those_of_the_standard(name: str) -> None:
+    attributes = onnx.defs.get_schema(name).attributes
+    required = {key: 2 for key, attribute in attributes.items() if attribute.required}
+    op = build(name, required)
+    for key, attribute in attributes.items():
+        if not attribute.required:
+            default = attribute.default_value
+            expected = {onnx.AttributeProto.INT: default.i, onnx.AttributeProto.STRING: default.s.decode()}
+            assert getattr(op, key) == expected.get(default.type)
+    assert {field.name for field in dataclasses.fields(op)} == set(attributes)  # type: ignore[arg-type]
 
 
 def test_tile_asks_for_repeats() -> None:

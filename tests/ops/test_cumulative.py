@@ -1,4 +1,4 @@
-"""CumSum against sums in double: onnx.reference adds halves in half."""
+"""CumSum and CumProd against sums and products in double: onnx.reference computes halves in half."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build
-from gpuexec.ops.cumulative import CumSum
+from gpuexec.ops.cumulative import CumProd, CumSum
 from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
@@ -40,6 +40,37 @@ def add_in_double(x: Array, axis: int, exclusive: int, reverse: int) -> Array:
         if exclusive:
             sums = np.concatenate([np.zeros_like(sums[..., :1]), sums[..., :-1]], -1)
         return np.moveaxis(sums[..., ::order], -1, axis).astype(x.dtype)
+
+
+def cumprod(id: str, x: Array, axis: int = -1, exclusive: int = 0, reverse: int = 0) -> Case:
+    order = -1 if reverse else 1
+    wide = x if x.dtype.kind in "iu" else x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        folds = np.cumprod(np.moveaxis(wide, axis, -1)[..., ::order], -1, dtype=wide.dtype)
+        if exclusive:
+            folds = np.concatenate([np.ones_like(folds[..., :1]), folds[..., :-1]], -1)[..., : x.shape[axis]]
+        expected = np.moveaxis(folds[..., ::order], -1, axis).astype(x.dtype)
+    attributes = {"exclusive": exclusive, "reverse": reverse}
+    name = f"product-{id}{'-exclusive' * exclusive}{'-reverse' * reverse}"
+    terms = max(1, x.shape[axis])
+    return Case(name, "CumProd", (x, np.array(axis)), attributes, (1,), expected=(expected,), terms=terms)
+
+
+def near_one(*shape: int, dtype: Any = np.float32) -> Array:
+    return np.random.default_rng([*shape, 9]).uniform(0.9, 1.1, shape).astype(dtype)
+
+
+PRODUCTS = [
+    *(cumprod(np.dtype(t).name, near_one(3, 40, dtype=t), -1, *flags) for t in FLOATS for flags in FLAGS),
+    *(cumprod(np.dtype(t).name, (sample(3, 40) * 9).astype(np.int64).astype(t), -1, 1, 0) for t in INTEGERS),
+    *(cumprod(f"axis{axis}", near_one(3, 4, 5), axis, *flags) for axis in (0, 1, -3) for flags in FLAGS),
+    cumprod("long_row", near_one(2, 5000)),
+    cumprod("long_column", near_one(2500, 3), 0, 1, 1),
+    cumprod("zeros", np.array([[2, 0, 3], [0, -1, 5]], np.float32)),
+    cumprod("not_finite", np.array([[2, np.inf, 0, 1], [np.nan, 1, 1, 1]], np.float32)),
+    cumprod("empty", np.zeros((2, 0), np.float32), 1, 1),
+    cumprod("strided", near_one(6, 8, 4)[::-2, ::3].T, 1),
+]
 
 
 CASES = [
@@ -77,10 +108,16 @@ def test_cumulative_sum(case: Case) -> None:
     run_case(case)
 
 
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.id)
+def test_cumulative_product(case: Case) -> None:
+    run_case(case)
+
+
 def test_attributes_are_those_of_the_standard() -> None:
-    attributes = onnx.defs.get_schema("CumSum").attributes
-    assert {name: each.default_value.i for name, each in attributes.items()} == {"exclusive": 0, "reverse": 0}
-    assert CumSum() == CumSum(exclusive=0, reverse=0)
+    for cls in (CumSum, CumProd):
+        attributes = onnx.defs.get_schema(cls.name).attributes
+        assert {name: each.default_value.i for name, each in attributes.items()} == {"exclusive": 0, "reverse": 0}
+        assert cls() == cls(exclusive=0, reverse=0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where, Clip, Cast, CastLike, Identity, and the variadic folds."""
+"""Where, Clip, Cast, CastLike, BitCast, Identity, and the variadic folds."""
 
 from __future__ import annotations
 
@@ -208,6 +208,35 @@ def test_cast_to_an_unsupported_type_is_refused(to: int) -> None:
 def test_cast_without_a_type_is_refused() -> None:
     with pytest.raises(InputError, match="Cast lacks its required attribute to"):
         build("Cast", {})
+
+
+@pytest.mark.parametrize("source", ALL, ids=lambda d: d.name)
+def test_bit_cast_to_every_dtype_of_the_width(source: np.dtype[Any]) -> None:
+    x = special_values(source)
+    for to in (each for each in ALL if each.itemsize == source.itemsize):
+        bits = np.array([byte != 0 for byte in x.tobytes()]) if to == np.bool_ else np.frombuffer(x.tobytes(), to)
+        run_case(Case(f"{source.name}-{to.name}", "BitCast", (x,), {"to": dtype_row(to).code}, expected=(bits,)))
+
+
+@pytest.mark.parametrize(
+    "x", [np.float32(1.5), np.zeros((2, 0), np.float32), numbers(np.dtype("f4"), (6, 4))[::-2, ::3]]
+)
+def test_bit_cast_of_any_shape(x: Array) -> None:
+    x = np.asarray(x)
+    run_case(
+        Case(str(x.shape), "BitCast", (x,), {"to": 6}, expected=(np.ascontiguousarray(x).view("i4").reshape(x.shape),))
+    )
+
+
+def test_bit_cast_to_bool_leaves_no_other_byte_than_0_and_1() -> None:
+    y = build("BitCast", {"to": 9}).compute(np.array([0, 1, 2, 255], np.uint8))[0]
+    assert y is not None and y.view(np.uint8).tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("to", "message"), [(11, "one width, got float32 and float64"), (8, "is not supported")])
+def test_bit_cast_to_another_width_is_refused(to: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build("BitCast", {"to": to}).infer(TensorSpec((), np.dtype("f4")))
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.name)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import gpuexec.ops  # noqa: F401 (registers the operators)
 from gpuexec import operator as gx_operator
-from gpuexec.command import Slot
+from gpuexec.command import Kernel, Slot
 from gpuexec.errors import UnsupportedError
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
 from gpuexec.spec import TensorSpec
@@ -82,6 +82,30 @@ class ReadsTooFar(Negation):
         Negation.lower(self, emit, (Slot(x.buffer, x.offset_bytes + 64, x.spec, x.strides),), outputs)
 
 
+class _Understating:
+    """An emitter whose launches say of what they write all but the last element."""
+
+    def __init__(self, emit: Emitter) -> None:
+        self._emit = emit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._emit, name)
+
+    def launch(self, kernel: Kernel, grid: Any, block: Any, arguments: Any, writes: Any, *rest: Any) -> None:
+        y = arguments[writes[0]]
+        fewer = Slot(y.buffer, y.offset_bytes, y.spec.with_shape((y.spec.size - 1,)), (1,))
+        said = [fewer if a is y else a for a in arguments]
+        self._emit.launch(kernel, grid, block, said, writes, *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class WritesMoreThanItSays(Negation):
+    """Right numbers, by a launch whose slots are too small: a plan would let others use the last byte meanwhile."""
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        Negation.lower(self, cast(Emitter, _Understating(emit)), inputs, outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class HasNoKernel(Negation):
     lower = None  # type: ignore[assignment]
@@ -109,7 +133,8 @@ def negation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         (ComputesWrong, ["host", "simulator"]),
         (WritesWrong, ["host"]),
         (ForgetsStrides, ["simulator"]),
-        (ReadsTooFar, ["simulator"]),
+        (ReadsTooFar, ["simulator", "check"]),
+        (WritesMoreThanItSays, ["check"]),
     ],
 )
 def test_fault_is_seen(cls: type[Operator], breaks: list[str]) -> None:

@@ -57,7 +57,7 @@ def layers() -> list[Case]:
             for a in (0, 1, 2, -1, -2, -3)
         ),
         layer("epsilon", x, sample((5,)), sample((5,)), epsilon=0.1),
-        layer("stash-bf16", x, sample((5,)), stash_type=16),
+        *(layer(f"stash-bf16-{np.dtype(t).name}", x.astype(t), sample((5,), t), stash_type=16) for t in FLOATS),
         layer("column-of-1", sample((4, 1)), sample((1,)), sample((1,))),
         layer("scalar-scale", x, sample(()), sample((1,))),
         layer("scale-of-rows", x, sample((3, 1, 1)), sample((4, 5)), axis=2),

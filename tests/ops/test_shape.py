@@ -84,6 +84,12 @@ CASES += [
     if dtype.kind not in "iu"
     for bounds in [[scalar(v, dtype) for v in (-1, 40, 0.3)]]
 ]
+# More than planning keeps on the host, so that the kernel makes them.
+CASES += [
+    count(f"long_{dtype.name}", *bounds, expected=(counted_by_hand(*bounds),))
+    for dtype in RANGE_DTYPES
+    for bounds in [[scalar(v, dtype) for v in (-9, 1200, 1)]]
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

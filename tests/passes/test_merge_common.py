@@ -1,12 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from gpuexec.graph import Value
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.remove_dead import remove_dead
 from tests.passes.harness import check_same, load, operators
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+
+
+def test_nodes_with_bodies_are_not_merged() -> None:
+    graph = load(
+        """agraph (float[2] x, bool c) => (float[2] y) {
+          t = If (c) <then_branch = a () => (float[2] p) { p = Abs (x) },
+                      else_branch = b () => (float[2] p) { p = Neg (x) }>
+          y = Add (t, t)
+        }"""
+    )
+    choose, add = graph.nodes
+    again = replace(choose, outputs=(Value("again"),), name="again")
+    both = replace(graph, nodes=(choose, again, replace(add, inputs=(*choose.outputs, *again.outputs))))
+    assert operators(merge_common(both)) == ["If", "If", "Add"]
 
 
 def test_equal_chains_are_merged() -> None:

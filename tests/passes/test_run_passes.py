@@ -19,7 +19,9 @@ TEXT = (
 
 def test_lists_hold_passes_by_name_with_a_summary() -> None:
     assert [each.name for each in AT_LOAD] == [
+        "decompose",
         "fold_constants",
+        "inline_branches",
         "remove_noops",
         "fuse_conv_batchnorm",
         "merge_common",
@@ -53,7 +55,7 @@ def test_name_of_the_other_list_may_be_disabled() -> None:
 
 
 def test_unknown_name_is_refused() -> None:
-    with pytest.raises(InputError, match="There is no pass fold_it; there are fold_constants, "):
+    with pytest.raises(InputError, match="There is no pass fold_it; there are decompose, "):
         run_passes(load(TEXT), AT_LOAD, disabled={"fold_it"})
 
 

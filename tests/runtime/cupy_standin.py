@@ -8,6 +8,7 @@ graph nodes are the real classes of cuda.bindings, and a graph runs in a random 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import json
 import random
@@ -133,6 +134,8 @@ class Standin:
             cuMemsetD16Async=fill(2),
             cuMemsetD32Async=fill(4),
             cuMemsetD2D32Async=fill_columns,
+            cuOccupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, shared_bytes: (0, 1536 // threads),
+            cuLaunchCooperativeKernel=self._launch_cooperatively,
             **GraphCalls(self).as_dict(),
         )
 
@@ -171,7 +174,14 @@ class Standin:
 
     def _describe(self, ordinal: int) -> dict[str, Any]:
         assert ordinal < self.count
-        return {"name": b"Stand-in", "major": self.architecture[0], "minor": self.architecture[1]}
+        major, minor = self.architecture
+        return {
+            "name": b"Stand-in",
+            "major": major,
+            "minor": minor,
+            "totalGlobalMem": 1 << 36,
+            "multiProcessorCount": 8,
+        }
 
     def _copy(self, destination: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         self._require_current()
@@ -208,8 +218,32 @@ class Standin:
         grid, block = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         self.launch(raw, grid, block, read_parameters(raw, parameters), shared_bytes, stream)
 
+    def _launch_cooperatively(
+        self,
+        function: int,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        block_x: int,
+        block_y: int,
+        block_z: int,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> tuple[int]:
+        raw = self.handles[function]
+        grid, block, values = (grid_x, grid_y, grid_z), (block_x, block_y, block_z), read_parameters(raw, parameters)
+        return self._status(lambda: self.launch(raw, grid, block, values, shared_bytes, stream, cooperative=True))
+
     def launch(
-        self, raw: RawKernel, grid: Any, block: Any, values: list[np.ndarray], shared_bytes: int, stream: int
+        self,
+        raw: RawKernel,
+        grid: Any,
+        block: Any,
+        values: list[np.ndarray],
+        shared_bytes: int,
+        stream: int,
+        cooperative: bool = False,
     ) -> None:
         """Launch with the bytes of each argument, read as the kernel's own types say."""
         self._require_current()
@@ -220,7 +254,8 @@ class Standin:
             if kind == "P8":
                 arguments.set_pointer(position, int(values[position].view(np.uint64)[0]))
         self.calls.append(str(raw.function_kernel))
-        self._call(self.handles[stream].launch, raw.function, grid, block, shared_bytes, arguments)
+        launch = functools.partial(self.handles[stream].launch, cooperative=cooperative)
+        self._call(launch, raw.function, grid, block, shared_bytes, arguments)
 
 
 class GraphNode:

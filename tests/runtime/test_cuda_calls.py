@@ -178,8 +178,10 @@ def test_driver_takes_the_types_of_every_argument() -> None:
     graph.close()
     for width in (1, 2, 4, 8):
         stream.fill(256, bytes(width), 4)
+    device.multiprocessors = 1
+    stream.launch(launch.function, (1, 1, 1), (32, 1, 1), 0, launch.arguments, cooperative=True)
     used = re.findall(r"driver\.(cu\w+)", (RUNTIME / "cuda.py").read_text() + (RUNTIME / "cuda_graph.py").read_text())
-    assert called == set(used) and len(called) == 15
+    assert called == set(used) and len(called) == 17
 
 
 def test_raw_kernel_takes_the_stream_by_keyword() -> None:

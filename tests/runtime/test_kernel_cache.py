@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ from gpuexec.runtime.kernel_cache import KernelCache, make_key
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
 
-CUBIN = Cubin("f.cu", b"\x7fELF" + bytes(range(256)), (CompiledKernel("f<int>", "_Z1f", 8, 0, 16),), "log")
+CUBIN = Cubin("f.cu", b"\x7fELF" + bytes(range(256)), (CompiledKernel("f<int>", "_Z1f", 8, 0, 16, 256),), "log")
 EXPRESSIONS = ("add<float>", "add<double>", "add<int>")
 SOURCE = "template <typename T> __global__ void add(T* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += (T)1; }\n"
 
@@ -77,6 +79,17 @@ def count_compiles(tmp_path: Path, processes: int) -> list[str]:
 def test_cache_compiles_each_kernel_once_when_eight_processes_start_empty(tmp_path: Path) -> None:
     assert count_compiles(tmp_path, 8) == sorted(EXPRESSIONS)
     assert count_compiles(tmp_path, 1) == []
+
+
+def test_cache_recompiles_an_entry_that_describes_kernels_by_other_fields(tmp_path: Path) -> None:
+    KernelCache(tmp_path).get("key", lambda: CUBIN)
+    path = tmp_path / "key.json"
+    described = json.loads(path.read_text().split("\n", 1)[1])
+    del described["kernels"][0]["max_threads"]
+    body = json.dumps(described)
+    path.write_text(f"{hashlib.sha256(CUBIN.image + body.encode()).hexdigest()}\n{body}")
+    assert KernelCache(tmp_path).get("key", lambda: CUBIN).was_compiled
+    assert not KernelCache(tmp_path).get("key", lambda: CUBIN).was_compiled
 
 
 @pytest.mark.parametrize("suffix", [".cubin", ".json"])

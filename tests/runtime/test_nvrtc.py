@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
 """
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90a", "sm_100", "sm_120"])
 def test_compile_cubin_gives_an_elf_image_for_each_architecture(architecture: str) -> None:
     cubin = nvrtc.compile_cubin(SOURCE, ["scale<float>"], architecture)
     assert cubin.image.startswith(b"\x7fELF")
@@ -46,6 +46,7 @@ def test_compile_cubin_reports_what_each_kernel_takes() -> None:
     assert [kernel.expression for kernel in cubin.kernels] == ["plain", "scale<__half>", "scale<float>"]
     assert cubin.kernels[0].lowered_name == "plain"
     assert [kernel.shared_bytes for kernel in cubin.kernels] == [0, 1200, 1200]
+    assert [kernel.max_threads for kernel in cubin.kernels] == [0, 256, 256]
     assert all(0 < kernel.registers <= 255 and kernel.spill_bytes == 0 for kernel in cubin.kernels)
 
 
@@ -73,8 +74,40 @@ def test_compile_cubin_names_the_instance_when_it_does_not_exist() -> None:
 
 
 def test_compile_cubin_says_so_when_architecture_is_unknown() -> None:
-    with pytest.raises(KernelError, match="sm_999"):
+    with pytest.raises(KernelError, match=r"can't compile for sm_999; it knows sm_75, .*sm_120"):
         nvrtc.compile_cubin(SOURCE, ["plain"], "sm_999")
+
+
+@pytest.mark.parametrize(("name", "since"), [("sm_100", "12.8"), ("sm_120", "12.8"), ("sm_110", "13.0")])
+def test_check_architecture_names_the_version_when_nvrtc_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, name: str, since: str
+) -> None:
+    from cuda.bindings import nvrtc as bindings
+
+    nvrtc.check_architecture.cache_clear()
+    monkeypatch.setattr(bindings, "nvrtcGetSupportedArchs", lambda: (bindings.nvrtcResult.NVRTC_SUCCESS, [75, 80, 90]))
+    nvrtc.check_architecture("sm_90a")
+    with pytest.raises(KernelError, match=rf"{name}; it knows sm_75, sm_80, sm_90\. It takes NVRTC {since} or newer"):
+        nvrtc.check_architecture(name)
+    nvrtc.check_architecture.cache_clear()
+
+
+def test_parse_bounds_multiplies_extents_and_leaves_out_entries_without() -> None:
+    ptx = """.visible .entry a(
+\t.param .u64 .ptr .align 1 a_param_0,
+\t.param .align 8 .b8 a_param_1[72]
+)
+.maxntid 16, 8, 2
+.minnctapersm 2
+{ }
+.visible .entry b()
+{ }
+.weak .entry _Z1cIfE(
+\t.param .u32 c_param_0
+)
+.maxntid 256
+{ }"""
+    assert nvrtc.parse_bounds(ptx) == {"a": 256, "_Z1cIfE": 256}
 
 
 def test_parse_usage_adds_stores_and_loads_of_each_entry() -> None:

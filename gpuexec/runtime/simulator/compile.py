@@ -13,19 +13,20 @@ from gpuexec import knobs
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.simulator.cache import ObjectCache, make_key
 from gpuexec.runtime.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
-from gpuexec.runtime.simulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, find_compiler
+from gpuexec.runtime.simulator.toolchain import CHECK_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_compiler
 
-_RUNTIME_SOURCES = ("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp")
+_RUNTIME_SOURCES = ("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp", "check.cpp")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltObject:
-    """A compiled kernel file: the shared object, and its kernels in the order of its table."""
+    """A compiled kernel file: the shared object, its kernels in the order of its table, and whether it is checked."""
 
     source: str
     path: Path
     expressions: tuple[str, ...]
     launch_bounds: Mapping[str, int]
+    check: bool = False
 
 
 def default_cache() -> ObjectCache:
@@ -46,26 +47,30 @@ def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ())
     compiler = find_compiler()
     flags = (*compiler.flags(RUNTIME_FLAGS), *(f"-D{define}" for define in defines))
     sources = [kernels_dir() / "simulator" / name for name in _RUNTIME_SOURCES]
-    key = make_key("runtime", _hash_simulator(), flags, compiler.version)
+    key = make_key("runtime", _hash(sorted((kernels_dir() / "simulator").glob("*.*"))), flags, compiler.version)
     return (cache or default_cache()).get(
         key, lambda output: compiler.build("The simulator's runtime", sources, output, flags)
     )
 
 
-def build_file(path: Path, expressions: Sequence[str], cache: ObjectCache | None = None) -> BuiltObject:
+def build_file(
+    path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, check: bool = False
+) -> BuiltObject:
     """Return the shared object of a kernel file with the instances named.
 
     Args:
         path: The ``.cu`` file.
         expressions: C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
         cache: None: the user's.
+        check: For check mode: the same code, which tells the runtime library of every access.
 
     Raises:
         KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
     """
     compiler = find_compiler()
     folder = kernels_dir() / "simulator"
-    flags = (*compiler.flags(KERNEL_FLAGS), f"-I{folder / 'include'}", "-include", str(folder / "cuda.h"))
+    flags = compiler.flags(KERNEL_FLAGS)
+    includes = (f"-I{folder / 'include'}", "-include", str(folder / "cuda.h"))
     names = tuple(dict.fromkeys(expressions))
     stripped = strip_comments(flatten(path))
     text = rewrite_shared(stripped, path.name) + write_rows(names)
@@ -73,18 +78,27 @@ def build_file(path: Path, expressions: Sequence[str], cache: ObjectCache | None
     def build(output: Path) -> None:
         source = output.with_suffix(".cpp")
         source.write_text(text)
-        compiler.build(path.name, [source], output, flags)
+        if not check:
+            compiler.build(path.name, [source], output, (*flags, *includes))
+            return
+        # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
+        compiled = output.with_suffix(".o")
+        compiler.build(path.name, [source], compiled, (*flags, *CHECK_FLAGS, *includes, "-c"))
+        compiler.build(path.name, [folder / "hooks.cpp"], output, flags, [compiled])
 
-    key = make_key(text, _hash_simulator(), compiler.flags(KERNEL_FLAGS), compiler.version)
-    return BuiltObject(path.name, (cache or default_cache()).get(key, build), names, find_launch_bounds(stripped))
+    key = make_key(text, _hash_headers(check), (*flags, *(CHECK_FLAGS if check else ())), compiler.version)
+    found = (cache or default_cache()).get(key, build)
+    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), check)
 
 
-def build_files(files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None) -> dict[Path, BuiltObject]:
+def build_files(
+    files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, check: bool = False
+) -> dict[Path, BuiltObject]:
     """Return the shared objects of several files, as many compilers at once as ``GPUEXEC_BUILD_JOBS``."""
     if not files:
         return {}
     with ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build") as pool:
-        built = pool.map(lambda item: build_file(item[0], item[1], cache), files.items())
+        built = pool.map(lambda item: build_file(item[0], item[1], cache, check), files.items())
         return dict(zip(files, built, strict=True))
 
 
@@ -94,10 +108,15 @@ def _cache_at(folder: Path) -> ObjectCache:
 
 
 @functools.cache
-def _hash_simulator() -> str:
-    """The content of all of the simulator's C++: kernels and runtime must be of one version."""
-    digest = hashlib.sha256()
-    for path in sorted((kernels_dir() / "simulator").rglob("*")):
-        if path.suffix in (".h", ".cpp"):
-            digest.update(f"{path.name}\n{path.read_text()}".encode())
+def _hash_headers(check: bool) -> str:
+    """The content of all that a kernel file is compiled with: what it shares with the runtime is among it."""
+    folder = kernels_dir() / "simulator"
+    hooks = [folder / "hooks.cpp"] if check else []
+    return _hash([*sorted((folder / "include").iterdir()), *hooks], flatten(folder / "cuda.h"))
+
+
+def _hash(paths: Sequence[Path], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
+    for path in paths:
+        digest.update(f"{path.name}\n{path.read_text()}".encode())
     return digest.hexdigest()

@@ -8,17 +8,21 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from gpuexec import knobs
 from gpuexec.command import Kernel
-from gpuexec.errors import ClosedError, DeviceError, DeviceLostError, GpuexecError, InputError, KernelError
+from gpuexec.errors import CheckError, ClosedError, DeviceError, DeviceLostError, GpuexecError, InputError, KernelError
 from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
+from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.kernel_source import kernels_dir
 from gpuexec.runtime.recording import Prepared, record_launches
+from gpuexec.runtime.simulator.findings import Finding, describe
 from gpuexec.runtime.simulator.graph import SimulatorGraph
 from gpuexec.runtime.simulator.library import GridError, Schedule
 from gpuexec.runtime.simulator.memory import AddressMap, DeviceMemory, PinnedMemory
-from gpuexec.runtime.simulator.module import Function, load_files
+from gpuexec.runtime.simulator.module import FindingsError, Function, load_files
 from gpuexec.runtime.simulator.operations import Operation
+from gpuexec.runtime.simulator.ordering import Ordering
 from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
 from gpuexec.runtime.simulator.stream_thread import StreamThread
 from gpuexec.target import Target
@@ -34,6 +38,10 @@ class SimulatorDevice:
             launch has another order, all of them decided by the seed.
         delay_s: The longest of the random delays before a stream's commands.
         memory_bytes: How much can be allocated; None: what the host has.
+        check_order: Whether what uses bytes of another operation that nothing orders it after is refused; None: as
+            GPUEXEC_CHECK_ORDER says.
+        check_kernels: Whether kernels run in check mode: what they do wrong raises CheckError where the host waits for
+            them. None: as GPUEXEC_CHECK_KERNELS says. Then ``schedule`` is random if it is None, by GPUEXEC_CHECK_SEED.
     """
 
     def __init__(
@@ -44,13 +52,19 @@ class SimulatorDevice:
         schedule: Schedule | None = None,
         delay_s: float = 0.0,
         memory_bytes: int | None = None,
+        check_order: bool | None = None,
+        check_kernels: bool | None = None,
     ) -> None:
-        self.target = Target.named(target)
+        self.target = Target.named(target).with_memory(host_memory_bytes() if memory_bytes is None else memory_bytes)
         self.name = f"simulator ({target})"
         self._instantiations = instantiations
-        self._schedule = schedule or Schedule()
+        self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
+        shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()
+        self._schedule = schedule or shuffled
         self._delay_s, self._memory_bytes = delay_s, memory_bytes
         self._blocks, self._pinned = AddressMap(), AddressMap()
+        spaces = {"device memory": self._blocks, "pinned memory": self._pinned}
+        self.ordering = Ordering(spaces, self.is_alive, knobs.check_order() if check_order is None else check_order)
         self._functions: dict[Kernel, Function] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
         self._threads: list[StreamThread] = []  # also those of streams let go of with work still to do
@@ -58,6 +72,7 @@ class SimulatorDevice:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._lost: str | None = None
+        self._findings: tuple[Finding, ...] = ()
         self._is_closed = False
 
     def allocate(self, nbytes: int) -> DeviceMemory:
@@ -67,12 +82,12 @@ class SimulatorDevice:
             OutOfMemoryError: The device, or the host, has no room.
         """
         self.check_alive()
-        return DeviceMemory(self._blocks, nbytes, self._memory_bytes)
+        return DeviceMemory(self._blocks, self.ordering, nbytes, self._memory_bytes)
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
         """Return host memory that copies read late."""
         self.check_alive()
-        return PinnedMemory(self._pinned, nbytes)
+        return PinnedMemory(self._pinned, self.ordering, nbytes)
 
     def create_stream(self) -> SimulatorStream:
         """Return a stream that waits for no other."""
@@ -124,7 +139,7 @@ class SimulatorDevice:
                         f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
                         f" {len(tables[kernel.source])} for {kernel.source}; add it there."
                     )
-            modules = load_files({kernels_dir() / source: table for source, table in tables.items()})
+            modules = load_files({kernels_dir() / source: table for source, table in tables.items()}, self.is_checking)
             for source in tables:
                 for expression, function in modules[kernels_dir() / source].functions.items():
                     self._functions[Kernel(source, expression)] = function
@@ -150,6 +165,7 @@ class SimulatorDevice:
             thread.stop()
         for thread in self._threads:
             thread.join()
+        self.ordering.close()
 
     def is_alive(self) -> bool:
         """Return whether no command has failed."""
@@ -159,11 +175,11 @@ class SimulatorDevice:
         """Raise unless the device can be used.
 
         Raises:
-            DeviceLostError: A command failed.
+            DeviceLostError: A command failed; CheckError if check mode found why.
             ClosedError: The device was closed.
         """
         if self._lost is not None:
-            raise DeviceLostError(self._lost)
+            raise CheckError(self._lost, self._findings) if self._findings else DeviceLostError(self._lost)
         if self._is_closed:
             raise ClosedError(f"{self.name} was closed.")
 
@@ -175,6 +191,10 @@ class SimulatorDevice:
         """
         if nbytes and not self._blocks.holds(address, nbytes):
             raise DeviceError(f"{name}: {self._blocks.describe(address)}.")
+
+    def find_block(self, address: int) -> tuple[int, int] | None:
+        """Return address and size of the allocation, pinned or the device's, that an address lies in."""
+        return self._blocks.find(address) or self._pinned.find(address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Return whether host memory is pinned."""
@@ -191,8 +211,12 @@ class SimulatorDevice:
         what = str(error) if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
         if isinstance(error, GridError) and error.fault_address:
             what = f"{what}: {self._blocks.describe(error.fault_address)}"
+        findings = error.findings if isinstance(error, FindingsError) else ()
+        if findings:
+            what = f"{operation.name}: {describe(findings)}"
         with self._lock:
             if self._lost is None:
+                self._findings = findings
                 self._lost = f"{self.name}: {what.rstrip('.')}. The device is lost; make a new one."
 
     def _table_of(self, source: str) -> tuple[str, ...]:

@@ -37,8 +37,13 @@ class SimulatorGraph:
                 raise InputError(f"Edge {before} -> {after} names no command of a graph of {len(commands)}.")
             self._after[before].append(after)
             self._count_before[after] += 1
-        if len(self._arrange(min)) != len(commands):
+        order = self._arrange(min)
+        if len(order) != len(commands):
             raise InputError("The edges of a graph form a cycle.")
+        self._before = [0] * len(commands)  # the nodes from which a path leads to each, as bits
+        for position in order:
+            for after in self._after[position]:
+                self._before[after] |= self._before[position] | 1 << position
         self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
 
     def update(self, position: int, command: Prepared) -> None:
@@ -52,8 +57,7 @@ class SimulatorGraph:
         choose: Callable[[list[int]], int] = max if schedule.order == "reverse" else min
         if schedule.order == "random":
             choose = random.Random(schedule.seed).choice
-        for position in self._arrange(choose):
-            stream.issue(nodes[position])
+        stream.issue_graph(nodes, self._arrange(choose), self._before)
 
     def close(self) -> None:
         """Drop the commands; runs under way finish. Twice is harmless."""
@@ -90,7 +94,7 @@ def _make_node(device: SimulatorDevice, command: Prepared) -> Operation:
             )
         case PreparedCopy():
             destination, source = command.addresses
-            return make_copy(device, destination, source, command.nbytes, (destination, source))
+            return make_copy(device, destination, source, command.nbytes, (destination, source), origin=command.origin)
         case PreparedFill():
-            return make_fill(device, command.address, command.pattern, command.count)
+            return make_fill(device, command.address, command.pattern, command.count, command.origin)
     raise InputError(f"A graph has no node for {type(command).__name__}.")

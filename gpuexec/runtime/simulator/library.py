@@ -38,6 +38,8 @@ class Launch(ctypes.Structure):
     _fields_ = (
         ("entry", ctypes.c_void_p),
         ("arguments", ctypes.c_void_p),
+        ("parameters", ctypes.c_void_p),
+        ("parameter_count", ctypes.c_int),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("dynamic_shared_bytes", ctypes.c_uint),
@@ -45,14 +47,91 @@ class Launch(ctypes.Structure):
         ("order", ctypes.c_int),
         ("workers", ctypes.c_int),
         ("seed", ctypes.c_uint64),
+        ("is_cooperative", ctypes.c_int),
+        ("is_checked", ctypes.c_int),
+        ("ranges", ctypes.c_void_p),
+        ("range_count", ctypes.c_int),
         ("message", ctypes.c_char_p),
         ("message_capacity", ctypes.c_size_t),
+        ("findings", ctypes.c_void_p),
+        ("finding_capacity", ctypes.c_int),
+        ("finding_count", ctypes.c_int),
         ("fault_address", ctypes.c_size_t),
         ("switches", ctypes.c_uint64),
         ("shared_bytes", ctypes.c_uint),
     )
 
 
+class _Range(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_size_t), ("end", ctypes.c_size_t), ("argument", ctypes.c_int), ("is_written", ctypes.c_int),
+    )  # fmt: skip
+
+
+class RawFinding(ctypes.Structure):
+    """``gpuexec::Finding`` of runtime.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+        ("other_flags", ctypes.c_uint),
+        ("place", ctypes.c_uint32),
+        ("other_place", ctypes.c_uint32),
+        ("block", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+        ("other_block", ctypes.c_uint32),
+        ("other_thread", ctypes.c_uint32),
+        ("has_other", ctypes.c_int),
+        ("line", ctypes.c_int),
+        ("other_line", ctypes.c_int),
+        ("file", ctypes.c_char * 64),
+        ("other_file", ctypes.c_char * 64),
+        ("detail", ctypes.c_char * 192),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes ``[first, end)`` that a launch may touch: of the pointer argument ``argument``."""
+
+    first: int
+    end: int
+    argument: int
+    is_written: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A launch as the runtime library takes it.
+
+    Args:
+        entry: Address of the kernel's entry point.
+        arguments: Address of an array with the address of each argument.
+        parameters: Address of the kernel's ``gpuexec::Parameter`` table.
+        parameter_count: How many there are.
+        grid: Blocks, all at least 1.
+        block: Threads of a block, all at least 1.
+        shared_bytes: Dynamic shared memory.
+        shared_limit: The most shared memory a block may have.
+        is_cooperative: Whether blocks may meet at a barrier of the grid.
+        is_checked: Whether the kernel was compiled for check mode.
+        ranges: In check mode, what the kernel may touch; None: all memory of the device.
+    """
+
+    entry: int
+    arguments: int
+    parameters: int
+    parameter_count: int
+    grid: Extent
+    block: Extent
+    shared_bytes: int
+    shared_limit: int
+    is_cooperative: bool = False
+    is_checked: bool = False
+    ranges: tuple[Range, ...] | None = None
+
+
+_MOST_FINDINGS = 64
 _FUNCTIONS = (
     ("gpuexec_launch", ctypes.c_int, (ctypes.POINTER(Launch),)),
     ("gpuexec_copy_arguments", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
@@ -64,11 +143,15 @@ _FUNCTIONS = (
 
 
 class GridError(KernelError):
-    """A kernel broke a rule while it ran. ``fault_address`` is the address it could not touch, or 0."""
+    """A kernel broke a rule while it ran.
 
-    def __init__(self, message: str, fault_address: int = 0) -> None:
+    ``fault_address`` is the address it could not touch, or 0; ``raw_findings`` is what check mode found.
+    """
+
+    def __init__(self, message: str, fault_address: int = 0, raw_findings: Sequence[RawFinding] = ()) -> None:
         super().__init__(message)
         self.fault_address = fault_address
+        self.raw_findings = tuple(raw_findings)
 
 
 def load_runtime(defines: Sequence[str] = ()) -> ctypes.CDLL:
@@ -114,28 +197,38 @@ class ArgumentCopy:
             self._free(self.address)
 
 
-def run_grid(
-    entry: int, arguments: int, grid: Extent, block: Extent, shared_bytes: int, shared_limit: int, schedule: Schedule
-) -> Launch:
+def run_grid(grid: Grid, schedule: Schedule) -> Launch:
     """Run a grid to its end on this thread (and spare ones, when it is large), without the interpreter's lock.
-
-    Args:
-        entry: Address of the kernel's entry point.
-        arguments: Address of an array with the address of each argument.
-        grid: Blocks, all at least 1.
-        block: Threads of a block, all at least 1.
-        shared_bytes: Dynamic shared memory.
-        shared_limit: The most shared memory a block may have.
-        schedule: The order of turns.
 
     Raises:
         GridError: The kernel broke a rule; the message names the line where one is known.
     """
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    findings = (RawFinding * (_MOST_FINDINGS if grid.is_checked else 1))()
+    rows = grid.ranges or ()
+    ranges = (_Range * max(len(rows), 1))(*(_Range(row.first, row.end, row.argument, row.is_written) for row in rows))
     launch = Launch(
-        entry, arguments, grid, block, shared_bytes, shared_limit, _ORDERS[schedule.order], schedule.workers,
-        schedule.seed, ctypes.addressof(message), _MESSAGE_BYTES,
-    )  # fmt: skip
+        entry=grid.entry,
+        arguments=grid.arguments,
+        parameters=grid.parameters,
+        parameter_count=grid.parameter_count,
+        grid=grid.grid,
+        block=grid.block,
+        dynamic_shared_bytes=grid.shared_bytes,
+        shared_limit_bytes=grid.shared_limit,
+        order=_ORDERS[schedule.order],
+        workers=schedule.workers,
+        seed=schedule.seed,
+        is_cooperative=grid.is_cooperative,
+        is_checked=grid.is_checked,
+        ranges=None if grid.ranges is None else ctypes.addressof(ranges),
+        range_count=len(rows),
+        message=ctypes.addressof(message),
+        message_capacity=_MESSAGE_BYTES,
+        findings=ctypes.addressof(findings),
+        finding_capacity=_MOST_FINDINGS,
+    )
     if load_runtime().gpuexec_launch(ctypes.byref(launch)):
-        raise GridError(message.value.decode(errors="replace"), launch.fault_address)
+        found = [RawFinding.from_buffer_copy(each) for each in findings[: launch.finding_count]]
+        raise GridError(message.value.decode(errors="replace"), launch.fault_address, found)
     return launch

@@ -9,12 +9,16 @@ from __future__ import annotations
 import bisect
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.runtime.device import ByteArray
 from gpuexec.runtime.simulator.library import load_runtime
+
+if TYPE_CHECKING:
+    from gpuexec.runtime.simulator.ordering import Ordering
 
 _POISON = 0xCD
 _NEAR_BYTES = 1 << 16
@@ -52,14 +56,19 @@ class AddressMap:
             while len(self._freed) > _REMEMBERED:
                 del self._freed[next(iter(self._freed))]
 
-    def holds(self, address: int, nbytes: int) -> bool:
-        """Return whether a range lies within one block."""
+    def find(self, address: int, nbytes: int = 0) -> tuple[int, int] | None:
+        """Return address and size of the block that a range lies in, if one holds all of it."""
         with self._lock:
             index = bisect.bisect_right(self._starts, address) - 1
             if index < 0:
-                return False
+                return None
             start = self._starts[index]
-            return address + nbytes <= start + self._sizes[start]
+            size = self._sizes[start]
+            return (start, size) if address + nbytes <= start + size else None
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Return whether a range lies within one block."""
+        return self.find(address, nbytes) is not None
 
     def describe(self, address: int) -> str:
         """Say where an address lies that can't be used."""
@@ -83,7 +92,7 @@ class AddressMap:
 class DeviceMemory:
     """Bytes on the device. ``array`` is None: the host can't look at them."""
 
-    def __init__(self, blocks: AddressMap, nbytes: int, limit: int | None) -> None:
+    def __init__(self, blocks: AddressMap, ordering: Ordering, nbytes: int, limit: int | None) -> None:
         if limit is not None and blocks.nbytes + nbytes > limit:
             raise OutOfMemoryError(
                 f"The simulator can't allocate {nbytes} bytes: {blocks.nbytes} of {limit} are in use."
@@ -95,10 +104,20 @@ class DeviceMemory:
         self.nbytes = nbytes
         self.array: ByteArray | None = None
         self._blocks: AddressMap | None = blocks
+        self._ordering = ordering
         blocks.add(address, nbytes)
 
     def free(self) -> None:
-        """Give the bytes back; whoever still uses them faults. Twice is harmless."""
+        """Give the bytes back; whoever still uses them faults. Twice is harmless.
+
+        Raises:
+            OrderError: An operation uses them that need not be done; they are not freed.
+        """
+        if self._blocks is not None:
+            self._ordering.free(self.address)
+        self._release()
+
+    def _release(self) -> None:
         blocks, self._blocks = self._blocks, None
         if blocks is not None:
             blocks.remove(self.address)
@@ -106,7 +125,8 @@ class DeviceMemory:
 
     def __del__(self) -> None:
         if getattr(self, "_blocks", None) is not None:
-            self.free()
+            self._ordering.free_later(self.address)
+            self._release()
 
 
 class PinnedMemory:
@@ -116,17 +136,38 @@ class PinnedMemory:
     later is ordinary memory.
     """
 
-    def __init__(self, blocks: AddressMap, nbytes: int) -> None:
+    def __init__(self, blocks: AddressMap, ordering: Ordering, nbytes: int) -> None:
         self.array: ByteArray | None = np.full(nbytes, _POISON, np.uint8)
         self.address: int = self.array.ctypes.data
         self.nbytes = nbytes
+        self._ordering = ordering
         blocks.add(self.address, nbytes)
-        self._forget = weakref.finalize(self.array, blocks.remove, self.address)
+        self._forget = weakref.finalize(self.array, _forget, blocks, ordering, self.address)
         self._forget.atexit = False
 
-    def free(self) -> None:
-        """Poison the bytes and let go of them. Twice is harmless."""
+    def check_host(self, offset: int, nbytes: int, *, is_write: bool) -> None:
+        """Check that the host may read or write these bytes now.
+
+        Raises:
+            OrderError: An operation uses them that need not be done.
+        """
         if self.array is not None:
+            self._ordering.check_host(self.address + offset, nbytes, is_write)
+
+    def free(self) -> None:
+        """Poison the bytes and let go of them. Twice is harmless.
+
+        Raises:
+            OrderError: An operation uses them that need not be done; they are not freed.
+        """
+        if self.array is not None:
+            self._ordering.free(self.address)
             self._forget()
             self.array[...] = _POISON
             self.array = None
+
+
+def _forget(blocks: AddressMap, ordering: Ordering, address: int) -> None:
+    """Take out a pinned block that nobody holds, no operation either."""
+    blocks.remove(address)
+    ordering.free_later(address, is_checked=False)

@@ -12,10 +12,25 @@ import numpy as np
 from gpuexec.errors import KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.runtime.residency import check_residency
 from gpuexec.runtime.simulator.compile import BuiltObject, build_files
-from gpuexec.runtime.simulator.library import ArgumentCopy, Extent, GridError, Launch, Schedule, load_runtime, run_grid
+from gpuexec.runtime.simulator.findings import Finding, describe, read_findings
+from gpuexec.runtime.simulator.library import (
+    ArgumentCopy,
+    Extent,
+    Grid,
+    GridError,
+    Launch,
+    Range,
+    Schedule,
+    load_runtime,
+    run_grid,
+)
 from gpuexec.target import Target
 
+# A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
+_MULTIPROCESSORS = 8
+_THREADS_PER_MULTIPROCESSOR, _BLOCKS_PER_MULTIPROCESSOR = 1536, 16
 _WORDS = {"P": "a pointer", "f": "a float", "i": "an integer", "u": "an integer", "b": "a bool", "s": "a struct"}
 
 
@@ -27,17 +42,27 @@ class _Row(ctypes.Structure):
     _fields_ = (("run", ctypes.c_void_p), ("parameters", ctypes.POINTER(_Parameter)), ("count", ctypes.c_int))
 
 
+class FindingsError(GridError):
+    """Check mode found mistakes of a kernel: ``findings``, which the message lists."""
+
+    def __init__(self, message: str, findings: Sequence[Finding], fault_address: int = 0) -> None:
+        super().__init__(message, fault_address)
+        self.findings = tuple(findings)
+
+
 class Function:
     """A kernel instance that can be launched.
 
     ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
     b bool, s struct. ``max_threads`` is its ``__launch_bounds__`` where these are a constant, else None.
+    ``is_checked`` says whether it was compiled for check mode: then a launch that goes wrong raises FindingsError.
     """
 
-    __slots__ = ("_module", "_parameters", "entry", "expression", "max_threads", "signature", "source")
+    __slots__ = ("_module", "_parameters", "entry", "expression", "is_checked", "max_threads", "signature", "source")
 
     def __init__(self, module: Module, row: _Row, source: str, expression: str, max_threads: int | None) -> None:
         self._module = module  # unloaded with its last function
+        self.is_checked = module.is_checked
         self._parameters = ctypes.addressof(row.parameters.contents)
         self.entry = int(row.run)
         self.source = source
@@ -85,6 +110,18 @@ class Function:
                 f" {target.shared_bytes_per_block} ({target.name})."
             )
 
+    def check_residency(self, grid: Extent, block: Extent, shared_bytes: int, target: Target) -> None:
+        """Check that all blocks of a cooperative launch have a place on the simulated multiprocessors.
+
+        Raises:
+            KernelError: They have not.
+        """
+        warps = -(-block[0] * block[1] * block[2] // target.warp_size)
+        held = min(_THREADS_PER_MULTIPROCESSOR // (warps * target.warp_size), _BLOCKS_PER_MULTIPROCESSOR)
+        if shared_bytes:
+            held = min(held, target.shared_bytes_per_block // shared_bytes)
+        check_residency(str(self), grid, held, _MULTIPROCESSORS)
+
     def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
         """Return a copy of the arguments that later changes of ``arguments`` do not reach.
 
@@ -95,17 +132,43 @@ class Function:
         return ArgumentCopy(arguments.address, self._parameters, len(self.signature))
 
     def run(
-        self, grid: Extent, block: Extent, shared_bytes: int, arguments: int, schedule: Schedule, target: Target
+        self,
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        arguments: int,
+        schedule: Schedule,
+        target: Target,
+        *,
+        is_cooperative: bool = False,
+        ranges: Sequence[Range] | None = None,
     ) -> Launch:
-        """Run a checked launch to its end; ``arguments`` is the address of the argument addresses.
+        """Run a launch that `check_launch` passed to its end.
+
+        Args:
+            grid: Blocks.
+            block: Threads of a block.
+            shared_bytes: Dynamic shared memory.
+            arguments: Address of the argument addresses.
+            schedule: The order of turns.
+            target: Whose limits hold.
+            is_cooperative: Whether blocks may meet at a barrier of the grid.
+            ranges: In check mode, what the kernel may touch; None: all memory of the device.
 
         Raises:
             GridError: The kernel broke a rule.
         """
+        launch = Grid(
+            self.entry, arguments, self._parameters, len(self.signature), grid, block, shared_bytes,
+            target.shared_bytes_per_block, is_cooperative, self.is_checked, None if ranges is None else tuple(ranges),
+        )  # fmt: skip
         try:
-            return run_grid(self.entry, arguments, grid, block, shared_bytes, target.shared_bytes_per_block, schedule)
+            return run_grid(launch, schedule)
         except GridError as error:
-            raise GridError(f"{self}: {error}", error.fault_address) from None
+            if not error.raw_findings:
+                raise GridError(f"{self}: {error}", error.fault_address) from None
+            findings = read_findings(error.raw_findings, self._module.path, grid, block)
+            raise FindingsError(f"{self}: {describe(findings)}", findings, error.fault_address) from None
 
     def launch_arrays(
         self,
@@ -115,6 +178,7 @@ class Function:
         shared_bytes: int = 0,
         schedule: Schedule | None = None,
         target: Target | None = None,
+        is_cooperative: bool = False,
     ) -> Launch:
         """Run the kernel on NumPy arrays in place and wait: for tests of kernels on their own.
 
@@ -125,6 +189,7 @@ class Function:
             shared_bytes: Dynamic shared memory.
             schedule: None: forward.
             target: Whose limits hold; None: sm_90.
+            is_cooperative: Whether blocks may meet at a barrier of the grid.
 
         Raises:
             KernelError: The launch does not fit the kernel, or the kernel broke a rule.
@@ -134,7 +199,17 @@ class Function:
         full_grid, full_block = _extent(grid), _extent(block)
         self.check_arguments(packed.kinds())
         self.check_launch(full_grid, full_block, shared_bytes, target)
-        return self.run(full_grid, full_block, shared_bytes, packed.address, schedule or Schedule(), target)
+        if is_cooperative:
+            self.check_residency(full_grid, full_block, shared_bytes, target)
+        ranges = [
+            Range(each.ctypes.data, each.ctypes.data + each.nbytes, index, each.flags.writeable)
+            for index, each in enumerate(arguments)
+            if isinstance(each, np.ndarray)
+        ]
+        return self.run(
+            full_grid, full_block, shared_bytes, packed.address, schedule or Schedule(), target,
+            is_cooperative=is_cooperative, ranges=ranges,
+        )  # fmt: skip
 
 
 class Module:
@@ -142,6 +217,7 @@ class Module:
 
     def __init__(self, built: BuiltObject) -> None:
         load_runtime()
+        self.path, self.is_checked = built.path, built.check
         try:
             self._library = ctypes.CDLL(str(built.path))
             rows = (_Row * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
@@ -153,27 +229,28 @@ class Module:
         }
 
 
-def load_files(files: Mapping[Path, Sequence[str]]) -> dict[Path, Module]:
-    """Compile (or find) and load several kernel files, in parallel.
+def load_files(files: Mapping[Path, Sequence[str]], check: bool = False) -> dict[Path, Module]:
+    """Compile (or find) and load several kernel files, in parallel; with ``check`` for check mode.
 
     Raises:
         KernelError: One does not compile, or there is no compiler.
     """
-    return {path: Module(built) for path, built in build_files(files).items()}
+    return {path: Module(built) for path, built in build_files(files, check=check).items()}
 
 
-def load_file(path: Path | str, expressions: Sequence[str]) -> Mapping[str, Function]:
+def load_file(path: Path | str, expressions: Sequence[str], check: bool = False) -> Mapping[str, Function]:
     """Compile (or find) and load one kernel file.
 
     Args:
         path: A path, or the name of a file among the package's kernels (``"softmax.cu"``).
         expressions: C++ name expressions, or names of ``extern "C"`` kernels.
+        check: Compile for check mode.
 
     Raises:
         KernelError: It does not compile, or there is no compiler.
     """
     full = Path(path) if Path(path).is_absolute() else kernels_dir() / path
-    return load_files({full: expressions})[full].functions
+    return load_files({full: expressions}, check)[full].functions
 
 
 def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:

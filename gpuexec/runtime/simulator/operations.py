@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.simulator.library import Extent, load_runtime
+from gpuexec.runtime.simulator.library import Extent, Range, load_runtime
 from gpuexec.runtime.simulator.module import Function
 
 if TYPE_CHECKING:
@@ -19,11 +20,21 @@ _PATTERNS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """An operation reads, or writes, ``nbytes`` bytes."""
+
+    address: int
+    nbytes: int
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
-    """Something to do on a device, and its name for messages."""
+    """Something to do on a device, its name for messages, and the bytes it uses."""
 
     name: str
     run: Callable[[], None]
+    accesses: tuple[Access, ...] = ()
 
 
 def make_launch(
@@ -33,6 +44,7 @@ def make_launch(
     block: Extent,
     shared_bytes: int,
     arguments: PackedArguments,
+    cooperative: bool = False,
 ) -> Operation:
     """Return a launch; ``arguments`` may be changed afterwards.
 
@@ -40,12 +52,18 @@ def make_launch(
         KernelError: The launch does not fit the kernel's signature or the device.
     """
     function.check_launch(grid, block, shared_bytes, device.target)
+    if cooperative:
+        function.check_residency(grid, block, shared_bytes, device.target)
     copied = function.copy_arguments(arguments)
+    ranges = _find_ranges(arguments) if function.is_checked else None
 
     def run() -> None:
-        function.run(grid, block, shared_bytes, copied.address, device.next_schedule(), device.target)
+        function.run(
+            grid, block, shared_bytes, copied.address, device.next_schedule(), device.target,
+            is_cooperative=cooperative, ranges=ranges,
+        )  # fmt: skip
 
-    return Operation(f"launch of {function}", run)
+    return Operation(_name(f"launch of {function}", arguments.origin), run, _find_accesses(device, arguments))
 
 
 def make_copy(
@@ -55,6 +73,7 @@ def make_copy(
     nbytes: int,
     on_device: tuple[int, ...],
     keep: object = None,
+    origin: str = "",
 ) -> Operation:
     """Return a copy of bytes.
 
@@ -65,6 +84,7 @@ def make_copy(
         nbytes: How many.
         on_device: Which of the two addresses are the device's.
         keep: What must stay alive until the copy has run.
+        origin: The node it stems from.
 
     Raises:
         DeviceError: A range lies in no allocation of the device.
@@ -78,11 +98,13 @@ def make_copy(
             device.check_range(address, nbytes, name)
         ctypes.memmove(destination, source, nbytes)
 
-    return Operation(name, run)
+    return Operation(
+        _name(name, origin), run, _drop_empty(Access(source, nbytes, False), Access(destination, nbytes, True))
+    )
 
 
-def make_fill(device: SimulatorDevice, address: int, pattern: bytes, count: int) -> Operation:
-    """Return a fill with ``pattern``, ``count`` times.
+def make_fill(device: SimulatorDevice, address: int, pattern: bytes, count: int, origin: str = "") -> Operation:
+    """Return a fill with ``pattern``, ``count`` times, for the node ``origin``.
 
     Raises:
         InputError: The pattern has not 1, 2, 4 or 8 bytes.
@@ -98,4 +120,42 @@ def make_fill(device: SimulatorDevice, address: int, pattern: bytes, count: int)
         device.check_range(address, nbytes, name)
         load_runtime().gpuexec_fill(address, pattern, len(pattern), count)
 
-    return Operation(name, run)
+    return Operation(_name(name, origin), run, _drop_empty(Access(address, nbytes, True)))
+
+
+def _find_accesses(device: SimulatorDevice, arguments: PackedArguments) -> tuple[Access, ...]:
+    """Return what a launch uses: by the slots of its command, or else whatever its pointers lie in, as if written."""
+    command = arguments.command
+    if command is None:
+        kinds = enumerate(arguments.kinds())
+        found = [device.find_block(arguments.pointer(position)) for position, kind in kinds if kind == "P8"]
+        return tuple(Access(start, size, True) for start, size in filter(None, found) if size)
+    accesses = []
+    for position, slot in enumerate(command.arguments):
+        if isinstance(slot, Slot):
+            low, high = slot.byte_range()
+            start = arguments.pointer(position) + low - slot.offset_bytes
+            accesses.append(Access(start, high - low, position in command.writes))
+    return _drop_empty(*accesses)
+
+
+def _find_ranges(arguments: PackedArguments) -> list[Range] | None:
+    """Return the bytes of each slot of a launch; None where nothing is known but addresses."""
+    command = arguments.command
+    if command is None:
+        return None
+    ranges = []
+    for position, slot in enumerate(command.arguments):
+        if isinstance(slot, Slot):
+            low, high = slot.byte_range()
+            start = arguments.pointer(position) - slot.offset_bytes
+            ranges.append(Range(start + low, start + high, position, position in command.writes))
+    return ranges
+
+
+def _drop_empty(*accesses: Access) -> tuple[Access, ...]:
+    return tuple(access for access in accesses if access.nbytes)
+
+
+def _name(what: str, origin: str) -> str:
+    return f"{what} for {origin!r}" if origin else what

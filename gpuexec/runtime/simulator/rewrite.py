@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from gpuexec.errors import KernelError
+from gpuexec.runtime.kernel_source import flatten
 
 _TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\[^\n]|[^'\\\n])'""", re.S)
 _ALIGN = re.compile(r"(?:__align__|alignas)\s*\(\s*([^()]*)\s*\)")
@@ -16,6 +18,10 @@ _SHARED = re.compile(
 _DECLARATOR = re.compile(r"(?P<type>.*?[\w>*])\s*\b(?P<name>[A-Za-z_]\w*)\s*(?P<extents>(?:\[[^\]]*\]\s*)*)", re.S)
 _BOUNDED = re.compile(
     r"__global__\s+(?:void\s+)?__launch_bounds__\s*\(\s*(?P<bound>\w+)[^()]*\)\s*(?:void\s+)?(?P<name>\w+)\s*\("
+)
+_KERNEL = re.compile(
+    r"(?P<template>\btemplate\s*<[^;{}()]*>\s*)?(?:\bextern\s*\"C\"\s*)?(?:\bstatic\s+|\binline\s+)*"
+    r"\b__global__\s+(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\([^;{]*\{"
 )
 _CONSTANT = re.compile(r"\bconstexpr\s+(?:int|unsigned)\s+(?P<name>\w+)\s*=\s*(?P<value>\d+)\s*;")
 
@@ -88,6 +94,16 @@ def find_launch_bounds(text: str) -> Mapping[str, int]:
         elif bound in constants:
             bounds[match["name"]] = constants[bound]
     return bounds
+
+
+def find_kernels(path: Path) -> Mapping[str, bool]:
+    """Return the kernels a file defines, in order, and whether each is a template.
+
+    Raises:
+        KernelError: The file, or one it includes, does not exist.
+    """
+    text = strip_comments(flatten(path))
+    return {match["name"]: match["template"] is not None for match in _KERNEL.finditer(text)}
 
 
 def _has_several(declared: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuexec.runtime.arguments import PackedArguments
@@ -12,6 +13,7 @@ from gpuexec.runtime.device import ByteArray, Event, Function
 from gpuexec.runtime.simulator.library import Extent
 from gpuexec.runtime.simulator.module import Function as SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
+from gpuexec.runtime.simulator.ordering import Clock
 from gpuexec.runtime.simulator.stream_thread import StreamThread
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ class SimulatorEvent:
     def __init__(self, device: SimulatorDevice) -> None:
         self._device = device
         self.point: threading.Event | None = None
+        # What the point stands for; set after it, so that who finds a mark finds its point or a later one.
+        self.mark: Clock = {}
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done; never waits.
@@ -33,9 +37,11 @@ class SimulatorEvent:
         Raises:
             DeviceLostError: A command failed.
         """
-        point = self.point
+        mark, point = self.mark, self.point
         done = point is None or point.is_set()
         self._device.check_alive()
+        if done:
+            self._device.ordering.see(mark)
         return done
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
@@ -44,9 +50,11 @@ class SimulatorEvent:
         Raises:
             DeviceLostError: A command failed.
         """
-        point = self.point
+        mark, point = self.mark, self.point
         done = point is None or point.wait(timeout_s)
         self._device.check_alive()
+        if done:
+            self._device.ordering.see(mark)
         return done
 
 
@@ -62,12 +70,20 @@ class SimulatorStream:
     def __init__(self, device: SimulatorDevice, seed: int, delay_s: float) -> None:
         self._device = device
         self.handle = id(self)
+        self._timeline = device.ordering.open_timeline()
         self.thread = StreamThread(device.lose, device.is_alive, random.Random(seed), delay_s)
         # A stream forgotten by all ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self.thread.stop).atexit = False
 
     def launch(
-        self, function: Function, grid: Extent, block: Extent, shared_bytes: int, arguments: PackedArguments
+        self,
+        function: Function,
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        arguments: PackedArguments,
+        *,
+        cooperative: bool = False,
     ) -> None:
         """Launch a kernel; arguments are copied at the call.
 
@@ -75,7 +91,7 @@ class SimulatorStream:
             KernelError: The launch does not fit the kernel's signature or the device.
         """
         assert isinstance(function, SimulatorFunction)
-        self.issue(make_launch(self._device, function, grid, block, shared_bytes, arguments))
+        self.issue(make_launch(self._device, function, grid, block, shared_bytes, arguments, cooperative))
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""
@@ -101,21 +117,43 @@ class SimulatorStream:
 
         Raises:
             DeviceLostError: A command failed before.
+            OrderError: It uses bytes that another operation uses, and nothing orders the two.
         """
         self._device.check_alive()
+        self._device.ordering.add(self._timeline, operation)
         self.thread.put(operation)
+
+    def issue_graph(self, nodes: Sequence[Operation], order: Sequence[int], before: Sequence[int]) -> None:
+        """Put the operations of a graph on the stream.
+
+        Args:
+            nodes: The operations.
+            order: Their positions, in the order they will run.
+            before: For each, the nodes it must come after, as bits.
+
+        Raises:
+            DeviceLostError: A command failed before.
+            OrderError: As `issue`; nothing is on the stream.
+        """
+        self._device.check_alive()
+        self._device.ordering.add_graph(self._timeline, nodes, order, before)
+        for position in order:
+            self.thread.put(nodes[position])
 
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, SimulatorEvent)
         self._device.check_alive()
+        mark = self._device.ordering.mark(self._timeline)
         event.point = self.thread.mark()
+        event.mark = mark
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for the event's last record; the caller does not wait."""
         assert isinstance(event, SimulatorEvent)
         self._device.check_alive()
-        point = event.point
+        mark, point = event.mark, event.point
+        self._device.ordering.wait(self._timeline, mark)
         if point is not None and not point.is_set():
             self.thread.put(point.wait)
 
@@ -126,8 +164,11 @@ class SimulatorStream:
 
     def is_done(self) -> bool:
         """Return whether all work issued is done; never waits."""
+        mark = self._device.ordering.mark(self._timeline)
         done = self.thread.is_done()
         self._device.check_alive()
+        if done:
+            self._device.ordering.see(mark)
         return done
 
     def synchronize(self) -> None:
@@ -137,10 +178,14 @@ class SimulatorStream:
             DeviceLostError: A command failed.
         """
         self._device.check_alive()
+        mark = self._device.ordering.mark(self._timeline)
         self.thread.mark().wait()
         self._device.check_alive()
+        self._device.ordering.see(mark)
 
     def close(self) -> None:
         """Finish the work issued and end the thread. Twice is harmless."""
+        mark = self._device.ordering.mark(self._timeline)
         self.thread.stop()
         self.thread.join()
+        self._device.ordering.see(mark)

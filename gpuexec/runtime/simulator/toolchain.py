@@ -21,6 +21,15 @@ _COMMON = (
 # Guards of static variables would cost an atomic read each time a kernel meets a __shared__ variable.
 KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics")
 RUNTIME_FLAGS = ("-O2",)
+# Check mode: a call before each access, tests of alignment and of constant extents, and line numbers (in the form of
+# DWARF that addr2line of binutils 2.40 reads right).
+CHECK_FLAGS = (
+    "-g1",
+    "-gdwarf-4",
+    "-fsanitize=thread,alignment,bounds",
+    "-fsanitize-recover=alignment,bounds",
+    "-DGPUEXEC_CHECK=1",
+)
 # Instructions for what would be calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
 _SHOWN_LINES = 12
@@ -38,13 +47,16 @@ class Compiler:
         """Return all flags of a compile of the given kind."""
         return (*_COMMON, *self.machine_flags, *kind)
 
-    def build(self, name: str, sources: Sequence[Path], output: Path, flags: Sequence[str]) -> None:
-        """Compile and link a shared object.
+    def build(
+        self, name: str, sources: Sequence[Path], output: Path, flags: Sequence[str], objects: Sequence[Path] = ()
+    ) -> None:
+        """Compile and link a shared object, or, with ``-c`` among the flags, compile one source alone.
 
         Raises:
             KernelError: It does not compile; the compiler's first lines are in the message.
         """
-        command = [self.path, *flags, "-x", "c++", *map(str, sources), "-o", str(output)]
+        command = [self.path, *flags, "-x", "c++", *map(str, sources), "-x", "none", *map(str, objects)]
+        command += ["-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:

@@ -114,7 +114,7 @@ def test_whatever_decides_the_object_is_in_its_key(
         expressions = ["&k == nullptr ? k : k"]
         monkeypatch.setattr(compile_module, "write_rows", lambda names: "\n// other rows\n")
     elif change == "simulator":
-        monkeypatch.setattr(compile_module, "_hash_simulator", lambda: "another version")
+        monkeypatch.setattr(compile_module, "_hash_headers", lambda check: "another version")
     else:
         other = replace(compiler, machine_flags=("-DX",)) if change == "flags" else replace(compiler, version="g++ 99")
         monkeypatch.setattr(compile_module, "find_compiler", lambda: other)

@@ -81,7 +81,8 @@ def test_freed_memory_is_out_of_reach(device: SimulatorDevice) -> None:
         stream.synchronize()
 
 
-def test_memory_freed_before_its_copy_runs_is_a_fault(device: SimulatorDevice) -> None:
+def test_memory_freed_before_its_copy_runs_is_a_fault() -> None:
+    device = SimulatorDevice(instantiations, check_order=False)
     stream, memory = device.create_stream(), device.allocate(64)
     gate = stream.hold()
     stream.copy_to_host(np.zeros(64, np.uint8), memory.address)
@@ -89,6 +90,7 @@ def test_memory_freed_before_its_copy_runs_is_a_fault(device: SimulatorDevice) -
     gate.set()
     with pytest.raises(DeviceLostError, match=r"copy of 64 bytes: address 0x.* lies in 64 bytes that were freed"):
         stream.synchronize()
+    device.close()
 
 
 def test_after_a_fault_nothing_runs_and_everything_says_why(device: SimulatorDevice) -> None:

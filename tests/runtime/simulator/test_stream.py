@@ -33,6 +33,15 @@ def device() -> Iterator[SimulatorDevice]:
     device.close()
 
 
+@pytest.fixture
+def unchecked() -> Iterator[SimulatorDevice]:
+    """A device that runs what nothing orders."""
+    device = SimulatorDevice(instantiations, check_order=False)
+    device.load([ADD])
+    yield device
+    device.close()
+
+
 def upload(stream: SimulatorStream, memory: DeviceMemory, array: np.ndarray[Any, Any]) -> None:
     stream.copy_to_device(memory.address, array.view(np.uint8))
 
@@ -63,7 +72,8 @@ def test_commands_of_one_stream_run_in_order(device: SimulatorDevice) -> None:
     np.testing.assert_array_equal(download(stream, c), 3 * X)
 
 
-def test_forgotten_wait_reads_poison_and_a_wait_cures_it(device: SimulatorDevice) -> None:
+def test_forgotten_wait_reads_poison_and_a_wait_cures_it(unchecked: SimulatorDevice) -> None:
+    device = unchecked
     producer, consumer = device.create_stream(), device.create_stream()
     a, c, event = device.allocate(4 * N), device.allocate(4 * N), device.create_event()
     gate = producer.hold()
@@ -200,7 +210,8 @@ def test_wait_is_for_the_record_made_before_it(device: SimulatorDevice) -> None:
     first.synchronize()
 
 
-def test_streams_run_side_by_side(device: SimulatorDevice) -> None:
+def test_streams_run_side_by_side(unchecked: SimulatorDevice) -> None:
+    device = unchecked
     held, free, a = device.create_stream(), device.create_stream(), device.allocate(4)
     gate = held.hold()
     held.fill(a.address, b"\x01", 4)
@@ -222,7 +233,7 @@ def test_delays_are_seeded_and_differ_between_streams(monkeypatch: pytest.Monkey
     def run() -> list[list[float]]:
         # The streams are let go of with work to do, which close finishes all the same.
         slept.clear()
-        device = SimulatorDevice(instantiations, delay_s=0.01)
+        device = SimulatorDevice(instantiations, delay_s=0.01, check_order=False)
         memory = device.allocate(4)
         for number in range(2):
             stream = device.create_stream()

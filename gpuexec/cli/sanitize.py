@@ -1,0 +1,177 @@
+"""gpuexec sanitize: run a CUDA kernel in the simulator's check mode, without a GPU, and show what it does wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpuexec.cli.kernel_arguments import SYNTAX, KernelArgument, parse_argument
+from gpuexec.command import Kernel
+from gpuexec.errors import CheckError, GpuexecError, InputError
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.kernel_source import list_files
+from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.runtime.simulator.findings import Finding, Party, why_no_lines
+from gpuexec.runtime.simulator.library import Extent, Schedule
+from gpuexec.runtime.simulator.rewrite import find_kernels
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_DESCRIPTION = """\
+Run a kernel of a CUDA source on the CPU, in check mode, and show what it does wrong, with lines and threads: races
+within a block and between blocks, accesses out of bounds, misaligned or to freed memory, reads of shared memory that
+nobody wrote, divergent barriers, asynchronous copies that nobody waited for, wrong masks. No GPU is needed, but g++ or
+clang++.
+
+A race is found whether or not it shows in this run, if the accesses are made at all. Other seeds give other orders of
+threads, for what depends on them.
+
+The file holds device code; what is for the host alone stands under #ifndef GPUEXEC_SIM. Local includes are read;
+cuda_fp16.h, cuda_bf16.h and cuda_pipeline.h are there, cooperative_groups.h and libraries are not. A kernel that spins
+until another thread writes does not end here."""
+_EPILOG = f"""\
+{SYNTAX}
+
+exit status: 0 nothing found, 1 something found, 2 the kernel could not be run as asked
+
+example:
+  gpuexec sanitize sum.cu --grid 4 --block 64 --arg 'float[1000]=random' --arg 'float[4]=zeros' --arg int=1000"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "sanitize",
+        help="find races and stray accesses of a CUDA kernel, without a GPU",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", help="the .cu file")
+    parser.add_argument(
+        "--kernel",
+        metavar="NAME",
+        help="which kernel; a template as an instance, like 'scale<float>' (default: if one)",
+    )
+    parser.add_argument("--grid", default="1", metavar="X[,Y,Z]", help="blocks (default: 1)")
+    parser.add_argument("--block", default="256", metavar="X[,Y,Z]", help="threads of a block (default: 256)")
+    parser.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default: 0)")
+    parser.add_argument("--cooperative", action="store_true", help="launch so that blocks may wait for each other")
+    parser.add_argument(
+        "--arg", action="append", default=[], metavar="SPEC", dest="arguments", help="an argument; see below"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of orders and random contents (default: 0)")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="seeds to try, from --seed on (default: 1)")
+    parser.add_argument("--target", default="sm_90", metavar="ARCH", help="whose limits hold (default: sm_90)")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    try:
+        path = Path(options.source).resolve()
+        kernel = Kernel(str(path), options.kernel or _choose_kernel(path))
+        for seed in range(options.seed, options.seed + options.repeat):
+            findings = check(kernel, options, seed)
+            if findings:
+                _show(findings, {each.name: each for each in list_files(path)}, kernel, seed)
+                return 1
+    except GpuexecError as error:
+        print(f"gpuexec sanitize: {error}", file=sys.stderr)
+        return 2
+    last = options.seed + options.repeat - 1
+    seeds = f"seed {last}" if options.repeat == 1 else f"seeds {options.seed} to {last}"
+    print(f"{path.name}:{kernel.expression}: nothing found with {seeds}.")
+    return 0
+
+
+def check(kernel: Kernel, options: argparse.Namespace, seed: int) -> tuple[Finding, ...]:
+    """Run the kernel once, in the order of threads of a seed; return what was found.
+
+    Raises:
+        GpuexecError: It does not compile, or the launch does not fit it.
+    """
+    rng = np.random.default_rng(seed)
+    arguments = [parse_argument(text, rng) for text in options.arguments]
+    schedule = Schedule("random", seed)
+    device = SimulatorDevice(
+        lambda _: (kernel.expression,), options.target, schedule=schedule, check_kernels=True, check_order=False
+    )
+    try:
+        device.load([kernel])
+        _launch(device, kernel, arguments, options)
+    except CheckError as error:
+        return tuple(each for each in error.findings if isinstance(each, Finding))
+    finally:
+        device.close()
+    return ()
+
+
+def _launch(
+    device: SimulatorDevice, kernel: Kernel, arguments: Sequence[KernelArgument], options: argparse.Namespace
+) -> None:
+    stream, memories = device.create_stream(), []
+    packed = PackedArguments([a.value if isinstance(a.value, bytes | np.generic) else None for a in arguments])
+    for position, argument in enumerate(arguments):
+        if isinstance(argument.value, np.ndarray):
+            memory = device.allocate(argument.value.nbytes)
+            stream.copy_to_device(memory.address, argument.value.reshape(-1).view(np.uint8))
+            packed.set_pointer(position, memory.address)
+            memories.append(memory)
+    grid, block = _parse_extent("--grid", options.grid), _parse_extent("--block", options.block)
+    stream.launch(device.function(kernel), grid, block, options.shared, packed, cooperative=options.cooperative)
+    stream.synchronize()
+
+
+def _choose_kernel(path: Path) -> str:
+    """Return the one kernel of a file that is no template.
+
+    Raises:
+        InputError: There is not exactly one.
+    """
+    kernels = find_kernels(path)
+    plain = [name for name, is_template in kernels.items() if not is_template]
+    if len(kernels) == 1 and plain:
+        return plain[0]
+    names = ", ".join(f"{name}<...>" if is_template else name for name, is_template in kernels.items())
+    raise InputError(
+        f"{path.name} has {len(kernels) or 'no'} kernels{f': {names}' if names else ''}. Name one by --kernel, a"
+        " template with its arguments."
+    )
+
+
+def _parse_extent(option: str, text: str) -> Extent:
+    parts = text.replace("x", ",").split(",")
+    if not 1 <= len(parts) <= 3 or not all(part.strip().isdigit() for part in parts):
+        raise InputError(f"{option} {text!r} is not X, X,Y or X,Y,Z, as in 16,16.")
+    x, y, z = (*(int(part) for part in parts), 1, 1)[:3]
+    return x, y, z
+
+
+def _show(findings: Sequence[Finding], files: Mapping[str, Path], kernel: Kernel, seed: int) -> None:
+    for finding in findings:
+        print(f"{finding.kind}: {finding.detail}" if finding.detail else finding.kind)
+        for party in (finding.party, finding.other):
+            if party is not None:
+                _show_party(party, files)
+        print()
+    count = f"{len(findings)} mistake{'s' if len(findings) > 1 else ''}"
+    print(f"{Path(kernel.source).name}:{kernel.expression}: {count} found with seed {seed}.")
+    if missing := why_no_lines():
+        print(missing)
+
+
+def _show_party(party: Party, files: Mapping[str, Path]) -> None:
+    thread, block = (", ".join(map(str, each)) for each in (party.thread, party.block))
+    print(f"  {party.access or 'here'} by thread ({thread}) of block ({block})")
+    for number, (file, line) in enumerate(((party.file, party.line), *party.within)):
+        if file:
+            source = files[file].read_text().splitlines() if file in files else []
+            text = source[line - 1].strip() if 0 < line <= len(source) else ""
+            print(f"    {'in ' if number else ''}{file}:{line}  {text}".rstrip())

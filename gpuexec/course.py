@@ -1,0 +1,263 @@
+"""The course of a run: from one plan to the next, with what the host has to read and compute in between.
+
+A generator does it. It yields after each layer it put on the stream, and wherever it has to wait; so the caller, the
+driver thread and an iterator of the caller's all advance a run the same way, and nobody waits who did not ask to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.binding import Bound
+from gpuexec.errors import GpuexecError, locate
+from gpuexec.graph import Value
+from gpuexec.held import Held
+from gpuexec.loops import Looper
+from gpuexec.memory import BorrowedMemory
+from gpuexec.part import Part, Stage
+from gpuexec.plan_cache import Choice, Site
+from gpuexec.planner.analyse import evaluate_node
+from gpuexec.planner.cut import Cut
+from gpuexec.pool import ExchangePool
+from gpuexec.run import Issued, Pause, Turn
+from gpuexec.runtime.device import Recording, Region, Stream, begin_host_read, begin_host_write
+from gpuexec.spec import TensorSpec
+from gpuexec.syncs import SyncLog
+
+Env = dict[Value, Held]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Road:
+    """What the runs of a Worker go along: its stream, its plans, memory between them, and who may issue (``lock``)."""
+
+    site: Site
+    stream: Stream
+    lock: threading.RLock
+    pool: ExchangePool
+    syncs: SyncLog
+    is_synchronous: bool = False
+
+
+class Course:
+    """Takes one run along. ``by_layer``: yield after each layer instead of each plan."""
+
+    def __init__(self, road: Road, bound: Bound, *, by_layer: bool) -> None:
+        self._road, self._bound, self._by_layer = road, bound, by_layer
+        self._site, self._stream = road.site, road.stream
+        self._device = road.site.backend.device
+        self._outputs = set(road.site.model.graph.outputs)
+
+    def follow(self) -> Iterator[Turn]:
+        """Do all that is left of the run.
+
+        Raises:
+            GpuexecError: What any of it raised; names the node.
+        """
+        bound = self._bound
+        with self._road.lock:
+            bound.frame.readers.hold_back(self._stream, bound.write)
+            for fence in bound.sources:
+                if fence.failure is not None:
+                    raise fence.failure
+                for each in fence.events:
+                    self._stream.wait(each)
+            if bound.upload is not None:
+                bound.upload()
+        yield from self._follow(bound.stage, bound.choice, bound.env, is_main=True)
+
+    def _follow_part(self, part: Part, env: Env) -> Iterator[Turn]:
+        """Run a body; its outputs are in ``env`` then."""
+        yield from self._follow(*self._choose(part, env), env, is_main=False)
+
+    def _follow(self, stage: Stage, choice: Choice | None, env: Env, *, is_main: bool) -> Iterator[Turn]:
+        while True:
+            cut = stage.cut
+            for value, array in (cut.constants or {}).items():
+                if value not in env:
+                    env[value] = Held(TensorSpec(array.shape, array.dtype), array=array)
+            if choice is not None:
+                yield from self._issue(stage, choice, env, is_main=is_main)
+            if cut.reads:
+                yield from self._read(cut, env)
+            if cut.host_nodes:
+                yield from self._compute(cut, env)
+            if cut.repeat is not None:
+                # Trips without end may follow one another without a pause.
+                yield Pause(lambda: False, lambda: None, is_work=True)
+                looper = Looper(self._site, self._stream, self._road.pool, self._follow_part, self._locate)
+                yield from looper.repeat(cut.repeat, env)
+            if stage.rest is None:
+                return
+            if is_main:
+                self._forget(stage.rest, env)
+            stage, choice = self._choose(stage.rest, env)
+
+    def _choose(self, part: Part, env: Env) -> tuple[Stage, Choice | None]:
+        specs = {value: env[value].describe() for value in part.graph.inputs}
+        computed = {value for value in part.graph.inputs if env[value].is_computed}
+        with self._road.lock:
+            return part.choose(specs, computed)
+
+    def _forget(self, part: Part, env: Env) -> None:
+        """Let go of what the rest of the run takes no more."""
+        needed = {*part.graph.inputs, *self._outputs}
+        for value in [value for value in env if value not in needed]:
+            del env[value]
+
+    # ---- a plan
+
+    def _issue(self, stage: Stage, choice: Choice, env: Env, *, is_main: bool) -> Iterator[Turn]:
+        """Put a plan on the stream; ``env`` has its outputs then."""
+        graph, plan = stage.cut.ready, choice.prepared.plan
+        assert graph is not None and stage.plans is not None
+        origins = choice.prepared.segment.origins
+        ranges = find_layers(origins) if self._by_layer else []
+        with self._road.lock:
+            recording = stage.plans.record(choice, self._stream)
+            bindings = {}
+            for value, port in zip(graph.inputs, plan.inputs, strict=True):
+                if port.buffer is not None:
+                    bindings[port.buffer] = self._locate(env[value])
+            made: Env = {}
+            for value, port, spec in zip(graph.outputs, plan.outputs, choice.variant.outputs, strict=True):
+                assert port.buffer is not None
+                nbytes = plan.buffers[port.buffer].nbytes
+                if is_main and value in self._outputs:
+                    owner, region = None, self._bound.frame.output(value.name, nbytes)
+                else:
+                    owner = self._road.pool.lend(nbytes)
+                    region = owner.region
+                bindings[port.buffer] = region
+                made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+            if self._road.is_synchronous:
+                self._submit_each(recording, bindings, origins)
+            elif not ranges:
+                recording.submit(self._stream, bindings)
+        left = 0 if stage.rest is None else len(stage.rest.graph.nodes)
+        for number, (first, last) in enumerate(ranges):
+            with self._road.lock:
+                if not self._road.is_synchronous:
+                    recording.submit(self._stream, bindings, first, None if last == len(origins) else last)
+            env.update(made) if last == len(origins) else None
+            yield Issued((origins[first],), len(ranges) - number - 1 + left)
+        env.update(made)
+
+    def _submit_each(self, recording: Recording, bindings: Mapping[int, Region], origins: Sequence[str]) -> None:
+        """Finish each command before the next, so that the one that fails is known."""
+        for index, origin in enumerate(origins):
+            recording.submit(self._stream, bindings, index, index + 1)
+            event = self._device.create_event()
+            self._stream.record(event)
+            try:
+                event.synchronize()
+            except GpuexecError as error:
+                raise (error if error.node else locate(error, origin, origin)) from None
+
+    def _locate(self, held: Held) -> Region:
+        """Return the bytes of a value on the device, where they are brought if they are not there yet."""
+        if held.region is None:
+            assert held.array is not None, "a value is nowhere"
+            dense = np.ascontiguousarray(held.array)
+            raw = dense.reshape(-1).view(np.uint8)
+            if not self._device.target.has_kernels:
+                held.region = Region(BorrowedMemory.of(dense), 0, dense.nbytes)
+            else:
+                lent = self._road.pool.lend(raw.nbytes)
+                held.region, held.owner = lent.region, lent
+                if held.spec.size == 1:
+                    self._stream.fill(held.region.address, raw.tobytes(), 1)
+                elif raw.nbytes:
+                    staging = self._site.backend.staging
+                    block = staging.take(raw.nbytes)
+                    assert block.array is not None
+                    begin_host_write(block, raw.nbytes)
+                    block.array[: raw.nbytes] = raw
+                    self._stream.copy_to_device(held.region.address, block.array[: raw.nbytes])
+                    event = self._device.create_event()
+                    self._stream.record(event)
+                    staging.give_back(block, event)
+        return held.region
+
+    # ---- the host's part
+
+    def _read(self, cut: Cut, env: Env) -> Iterator[Turn]:
+        """Fetch content that the host needs: exactly those bytes, in one go."""
+        reads = [read for read in cut.reads if env[read.value].array is None]
+        if not reads:
+            return
+        rows = [(read, env[read.value]) for read in reads]
+        is_allowed = self._bound.run.allows_syncs
+        for read in reads:
+            self._road.syncs.check(read.value.name, f"{read.reader} ({read.role})", is_allowed=is_allowed)
+        total = sum(-(-held.spec.nbytes // 8) * 8 for _, held in rows)
+        staging = self._site.backend.staging
+        has_kernels = self._device.target.has_kernels
+        block = staging.take(total) if has_kernels else None
+        before, after = self._device.create_event(), self._device.create_event()
+        start = time.perf_counter()
+        with self._road.lock:
+            self._stream.record(before)
+            offset = 0
+            for _, held in rows:
+                region = self._locate(held)
+                if block is not None and held.spec.nbytes:
+                    assert block.array is not None
+                    self._stream.copy_to_host(block.array[offset : offset + held.spec.nbytes], region.address)
+                offset += -(-held.spec.nbytes // 8) * 8
+            self._stream.record(after)
+        yield Pause(before.is_done, before.synchronize)
+        reached = time.perf_counter()
+        yield Pause(after.is_done, after.synchronize)
+        end = time.perf_counter()
+        if block is not None:
+            begin_host_read(block, total)
+        offset = 0
+        for read, held in rows:
+            nbytes = held.spec.nbytes
+            raw = np.empty(0, np.uint8)
+            if nbytes:
+                region = self._locate(held)
+                source = block.array if block is not None else region.memory.array
+                first = offset if block is not None else region.offset
+                assert source is not None
+                raw = source[first : first + nbytes].copy()
+            offset += -(-nbytes // 8) * 8
+            held.array, held.is_computed = raw.view(held.spec.dtype).reshape(held.spec.shape), True
+            share = nbytes / total if total else 0.0
+            self._road.syncs.note_read(
+                read, nbytes, (reached - start) * 1e3 if read is reads[0] else 0.0, (end - reached) * 1e3 * share
+            )
+        if block is not None:
+            staging.give_back(block)
+
+    def _compute(self, cut: Cut, env: Env) -> Iterator[Turn]:
+        """Compute nodes on the host: those without a kernel here, and light ones."""
+        if cut.host_calls:
+            yield Pause(lambda: False, lambda: None, is_work=True)
+        for node in cut.host_nodes:
+            specs = [None if value is None else env[value].describe() for value in node.inputs]
+            start = time.perf_counter()
+            for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
+                if value is not None and spec is not None and spec.value is not None:
+                    env[value] = Held(TensorSpec(spec.shape, spec.dtype), array=spec.value.array, is_computed=True)
+            if node in cut.host_calls:
+                self._road.syncs.note_call(node, (time.perf_counter() - start) * 1e3)
+                if self._by_layer:
+                    yield Issued((node.name,), 0)
+
+
+def find_layers(origins: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the half-open ranges of commands that stem from one node each."""
+    ranges: list[tuple[int, int]] = []
+    for index in range(len(origins)):
+        if ranges and origins[ranges[-1][0]] == origins[index]:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return ranges

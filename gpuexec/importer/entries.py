@@ -1,0 +1,70 @@
+"""What a graph of the file starts from and ends in: initializers, inputs, declared outputs. The same for bodies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from gpuexec.errors import ModelError
+from gpuexec.graph import Value
+from gpuexec.importer.problems import Problems
+from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, to_array
+from gpuexec.spec import DeclaredSpec
+
+if TYPE_CHECKING:
+    from gpuexec.importer.nodes import NodeReader
+
+
+def read_constants(graph: onnx.GraphProto, reader: NodeReader, folder: Path | None, problems: Problems) -> None:
+    """Enter the initializers; one without a name, with a name that is taken, or whose content does not fit is noted."""
+    for index, tensor in enumerate(graph.initializer):
+        with problems.noting(reader.path):
+            if not tensor.name:
+                raise ModelError(f"Initializer {index} of the graph has no name: %{tensor.name}.")
+            value = reader.add(Value(tensor.name), "initializer")
+            try:
+                reader.constants[value] = to_array(tensor, folder, f"Initializer %{tensor.name}")
+            except UnsupportedFormError as error:
+                problems.add(str(error), f"initializer %{reader.path}{tensor.name}")
+    for sparse in graph.sparse_initializer:
+        with problems.noting(reader.path):
+            reader.add(Value(sparse.values.name), "initializer")
+        problems.add("sparse tensor", f"initializer %{reader.path}{sparse.values.name}")
+
+
+def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> tuple[Value, ...]:
+    """Enter the inputs, but for those that are initializers, and return them.
+
+    One that has a name that is taken, or no element type, is noted; those of a body may lack a type.
+    """
+    initialized = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    inputs = []
+    for info in graph.input:
+        if info.name in initialized:
+            continue
+        spec = None
+        with problems.noting(reader.path):
+            try:
+                spec = declared_spec(info)
+                if spec is None and not reader.is_body:
+                    raise ModelError(f"Input %{info.name} declares no element type.", value=info.name)
+            except UnsupportedFormError as error:
+                problems.add(str(error), f"input %{reader.path}{info.name}")
+        with problems.noting(reader.path):
+            inputs.append(reader.add(Value(info.name, spec), "input"))
+    return tuple(inputs)
+
+
+def read_outputs(graph: onnx.GraphProto, problems: Problems, path: str = "") -> dict[str, DeclaredSpec | None]:
+    """Return what the graph declares of its outputs, by name; ``path`` says in messages where a body stands."""
+    specs: dict[str, DeclaredSpec | None] = {}
+    for info in graph.output:
+        specs[info.name] = None
+        with problems.noting(path):
+            try:
+                specs[info.name] = declared_spec(info)
+            except UnsupportedFormError as error:
+                problems.add(str(error), f"output %{path}{info.name}")
+    return specs

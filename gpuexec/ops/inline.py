@@ -1,0 +1,75 @@
+"""The branch an If takes, as nodes of the graph the If stands in."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from itertools import chain, count
+
+from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.operator import build
+
+
+def inline_branch(
+    node: Node, branch: Graph, taken: Container[str] = frozenset()
+) -> tuple[tuple[Node, ...], dict[Value, Array]]:
+    """Return a branch as nodes that read the inputs of the If and make its outputs.
+
+    Values inside are made anew by every call, so a branch may be inlined twice. Names of nodes and values begin with
+    the If's, so that errors tell where they stood. Bodies further in stay as they are, and nodes that no wanted output
+    depends on are left out.
+
+    Args:
+        node: The If.
+        branch: The one it takes.
+        taken: Names that values of the graph have already.
+
+    Returns:
+        The nodes, and the branch's constants.
+    """
+    stands_for: dict[Value, Value] = dict(zip(branch.inputs, _given(node), strict=True))
+    made = {value for each in branch.nodes for value in each.outputs if value is not None}
+    identities, used = [], set[str]()
+    for index, (inner, wanted) in enumerate(zip(branch.outputs, node.outputs, strict=True)):
+        if wanted is None:
+            continue
+        if inner in made and inner not in stands_for:
+            stands_for[inner] = wanted
+        else:  # a capture, a constant, or given before under another name
+            identities.append((index, inner, wanted))
+
+    def name_value(value: Value) -> Value:
+        if value not in stands_for:
+            name = f"{node.name}/{value.name}"
+            numbered = (f"{name}.{i}" for i in count(2))
+            free = next(new for new in chain((name,), numbered) if new not in taken and new not in used)
+            used.add(free)
+            stands_for[value] = Value(free, value.declared)
+        return stands_for[value]
+
+    nodes = [
+        Node(
+            each.operator,
+            tuple(None if value is None else name_value(value) for value in each.inputs),
+            tuple(None if value is None else name_value(value) for value in each.outputs),
+            f"{node.name}/{each.name}",
+        )
+        for each in branch.nodes
+    ]
+    nodes += [
+        Node(build("Identity", {}), (name_value(inner),), (wanted,), f"{node.name}/output{index}")
+        for index, inner, wanted in identities
+    ]
+    needed = {value for value in node.outputs if value is not None}
+    kept = []
+    for each in reversed(nodes):
+        if needed.intersection(each.outputs):
+            needed.update(value for value in each.inputs if value is not None)
+            kept.append(each)
+    constants = {name_value(value): array for value, array in branch.constants.items()}
+    return tuple(reversed(kept)), {value: array for value, array in constants.items() if value in needed}
+
+
+def _given(node: Node) -> tuple[Value, ...]:
+    captures = tuple(value for value in node.inputs[1:] if value is not None)
+    assert len(captures) == len(node.inputs) - 1, f"{node}: a capture is absent"
+    return captures

@@ -1,0 +1,73 @@
+"""What a tensor is and where it lies: known at once, or only when its run is wholly on its stream."""
+
+from __future__ import annotations
+
+from gpuexec.errors import PendingError
+from gpuexec.runtime.device import Region
+from gpuexec.spec import TensorSpec
+
+
+class Place:
+    """Spec and bytes of a tensor.
+
+    Args:
+        name: What the tensor is called, for messages.
+        spec: Shape and dtype, where they are known.
+        region: The bytes, where they are known.
+        bound: The largest the tensor can be, where that is known.
+    """
+
+    __slots__ = ("_region", "_spec", "bound", "name")
+
+    def __init__(
+        self, name: str, spec: TensorSpec | None, region: Region | None = None, bound: TensorSpec | None = None
+    ) -> None:
+        self.name, self._spec, self._region, self.bound = name, spec, region, bound
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both spec and bytes are known."""
+        return self._spec is not None and self._region is not None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype.
+
+        Raises:
+            PendingError: The shape depends on data that is not computed yet.
+        """
+        if self._spec is None:
+            raise PendingError(
+                f"The shape of {self.name!r} depends on data that is not computed yet: await y.ready(), or"
+                " wait for the run; max_shape bounds it.",
+                value=self.name,
+            )
+        return self._spec
+
+    @property
+    def region(self) -> Region:
+        """The bytes.
+
+        Raises:
+            PendingError: They are not there before the run is on its stream.
+        """
+        if self._region is None:
+            raise PendingError(
+                f"The bytes of {self.name!r} are not there before its run is wholly on the stream: await y.ready(), or"
+                " wait for the run.",
+                value=self.name,
+            )
+        return self._region
+
+    @property
+    def largest(self) -> TensorSpec:
+        """The spec where it is known, else the bound.
+
+        Raises:
+            PendingError: No bound is known either.
+        """
+        return self.spec if self.bound is None or self._spec is not None else self.bound
+
+    def settle(self, spec: TensorSpec, region: Region) -> None:
+        """Say what the tensor is and where."""
+        self._spec, self._region = spec, region

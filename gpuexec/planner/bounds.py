@@ -1,0 +1,26 @@
+"""The largest shape an output can have while the host does not know the content its extents depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuexec.errors import NeedsHostValue
+from gpuexec.operator import Operator
+from gpuexec.spec import TensorSpec
+
+_INDICES = np.dtype(np.int64)
+# Operators whose outputs are never larger than their first input, along any axis.
+_SHRINKING = frozenset({"Slice", "TopK"})
+
+
+def find_bound(
+    op: Operator, inputs: Sequence[TensorSpec | None], need: NeedsHostValue
+) -> tuple[TensorSpec, ...] | None:
+    """Return specs that no run exceeds, or None where there is no such bound."""
+    first = inputs[0] if inputs else None
+    if op.name not in _SHRINKING or first is None or need.index == 0:
+        return None
+    largest = TensorSpec(first.shape, first.dtype)
+    return (largest, TensorSpec(first.shape, _INDICES)) if op.name == "TopK" else (largest,)

@@ -1,0 +1,95 @@
+"""What a kernel may take of a multiprocessor, by architecture and by kernel.
+
+The hardware's limits hold for every kernel: no block may have more than 65536 registers, 48 KiB of static shared
+memory, or in all the shared memory that its architecture gives. Beyond them a kernel keeps to `REGISTERS` per thread,
+so that several blocks hide each other's waiting; one that needs more stands in `LARGER` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuexec.geometry import ceil_div
+from gpuexec.runtime.nvrtc import CompiledKernel
+from gpuexec.target import Target
+
+REGISTERS = 64  # per thread: four blocks of 256 threads on a multiprocessor
+BLOCK_REGISTERS = 65536
+STATIC_SHARED_BYTES = 48 * 1024  # what is beyond must be dynamic shared memory, which a launch asks for
+
+_REGISTER_STEP = 8  # registers of a thread are given in steps
+_WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most registers per thread, and why they are more than `REGISTERS`."""
+
+    registers: int
+    reason: str = ""
+
+
+# By file and kernel name, or by one instance of it.
+LARGER: Mapping[str, Budget] = {
+    "conv.cu:conv_direct": Budget(72, "a thread keeps four sums beside two walks over a window"),
+    "conv.cu:conv_gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
+    "conv.cu:conv_transpose": Budget(120, "the divisions by the strides of three axes stay in registers"),
+    "cumulative.cu:cumulative": Budget(96, "a thread holds its 16 terms between two passes"),
+    "matmul.cu:gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
+    "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
+    "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
+    "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How plans launch a kernel: threads of its largest block, and the most dynamic shared memory by architecture.
+
+    Architectures that no plan launches it on are absent.
+    """
+
+    threads: int = 0
+    shared_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Use | None = None) -> Iterator[str]:
+    """Yield what a compiled kernel takes beyond its budget, a sentence each.
+
+    Args:
+        kernel: What the compiler made.
+        source: Its file.
+        architecture: ``"sm_90"``.
+        use: How plans launch it, where that is known.
+    """
+    budget = LARGER.get(f"{source}:{kernel.expression}") or LARGER.get(f"{source}:{_name(kernel)}", Budget(REGISTERS))
+    if kernel.spill_bytes:
+        yield f"spills {kernel.spill_bytes} bytes with {kernel.registers} registers; expected none."
+    if kernel.registers > budget.registers:
+        yield f"takes {kernel.registers} registers; at most {budget.registers}."
+    if not kernel.max_threads:
+        yield "has no __launch_bounds__, so nothing says which blocks its registers allow."
+    registers = ceil_div(kernel.registers, _REGISTER_STEP) * _REGISTER_STEP
+    if registers * ceil_div(kernel.max_threads, _WARP) * _WARP > BLOCK_REGISTERS:
+        yield f"takes {registers} registers for each of {kernel.max_threads} threads; a block has {BLOCK_REGISTERS}."
+    if kernel.shared_bytes > STATIC_SHARED_BYTES:
+        yield f"has {kernel.shared_bytes} bytes of static shared memory; at most {STATIC_SHARED_BYTES}."
+    if use is None:
+        return
+    if use.threads > kernel.max_threads > 0:
+        yield f"is launched with {use.threads} threads; its __launch_bounds__ are {kernel.max_threads}."
+    whole, limit = kernel.shared_bytes + use.shared_bytes[architecture], shared_limit(architecture)
+    if whole > limit:
+        yield f"is launched with {whole} bytes of shared memory; {architecture} gives a block at most {limit}."
+
+
+def shared_limit(architecture: str) -> int:
+    """Return the bytes of shared memory, static and dynamic, that a block may have."""
+    return Target.named(architecture).shared_bytes_per_block
+
+
+def _name(kernel: CompiledKernel) -> str:
+    return kernel.expression.partition("<")[0]

@@ -1,0 +1,27 @@
+"""How much memory the host has for this process."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+# Version 2 and version 1 of control groups: what a container may hold, in bytes, or "max".
+_CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def host_memory_bytes(cgroup_files: tuple[Path, ...] = _CGROUP_FILES) -> int:
+    """Return the most this process could ever hold: the machine's memory, or less where a limit says so.
+
+    Not what is free now: that changes, and a plan must not depend on it.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits += [soft for soft, _ in map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_DATA)) if soft >= 0]
+    for path in cgroup_files:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            limits.append(int(text))
+    return min(limits)

@@ -1,0 +1,339 @@
+"""Finding a missing wait without luck: what happens before what, by what orders it and not by when it ran.
+
+Every operation put on a stream counts the stream's clock up. A stream knows how far others were by the events it
+waited for; the host, by what it waited for or saw done; commands of a graph, by the paths of its edges. Two operations
+that touch a common byte, one of them writing, must be ordered so; else the later one is refused, whichever it is.
+
+NOTE: what one thread of the host sees done, others may rely on: how Python's threads tell each other can't be seen. So
+the host is one party, but for threads that only watch events (`WatcherThread`), which know it for themselves alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpuexec.errors import OrderError
+from gpuexec.runtime.completion import WatcherThread
+from gpuexec.runtime.simulator.byte_history import ByteHistory, Cell
+from gpuexec.runtime.simulator.memory import AddressMap
+from gpuexec.runtime.simulator.operations import Operation
+
+
+class Timeline:
+    """The operations of a stream, counted, and how far it knows others to be."""
+
+    __slots__ = ("known", "number", "tick")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.tick = number, 0
+        self.known: Clock = {}
+
+
+Clock = dict[Timeline, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """What was put on a stream in one call: an operation, or a graph of them."""
+
+    timeline: Timeline
+    tick: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """An operation that uses bytes; in a graph the ``node`` comes after those whose bits are set in ``before``."""
+
+    turn: Turn
+    node: int
+    before: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} on stream {self.turn.timeline.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Two that use the bytes ``[first, last)`` of an allocation, and nothing orders them; ``cure`` says what would."""
+
+    earlier: str
+    later: str
+    first: int
+    last: int
+    place: str
+    cure: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.later} bytes {self.first} to {self.last} of {self.place}, which {self.earlier}, and nothing orders"
+            f" the two: {self.cure}."
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """An allocation that operations use."""
+
+    kind: str
+    address: int
+    history: ByteHistory[Use]
+
+    def __str__(self) -> str:
+        return f"{self.history.nbytes} bytes of {self.kind} at {self.address:#x}"
+
+
+class Place(NamedTuple):
+    """The bytes ``[first, last)`` of an allocation, read or written."""
+
+    block: Block
+    first: int
+    last: int
+    is_write: bool
+
+
+class Ordering:
+    """The clocks of a device's streams, and the history of its memory. Thread-safe.
+
+    Args:
+        spaces: What memory is called, and the blocks of it that are alive.
+        is_alive: Whether the device works: once it is lost, nothing uses its memory any more.
+        is_on: Whether anything is checked at all.
+    """
+
+    def __init__(self, spaces: Mapping[str, AddressMap], is_alive: Callable[[], bool], is_on: bool) -> None:
+        self._spaces, self._is_alive, self._is_on = spaces, is_alive, is_on
+        self._used: dict[int, Block] = {}
+        self._seen: Clock = {}
+        self._apart = threading.local()
+        self._gone: deque[tuple[int, bool, Clock | None]] = deque()
+        self._count = 0
+        self._lock = threading.RLock()
+        self._findings: list[Finding] = []
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found so far, whoever was told."""
+        with self._lock:
+            while self._gone:
+                with contextlib.suppress(OrderError):
+                    self._forget_gone()
+            return tuple(self._findings)
+
+    def open_timeline(self) -> Timeline:
+        """Return the timeline of a new stream."""
+        with self._lock:
+            self._count += 1
+            return Timeline(self._count)
+
+    def close(self) -> None:
+        """Check no more; the caller has waited for all work."""
+        self._is_on = False
+
+    # ---- what streams do
+
+    def add(self, timeline: Timeline, operation: Operation) -> None:
+        """Put an operation on a stream.
+
+        Raises:
+            OrderError: It uses bytes that another uses, and nothing orders the two.
+        """
+        self.add_graph(timeline, (operation,), (0,), (0,))
+
+    def add_graph(
+        self, timeline: Timeline, nodes: Sequence[Operation], order: Sequence[int], before: Sequence[int]
+    ) -> None:
+        """Put a graph on a stream.
+
+        Args:
+            timeline: The stream's.
+            nodes: The operations.
+            order: Their positions in an order the edges allow.
+            before: For each, the nodes from which a path leads to it, as bits.
+
+        Raises:
+            OrderError: One uses bytes that another uses, and nothing orders the two.
+        """
+        if not self._is_on:
+            return
+        with self._lock:
+            self._forget_gone()
+            apart = self._known_apart()
+            if apart:
+                _join(timeline.known, apart)
+            timeline.tick += 1
+            turn = Turn(timeline, timeline.tick)
+            found = [self._find_places(node) for node in nodes]
+            blocks = {place.block for places in found for place in places} if len(nodes) > 1 else set()
+            kept = [(block.history, block.history.copy()) for block in blocks]
+            try:
+                for node in order:
+                    self._add(found[node], Use(turn, node, before[node], nodes[node].name))
+            except OrderError:
+                for history, copy in kept:  # nothing of it will run
+                    history.restore(copy)
+                raise
+
+    def mark(self, timeline: Timeline) -> Clock:
+        """Return what stands for all that is on a stream, and all that was before it."""
+        with self._lock:
+            return {**timeline.known, timeline: timeline.tick} if self._is_on else {}
+
+    def wait(self, timeline: Timeline, mark: Clock) -> None:
+        """Let later operations of a stream come after a mark."""
+        with self._lock:
+            _join(timeline.known, mark)
+            for other in [other for other, tick in timeline.known.items() if self._seen.get(other, 0) >= tick]:
+                del timeline.known[other]
+
+    # ---- what the host does
+
+    def see(self, mark: Clock) -> None:
+        """Let what the host does from now on come after a mark: it waited for it, or was told that it is done."""
+        with self._lock:
+            if isinstance(threading.current_thread(), WatcherThread):
+                self._apart.seen = _join(self._known_apart() or {}, mark)
+            else:
+                _join(self._seen, mark)
+
+    def check_host(self, address: int, nbytes: int, is_write: bool) -> None:
+        """Check that the host may read or write memory now.
+
+        Raises:
+            OrderError: An operation that uses it, and need not be done.
+        """
+        if not self._is_on:
+            return
+        later = "the host writes" if is_write else "the host reads"
+        with self._lock:
+            self._forget_gone()
+            block = self._find_block(address, nbytes)
+            if block is not None:
+                first = address - block.address
+                self._check_seen(block, first, first + nbytes, later, is_write, self._known_apart())
+
+    def free(self, address: int) -> None:
+        """Check that a block may be freed now, and forget it.
+
+        Raises:
+            OrderError: An operation that uses it need not be done.
+        """
+        with self._lock:
+            self._forget_gone()
+            self._free(address, True, self._known_apart())
+
+    def free_later(self, address: int, *, is_checked: bool = True) -> None:
+        """Note that a block is gone, from wherever the interpreter collects it: the next call will look into it."""
+        if self._is_on:
+            self._gone.append((address, is_checked, self._known_apart()))
+
+    # ---- private
+
+    def _find_places(self, operation: Operation) -> list[Place]:
+        """Return what an operation uses of the device's allocations, reads first."""
+        places = []
+        for access in operation.accesses:
+            block = self._find_block(access.address, access.nbytes)
+            if block is not None:
+                first = access.address - block.address
+                places.append(Place(block, first, first + access.nbytes, access.is_write))
+        return sorted(places, key=lambda place: place.is_write)
+
+    def _add(self, places: Sequence[Place], use: Use) -> None:
+        for block, first, last, is_write in places:
+            for low, high, cell in block.history.find(first, last):
+                for other, verb in _find_rivals(cell, is_write):
+                    if not self._is_before(other, use):
+                        later = f"{use} {'writes' if is_write else 'reads'}"
+                        self._report(block, low, high, f"{other} {verb}", later, _find_cure(other, use))
+        for block, first, last, is_write in places:
+            if is_write:
+                block.history.add_write(first, last, use)
+            else:
+                block.history.add_read(first, last, use, self._is_before)
+
+    def _is_before(self, earlier: Use, later: Use) -> bool:
+        turn, timeline = earlier.turn, earlier.turn.timeline
+        if self._seen.get(timeline, 0) >= turn.tick:
+            return True
+        if timeline is not later.turn.timeline:
+            return later.turn.timeline.known.get(timeline, 0) >= turn.tick
+        return turn is not later.turn or earlier.node == later.node or bool(later.before >> earlier.node & 1)
+
+    def _check_seen(self, block: Block, first: int, last: int, later: str, is_write: bool, apart: Clock | None) -> None:
+        """Check that the host has seen the end of all that uses bytes."""
+        for low, high, cell in block.history.find(first, last):
+            for other, verb in _find_rivals(cell, is_write):
+                timeline, tick = other.turn.timeline, other.turn.tick
+                if self._seen.get(timeline, 0) < tick and (apart is None or apart.get(timeline, 0) < tick):
+                    cure = f"wait for an event recorded on stream {timeline.number} after it, or for the stream"
+                    self._report(block, low, high, f"{other} {verb}", later, cure)
+
+    def _free(self, address: int, is_checked: bool, apart: Clock | None) -> None:
+        block = self._used.get(address)
+        if block is None:
+            return
+        if is_checked and self._is_on:
+            self._check_seen(block, 0, block.history.nbytes, "the host frees", True, apart)
+        del self._used[address]
+
+    def _forget_gone(self) -> None:
+        while self._gone:
+            address, is_checked, apart = self._gone.popleft()
+            try:
+                self._free(address, is_checked, apart)
+            finally:
+                self._used.pop(address, None)
+
+    def _find_block(self, address: int, nbytes: int) -> Block | None:
+        """Return the allocation that a range lies in; None where it is not the device's."""
+        for kind, blocks in self._spaces.items():
+            found = blocks.find(address, nbytes)
+            if found is not None:
+                start, size = found
+                if start not in self._used:
+                    self._used[start] = Block(kind, start, ByteHistory(size))
+                return self._used[start]
+        return None
+
+    def _known_apart(self) -> Clock | None:
+        """Return what this thread knows for itself alone."""
+        return getattr(self._apart, "seen", None)
+
+    def _report(self, block: Block, first: int, last: int, earlier: str, later: str, cure: str) -> None:
+        if not self._is_alive():
+            return
+        finding = Finding(earlier, later, first, last, str(block), cure)
+        self._findings.append(finding)
+        message = str(finding)
+        raise OrderError(message[0].upper() + message[1:])
+
+
+def _find_rivals(cell: Cell[Use], is_write: bool) -> Iterator[tuple[Use, str]]:
+    """Yield those a read or write of a cell's bytes must come after, and what they do."""
+    if cell.write is not None:
+        yield cell.write, "writes"
+    if is_write:
+        for read in cell.reads:
+            yield read, "reads"
+
+
+def _find_cure(earlier: Use, later: Use) -> str:
+    if later.turn is earlier.turn:
+        first, second = sorted((earlier.node, later.node))
+        return f"the graph lacks an edge from node {first} to node {second}"
+    own, other = later.turn.timeline.number, earlier.turn.timeline.number
+    return f"let stream {own} wait for an event recorded on stream {other} after it"
+
+
+def _join(clock: Clock, other: Clock) -> Clock:
+    """Raise a clock to what another knows."""
+    for timeline, tick in other.items():
+        if clock.get(timeline, 0) < tick:
+            clock[timeline] = tick
+    return clock

@@ -1,0 +1,123 @@
+"""What the host waits for, reads and computes in the middle of runs: counted, named, and refused where it must not be.
+
+    with gpuexec.no_implicit_sync():
+        worker.schedule(x)          # raises where a run would wait for the device without having been asked to
+
+What a caller asks for by name (`wait`, `result`, `readback_and_clone`) is never counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from gpuexec.errors import ImplicitSyncError
+from gpuexec.graph import Node
+from gpuexec.planner.cut import HostRead
+
+_ARE_ALLOWED: ContextVar[bool] = ContextVar("gpuexec_syncs_allowed", default=True)
+
+
+@contextlib.contextmanager
+def no_implicit_sync() -> Iterator[None]:
+    """Refuse waits that nobody asked for by name, in this context; a run scheduled in it refuses them to its end.
+
+    The run that needs one ends with ImplicitSyncError, whichever thread it has got to; the Worker stays usable.
+    """
+    token = _ARE_ALLOWED.set(False)
+    try:
+        yield
+    finally:
+        _ARE_ALLOWED.reset(token)
+
+
+def are_syncs_allowed() -> bool:
+    """Return whether this context may wait for a device without having been asked to."""
+    return _ARE_ALLOWED.get()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRow:
+    """Content that runs read from the device to go on: what, for which node, why, how often and at what cost.
+
+    ``waited_ms`` is how long the work before it took to end, ``copied_ms`` how long the copy took, over all times.
+    """
+
+    value: str
+    node: str
+    why: str
+    nbytes: int
+    times: int
+    waited_ms: float
+    copied_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """A node that the host computed because the device has no kernel for it: how often, and for how long in all."""
+
+    operator: str
+    node: str
+    why: str
+    times: int
+    computed_ms: float
+
+
+class SyncLog:
+    """What a Worker's runs waited for. ``is_strict``: they may not read or compute on the host at all."""
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
+        # Waits that nobody asked for by name: (what, why).
+        self.waits: list[tuple[str, str]] = []
+        self._reads: dict[tuple[str, str, str], ReadRow] = {}
+        self._calls: dict[tuple[str, str], CallRow] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def reads(self) -> tuple[ReadRow, ...]:
+        """The reads so far."""
+        with self._lock:
+            return tuple(self._reads.values())
+
+    @property
+    def calls(self) -> tuple[CallRow, ...]:
+        """The nodes computed on the host so far."""
+        with self._lock:
+            return tuple(self._calls.values())
+
+    def check(self, what: str, why: str, *, is_allowed: bool) -> None:
+        """Check that the host may wait for something now.
+
+        Raises:
+            ImplicitSyncError: It may not.
+        """
+        if self.is_strict or not is_allowed:
+            who = "strict=True" if self.is_strict else "no_implicit_sync()"
+            raise ImplicitSyncError(f"{who} refuses that the host waits for {what}: {why}.", value=what)
+
+    def note_wait(self, what: str, why: str) -> None:
+        """Count a wait in a call of the user's, or refuse it."""
+        if not are_syncs_allowed():
+            raise ImplicitSyncError(f"no_implicit_sync() refuses that the host waits for {what}: {why}.")
+        with self._lock:
+            self.waits.append((what, why))
+
+    def note_read(self, read: HostRead, nbytes: int, waited_ms: float, copied_ms: float) -> None:
+        """Count a read."""
+        key = (read.value.name, read.reader, read.role)
+        with self._lock:
+            row = self._reads.get(key) or ReadRow(*key, 0, 0, 0.0, 0.0)
+            self._reads[key] = ReadRow(
+                *key, row.nbytes + nbytes, row.times + 1, row.waited_ms + waited_ms, row.copied_ms + copied_ms
+            )
+
+    def note_call(self, node: Node, computed_ms: float) -> None:
+        """Count a node computed on the host for want of a kernel."""
+        key = (node.operator.name, node.name)
+        with self._lock:
+            row = self._calls.get(key) or CallRow(*key, "no lowering for this device", 0, 0.0)
+            self._calls[key] = CallRow(*key, row.why, row.times + 1, row.computed_ms + computed_ms)

@@ -1,0 +1,28 @@
+// What comes before each thread of a block, added up.
+#pragma once
+#include "reduce.cuh"
+
+constexpr int kMostWarps = 32;
+
+// Returns the sum of what the threads before this one hold, and in `total` that of all. For integers and blocks of whole
+// warps; every thread takes part. `shared` may be used again at once.
+template <class A>
+__device__ inline A sum_before(A value, A (&shared)[kMostWarps], A& total) {
+  const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, warps = blockDim.x / kWarpThreads;
+  A sum = value;
+#pragma unroll
+  for (int distance = 1; distance < kWarpThreads; distance *= 2) {
+    const A other = __shfl_up_sync(kWholeWarp, sum, distance);
+    if (lane >= distance) sum += other;
+  }
+  if (lane == kWarpThreads - 1) shared[warp] = sum;
+  __syncthreads();
+  A before = A(0);
+  total = A(0);
+  for (int i = 0; i < warps; ++i) {
+    if (i == warp) before = total;
+    total += shared[i];
+  }
+  __syncthreads();
+  return before + sum - value;
+}

@@ -1,0 +1,465 @@
+#include "check.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "memory.h"
+
+namespace gpuexec {
+
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kRecent = 1024;         // a power of two
+constexpr size_t kMostAccesses = 48u << 20;  // 1.5 GiB of them
+constexpr int kLookBack = 48;            // accesses of a chain searched for an equal one
+
+void* reserve(size_t nbytes) {
+  void* memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+uint64_t key_of(uint32_t block, uint32_t thread) { return uint64_t(block) << 32 | thread; }
+
+// The loaded object an address belongs to.
+struct Module {
+  uintptr_t address, first, end;
+};
+
+int find_module(dl_phdr_info* info, size_t, void* data) {
+  Module& wanted = *static_cast<Module*>(data);
+  uintptr_t first = ~uintptr_t(0), end = 0;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const auto& header = info->dlpi_phdr[i];
+    if (header.p_type != PT_LOAD) continue;
+    first = std::min(first, uintptr_t(info->dlpi_addr + header.p_vaddr));
+    end = std::max(end, uintptr_t(info->dlpi_addr + header.p_vaddr + header.p_memsz));
+  }
+  if (wanted.address < first || wanted.address >= end) return 0;
+  wanted.first = first;
+  wanted.end = end;
+  return 1;
+}
+
+}  // namespace
+
+bool Knowledge::covers(const Access& access) const {
+  auto block = blocks.find(access.block);
+  if (block != blocks.end() && access.epoch < block->second) return true;
+  auto thread = threads.find(key_of(access.block, access.thread));
+  return thread != threads.end() && access.clock <= thread->second;
+}
+
+void Knowledge::join(const Knowledge& other) {
+  for (auto& [block, epoch] : other.blocks) blocks[block] = std::max(blocks[block], epoch);
+  for (auto& [thread, clock] : other.threads) threads[thread] = std::max(threads[thread], clock);
+}
+
+static void join(std::shared_ptr<Knowledge>& into, const std::shared_ptr<Knowledge>& from) {
+  if (!from || from == into) return;
+  into = into ? std::make_shared<Knowledge>(*into) : std::make_shared<Knowledge>();
+  into->join(*from);
+}
+
+CheckedBlock::CheckedBlock(const char* arena, size_t arena_bytes)
+    : arena(uintptr_t(arena)),
+      arena_end(uintptr_t(arena) + arena_bytes),
+      cells(static_cast<Cell*>(reserve(arena_bytes * sizeof(Cell)))) {}
+
+CheckedBlock::~CheckedBlock() {
+  if (cells) munmap(cells, (arena_end - arena) * sizeof(Cell));
+}
+
+void CheckedBlock::begin(uint32_t block, size_t count) {
+  number = block;
+  epoch = 0;
+  for (const CheckedVariable& variable : variables) {
+    memset(static_cast<void*>(cells + (variable.first - arena)), 0, variable.nbytes * sizeof(Cell));
+  }
+  variables.clear();
+  threads.assign(count, CheckedThread());
+  learned.reset();
+  released.reset();
+}
+
+void CheckedBlock::claim(const void* variable, size_t nbytes, const char* name) {
+  variables.push_back({uintptr_t(variable), nbytes, name});
+}
+
+void CheckedBlock::pass_barrier() {
+  epoch++;
+  for (CheckedThread& thread : threads) {
+    thread.seen.clear();  // the epoch says more
+    join(learned, thread.learned);
+    join(released, thread.released);
+    thread.learned.reset();
+    thread.released.reset();
+  }
+}
+
+void CheckedBlock::order(const std::vector<unsigned>& together) {
+  std::vector<uint32_t> joined(threads.size());
+  std::shared_ptr<Knowledge> all;
+  for (unsigned each : together) {
+    const CheckedThread& thread = threads[each];
+    for (size_t i = 0; i < thread.seen.size(); i++) joined[i] = std::max(joined[i], thread.seen[i]);
+    joined[each] = std::max(joined[each], thread.clock);
+    join(all, thread.learned);
+  }
+  for (unsigned each : together) {
+    threads[each].seen = joined;
+    threads[each].clock++;
+    threads[each].learned = all;
+  }
+}
+
+Checker::Checker(Launch& launch) : launch_(launch), accesses_(1), recent_(kRecent) {
+  Module module{reinterpret_cast<uintptr_t>(launch.entry), 0, 0};
+  dl_iterate_phdr(find_module, &module);
+  module_ = module.first;
+  module_end_ = module.end;
+  for (int i = 0; i < launch.range_count; i++) {
+    const Range& range = launch.ranges[i];
+    if (range.first < range.end) {
+      places_.push_back({range.first, range.end, range.argument, range.is_written != 0, range.is_written != 0});
+    }
+  }
+  // A range that another argument writes changes under those who read it.
+  for (Place& place : places_) {
+    for (const Place& other : places_) {
+      if (other.is_written && other.first < place.end && place.first < other.end) place.is_tracked = true;
+    }
+  }
+  std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) { return a.first < b.first; });
+  places_.push_back({module.first, module.end, -1, true, true});
+  ignore(launch.arguments, size_t(launch.parameter_count) * sizeof(void*));
+  for (int i = 0; i < launch.parameter_count; i++) ignore(launch.arguments[i], launch.parameters[i].nbytes);
+}
+
+Checker::~Checker() {
+  for (auto& [page, cells] : pages_) munmap(cells, kPageBytes * sizeof(Cell));
+}
+
+const Checker::Place* Checker::find_place(uintptr_t address, size_t nbytes, bool is_write) {
+  const Place* found = nullptr;
+  auto holds = [&](const Place& place) { return address >= place.first && address + nbytes <= place.end; };
+  if (last_place_ < places_.size() && holds(places_[last_place_]) && (places_[last_place_].is_written || !is_write)) {
+    return &places_[last_place_];
+  }
+  for (size_t i = 0; i < places_.size(); i++) {
+    if (!holds(places_[i])) continue;
+    found = &places_[i];
+    last_place_ = i;
+    if (found->is_written || !is_write) break;
+  }
+  if (found || launch_.ranges) return found;
+  MemoryBlock block = find_memory(address);
+  if (block.state != MemoryState::kAlive || address + nbytes > block.first + block.nbytes) return nullptr;
+  places_.push_back({block.first, block.first + block.nbytes, -1, true, true});
+  last_place_ = places_.size() - 1;
+  return &places_.back();
+}
+
+Cell* Checker::cells_at(uintptr_t address) {
+  uintptr_t page = address / kPageBytes;
+  if (page != last_page_) {
+    Cell*& cells = pages_[page];
+    if (!cells) cells = static_cast<Cell*>(reserve(kPageBytes * sizeof(Cell)));
+    if (!cells) return nullptr;
+    last_page_ = page;
+    last_cells_ = cells;
+  }
+  return last_cells_ + address % kPageBytes;
+}
+
+bool Checker::access(CheckedBlock& block, unsigned thread, uintptr_t address, size_t nbytes, unsigned flags,
+                     const void* pc) {
+  bool is_shared = address >= block.arena && address < block.arena_end;
+  bool is_write = flags & kWrite;
+  if (is_shared) {
+    if (!block.holds(address, nbytes)) return refuse(block, thread, address, nbytes, flags, pc);
+  } else {
+    for (auto [first, end] : ignored_) {
+      if (address >= first && address < end) return true;
+    }
+    const Place* place = find_place(address, nbytes, is_write);
+    if (!place || (is_write && !place->is_written)) return refuse(block, thread, address, nbytes, flags, pc);
+    if (!place->is_tracked) return true;
+  }
+  if (flags & kAtomic) synchronize_by(block, thread, address, is_write);
+  if (is_shared && !(is_write && !(flags & kAtomic))) check_initialised(block, thread, address, nbytes, flags, pc);
+  Cell before{~0u, ~0u}, after{};
+  for (size_t i = 0; i < nbytes; i++) {
+    Cell* cell = is_shared ? block.cells + (address + i - block.arena) : cells_at(address + i);
+    if (!cell) return true;
+    if (*cell == before) {  // neighbours of one history have one future
+      *cell = after;
+      continue;
+    }
+    before = *cell;
+    touch(block, thread, *cell, flags, pc, address + i);
+    after = *cell;
+  }
+  if (accesses_.size() > kMostAccesses && !is_full_) {
+    is_full_ = true;
+    if (Finding* finding = report(kFault, block, thread)) {
+      snprintf(finding->detail, sizeof finding->detail,
+               "the launch makes more accesses than check mode remembers; check smaller shapes");
+    }
+  }
+  return !is_full_;
+}
+
+void Checker::touch(CheckedBlock& block, unsigned thread, Cell& cell, unsigned flags, const void* pc,
+                    uintptr_t address) {
+  const bool is_atomic = flags & kAtomic, is_write = flags & kWrite;
+  if (cell.write) {
+    const Access& write = accesses_[cell.write];
+    const bool both_atomic = is_atomic && (write.flags & kAtomic);
+    if (write.flags & kPending) {
+      conflict(kMissingWait, block, thread, write, flags, pc, address);
+    } else if (!both_atomic && !is_ordered(block, thread, write)) {
+      conflict(kRace, block, thread, write, flags, pc, address);
+    }
+  }
+  unsigned wanted = is_write ? kPlainRead | kAtomic : kWrite;
+  if (is_atomic) wanted = is_write ? unsigned(kPlainRead) : 0;
+  for (uint32_t id = cell.since; id && (accesses_[id].chain_flags & wanted); id = accesses_[id].parent) {
+    const Access& other = accesses_[id];
+    if ((other.flags & wanted) && !is_ordered(block, thread, other)) {
+      conflict(kRace, block, thread, other, flags, pc, address);
+      break;
+    }
+  }
+  if (is_write && !is_atomic) {
+    cell = {note(block, thread, flags, pc, 0), 0};
+  } else {
+    cell.since = note_since(block, thread, is_atomic ? flags : kPlainRead, pc, cell.since);
+  }
+}
+
+bool Checker::is_ordered(const CheckedBlock& block, unsigned thread, const Access& before) const {
+  if (before.generation != generation_) return true;
+  const CheckedThread& self = block.threads[thread];
+  if (before.block == block.number) {
+    if (before.thread == thread || before.epoch < block.epoch) return true;
+    return before.thread < self.seen.size() && self.seen[before.thread] >= before.clock;
+  }
+  return (block.learned && block.learned->covers(before)) || (self.learned && self.learned->covers(before));
+}
+
+uint32_t Checker::note(const CheckedBlock& block, unsigned thread, unsigned flags, const void* pc, uint32_t parent) {
+  Access access{block.number, thread, block.epoch, block.threads[thread].clock, generation_, offset_of(pc), parent,
+                uint8_t(flags), uint8_t(flags | (parent ? accesses_[parent].chain_flags : 0))};
+  uint64_t hash = (uint64_t(access.place) << 32 ^ parent) * 0x9e3779b97f4a7c15ull ^ access.thread * 0xd1342543de82ef95ull;
+  uint32_t& recent = recent_[(hash >> 40) % kRecent];
+  if (recent) {
+    const Access& old = accesses_[recent];
+    if (old.block == access.block && old.thread == access.thread && old.epoch == access.epoch &&
+        old.clock == access.clock && old.generation == generation_ && old.place == access.place &&
+        old.parent == parent && old.flags == access.flags) {
+      return recent;
+    }
+  }
+  accesses_.push_back(access);
+  return recent = uint32_t(accesses_.size() - 1);
+}
+
+// Puts an access before a chain, without those that say nothing more: of a class, what happened before this one is
+// before all that is after it.
+uint32_t Checker::note_since(const CheckedBlock& block, unsigned thread, unsigned flags, const void* pc,
+                             uint32_t chain) {
+  uint32_t id = chain;
+  for (int i = 0; id && i < kLookBack; i++, id = accesses_[id].parent) {
+    const Access& old = accesses_[id];
+    if (old.thread == thread && old.block == block.number && old.flags == flags && old.epoch == block.epoch &&
+        old.clock == block.threads[thread].clock && old.generation == generation_) {
+      return chain;
+    }
+  }
+  while (chain && accesses_[chain].flags == flags && is_ordered(block, thread, accesses_[chain])) {
+    chain = accesses_[chain].parent;
+  }
+  return note(block, thread, flags, pc, chain);
+}
+
+// A struct may be copied whole whose padding nobody wrote: of more than 8 bytes at once, half may be missing.
+void Checker::check_initialised(CheckedBlock& block, unsigned thread, uintptr_t address, size_t nbytes, unsigned flags,
+                                const void* pc) {
+  Cell* cells = block.cells + (address - block.arena);
+  size_t missing = 0, first = nbytes;
+  for (size_t i = 0; i < nbytes; i++) {
+    if (cells[i].write) continue;
+    missing++;
+    first = std::min(first, i);
+  }
+  if (!missing || (nbytes > 8 && 2 * missing <= nbytes)) return;
+  if (Finding* finding = report_at(kUninitialised, block, thread, flags, pc)) {
+    describe_bytes(*finding, block, address + first);
+  }
+}
+
+void Checker::conflict(FindingKind kind, CheckedBlock& block, unsigned thread, const Access& other, unsigned flags,
+                       const void* pc, uintptr_t address) {
+  if (Finding* finding = report_at(kind, block, thread, flags, pc, &other)) describe_bytes(*finding, block, address);
+}
+
+// An access to no memory of the kernel's.
+bool Checker::refuse(CheckedBlock& block, unsigned thread, uintptr_t address, size_t nbytes, unsigned flags,
+                     const void* pc) {
+  MemoryBlock memory = find_memory(address);
+  FindingKind kind = memory.state == MemoryState::kFreed ? kUseAfterFree : kOutOfBounds;
+  if (Finding* finding = report_at(kind, block, thread, flags, pc)) describe_bytes(*finding, block, address);
+  // The access itself can't be prevented, but where the memory is the device's it harms nobody else.
+  return memory.state == MemoryState::kAlive && address + nbytes <= memory.first + memory.nbytes;
+}
+
+void Checker::fence(CheckedBlock& block, unsigned thread) {
+  CheckedThread& self = block.threads[thread];
+  auto snapshot = std::make_shared<Knowledge>();
+  if (block.learned) snapshot->join(*block.learned);
+  if (self.learned) snapshot->join(*self.learned);
+  snapshot->blocks[block.number] = block.epoch;
+  for (size_t i = 0; i < self.seen.size(); i++) {
+    if (self.seen[i]) snapshot->threads[key_of(block.number, uint32_t(i))] = self.seen[i];
+  }
+  snapshot->threads[key_of(block.number, thread)] = self.clock++;
+  self.released = snapshot;
+}
+
+void Checker::synchronize_by(CheckedBlock& block, unsigned thread, uintptr_t address, bool is_write) {
+  CheckedThread& self = block.threads[thread];
+  auto found = released_.find(address);
+  if (found != released_.end()) join(self.learned, found->second);
+  if (!is_write || (!self.released && !block.released)) return;
+  std::shared_ptr<Knowledge>& released = released_[address];
+  join(released, self.released);
+  join(released, block.released);
+}
+
+void Checker::copy_begun(CheckedBlock& block, unsigned thread, uintptr_t destination, size_t nbytes, const void* pc) {
+  for (size_t i = 0; i < nbytes; i++) {
+    if (Cell* cell = copied_cell(block, destination + i)) {
+      touch(block, thread, *cell, kWrite | kPending, pc, destination + i);
+    }
+  }
+}
+
+void Checker::copy_done(CheckedBlock& block, unsigned thread, uintptr_t destination, size_t nbytes, const void* pc) {
+  for (size_t i = 0; i < nbytes; i++) {
+    if (Cell* cell = copied_cell(block, destination + i)) *cell = {note(block, thread, kWrite, pc, 0), 0};
+  }
+}
+
+Cell* Checker::copied_cell(CheckedBlock& block, uintptr_t address) {
+  return block.holds(address, 1) ? block.cells + (address - block.arena) : nullptr;
+}
+
+Finding* Checker::report(FindingKind kind, const CheckedBlock& block, unsigned thread) {
+  Finding finding{};
+  finding.kind = kind;
+  finding.block = block.number;
+  finding.thread = thread;
+  return add(finding);
+}
+
+void Checker::report_fault(FindingKind kind, const CheckedBlock& block, unsigned thread, const void* pc,
+                           const char* reason) {
+  const bool is_own = uintptr_t(pc) >= module_ && uintptr_t(pc) < module_end_;
+  const void* after = is_own ? static_cast<const char*>(pc) + 1 : reinterpret_cast<const void*>(module_);
+  if (Finding* finding = report_at(kind, block, thread, 0, after)) {
+    snprintf(finding->detail, sizeof finding->detail, "%s", reason);
+  }
+}
+
+Finding* Checker::report_at(FindingKind kind, const CheckedBlock& block, unsigned thread, unsigned flags,
+                            const void* pc, const Access* other) {
+  Finding finding{};
+  finding.kind = kind;
+  finding.block = block.number;
+  finding.thread = thread;
+  finding.flags = flags;
+  finding.place = offset_of(pc);
+  if (other) {
+    finding.has_other = 1;
+    finding.other_block = other->block;
+    finding.other_thread = other->thread;
+    finding.other_flags = other->flags;
+    finding.other_place = other->place;
+  }
+  return add(finding);
+}
+
+Finding* Checker::add(const Finding& finding) {
+  for (int i = 0; i < launch_.finding_count; i++) {
+    const Finding& old = launch_.findings[i];
+    if (old.kind == finding.kind && old.place == finding.place && old.other_place == finding.other_place &&
+        finding.place) {
+      return nullptr;
+    }
+  }
+  if (launch_.finding_count == launch_.finding_capacity) {
+    is_full_ = true;
+    return nullptr;
+  }
+  return &(launch_.findings[launch_.finding_count++] = finding);
+}
+
+// Which bytes of what: a shared variable, an argument, an allocation.
+void Checker::describe_bytes(Finding& finding, const CheckedBlock& block, uintptr_t address) {
+  char* text = finding.detail;
+  const size_t room = sizeof finding.detail;
+  if (address >= block.arena && address < block.arena_end) {
+    const CheckedVariable* near = nullptr;
+    for (const CheckedVariable& variable : block.variables) {
+      if (variable.first <= address && (!near || variable.first > near->first)) near = &variable;
+    }
+    if (near) snprintf(text, room, "byte %zu of shared '%s' of %zu", address - near->first, near->name, near->nbytes);
+    return;
+  }
+  MemoryBlock memory = find_memory(address);
+  int argument = -1;
+  uintptr_t start = 0, end = 0;
+  bool is_inside = false;
+  for (int i = 0; i < launch_.parameter_count; i++) {  // the argument that starts closest below, or holds the byte
+    if (launch_.parameters[i].kind != 'P') continue;
+    uintptr_t pointer = *static_cast<uintptr_t*>(launch_.arguments[i]);
+    uintptr_t last = 0;
+    for (int k = 0; k < launch_.range_count; k++) {
+      const Range& range = launch_.ranges[k];
+      if (range.argument != i) continue;
+      last = range.end;
+      if (range.first < pointer) pointer = range.first;
+    }
+    const bool is_same_block = pointer >= memory.first && pointer < memory.first + memory.nbytes + !memory.nbytes;
+    if (!last && memory.state != MemoryState::kNone && is_same_block) last = memory.first + memory.nbytes;
+    if (!last || !pointer) continue;
+    const bool holds = pointer <= address && address < last;
+    const bool is_near = pointer <= address && (!is_inside || holds);
+    if (is_near && (argument < 0 || (holds && !is_inside) || pointer > start)) {
+      argument = i;
+      start = pointer;
+      end = last;
+      is_inside = holds;
+    }
+  }
+  const char* freed = memory.state == MemoryState::kFreed ? ", which was freed" : "";
+  if (argument >= 0) {
+    snprintf(text, room, "byte %zu of argument %d of %zu%s", address - start, argument, end - start, freed);
+  } else if (memory.state != MemoryState::kNone) {
+    snprintf(text, room, "byte %zd of an allocation of %zu%s", ptrdiff_t(address - memory.first), memory.nbytes, freed);
+  } else if (address >= module_ && address < module_end_) {
+    snprintf(text, room, "a variable of the module");
+  } else if (address < kPageBytes) {
+    snprintf(text, room, "byte %zu from a null pointer", size_t(address));
+  } else {
+    snprintf(text, room, "address 0x%zx, in no memory of the kernel", size_t(address));
+  }
+}
+
+}  // namespace gpuexec

@@ -1,0 +1,20 @@
+// What the simulator knows of an address of the device.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace gpuexec {
+
+enum class MemoryState { kNone, kAlive, kFreed };
+
+struct MemoryBlock {
+  MemoryState state;
+  uintptr_t first;
+  size_t nbytes;
+};
+
+// The allocation that holds the address or, where none does, the one whose end or start lies within a page of it (so a
+// slight overrun is told from a wild one).
+MemoryBlock find_memory(uintptr_t address);
+
+}  // namespace gpuexec

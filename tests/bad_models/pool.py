@@ -1,0 +1,85 @@
+"""Tries mutants in processes that may die, hang or run out of memory without harm to others."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bad_models.attempt import Outcome
+
+# A guard against hangs, far above what the slowest mutant takes (2 s).
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A mutant in words, with its number, what became of it, and how long that took."""
+
+    number: int
+    mutant: str
+    outcome: Outcome
+    seconds: float = LIMIT_S
+
+
+def try_mutants(numbers: Sequence[int], folder: Path | None = None) -> Iterator[Row]:
+    """Yield what becomes of each mutant. One that ends or blocks its process counts as bad, and the rest goes on."""
+    left = list(numbers)
+    while left:
+        for row in _try_in_one_process(left, folder):
+            left.remove(row.number)
+            yield row
+
+
+def _try_in_one_process(numbers: Sequence[int], folder: Path | None) -> Iterator[Row]:
+    command = [sys.executable, "-m", "tests.bad_models.child", str(folder or ""), *map(str, numbers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        errors: list[str] = []
+        readers = [
+            threading.Thread(target=_pass_on, args=(child.stdout, lines)),
+            threading.Thread(target=errors.extend, args=(child.stderr,)),
+        ]
+        for reader in readers:
+            reader.start()
+        begun = None
+        try:
+            while True:
+                line = lines.get(timeout=LIMIT_S)
+                if not line:
+                    break
+                row = json.loads(line)
+                if "begin" in row:
+                    begun = row
+                    continue
+                assert begun is not None
+                yield Row(
+                    row["end"], begun["mutant"], Outcome(row["kind"], row["error"], row["message"]), row["seconds"]
+                )
+                begun = None
+        except queue.Empty:
+            child.kill()
+            assert begun is not None, "the process did not begin"
+            yield Row(begun["begin"], begun["mutant"], Outcome("bad", "hang", f"more than {LIMIT_S} s"))
+            return
+        finally:
+            child.kill()
+            for reader in readers:
+                reader.join()
+        if begun is not None:
+            said = "".join(errors[-30:])
+            yield Row(begun["begin"], begun["mutant"], Outcome("bad", "crash", f"exit {child.wait()}: {said}"))
+        elif child.wait() != 0:
+            raise AssertionError(f"the process of bad models ended with {child.returncode}: {''.join(errors)}")
+
+
+def _pass_on(stream: Iterable[str], lines: queue.SimpleQueue[str]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")

@@ -1,0 +1,72 @@
+"""The lists only grow, and what they name goes on passing: a part of it here, all of it by ``make conformance``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import __main__ as command
+from tests.conformance.judge import Outcome, Verdict
+from tests.conformance.passing import add_passing, choose_part, list_path, read_passing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_listed_cases_of_the_part_pass() -> None:
+    """Runs in a process of its own: it forks, and so should have no threads."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, "-m", "tests.conformance", "--part"]
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("device", command.DEVICES)
+def test_list_is_sorted_and_without_doubles(device: str) -> None:
+    listed = read_passing(list_path(device))
+    assert len(listed) > 1000
+    assert list(listed) == sorted(set(listed))
+
+
+def test_list_keeps_what_does_not_pass_now(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    assert add_passing(path, ["node/b", "node/a"], "onnx 1") == 2
+    assert add_passing(path, ["node/a", "light/c"], "onnx 2") == 1
+    assert path.read_text() == "# onnx 2\nlight/c\nnode/a\nnode/b\n"
+    assert read_passing(path) == ("light/c", "node/a", "node/b")
+
+
+def test_part_has_some_cases_of_every_operator() -> None:
+    operators = {f"node/{name}{index}": [name] for name in ("abs", "exp") for index in range(40)}
+    operators["node/alone"] = ["rare"]
+    part = choose_part([*operators, "node/gone"], operators)
+    assert part == choose_part([*reversed(operators)], operators)
+    assert "node/alone" in part
+    assert all(2 <= sum(id.startswith(f"node/{name}") for id in part) < 20 for name in ("abs", "exp"))
+
+
+def test_listed_case_is_lost_when_the_suite_has_it_no_more() -> None:
+    verdicts = {"node/a": Verdict(Outcome.PASS), "node/b": Verdict(Outcome.ERROR, "why\n  so")}
+    assert command.find_lost(["node/a", "node/b", "node/c"], verdicts, is_whole=False) == {"node/b": "error: why so"}
+    assert set(command.find_lost(["node/a", "node/b", "node/c"], verdicts, is_whole=True)) == {"node/b", "node/c"}
+
+
+@pytest.mark.parametrize(("outcome", "status"), [(Outcome.PASS, 0), (Outcome.FAIL, 1), (Outcome.UNSUPPORTED, 1)])
+def test_command_fails_when_a_listed_case_does_not_pass(
+    outcome: Outcome, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "list.txt"
+    add_passing(path, ["simple/test_shrink"], "onnx")
+    monkeypatch.setattr(command, "KINDS", ("simple",))
+    monkeypatch.setattr(command, "list_path", lambda device: path)
+    monkeypatch.setattr(
+        command, "judge_all", lambda cases, *_: [(case, Verdict(outcome, "why", ("Op",))) for case in cases]
+    )
+    assert command.main(["--device", "cpu", "--update"]) == status
+    printed = capsys.readouterr().out
+    assert ("LOST simple/test_shrink" in printed) == bool(status)
+    assert len(read_passing(path)) == (23 if outcome is Outcome.PASS else 1)
+    assert f"{23:>13}" in printed.split("all")[1]

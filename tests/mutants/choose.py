@@ -1,0 +1,80 @@
+"""Which tests try a mutant: those that launch kernels of its file, spread over kernels and cases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuexec.command import Kernel
+
+TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
+_INSTANCES_PER_ARGUMENT = 2
+_SOURCES_PER_HEADER = 3
+_INCLUDE = re.compile(r'#include "([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Tests in the order to run them, and the kernel instances they need by file."""
+
+    tests: tuple[str, ...]
+    instances: Mapping[str, tuple[str, ...]]
+
+
+def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
+    """Return what tries the mutants of a kernel file.
+
+    A header is tried by the files that include it: those that most tests launch.
+
+    Args:
+        file: Name of a ``.cu`` or ``.cuh``.
+        folder: Where it stands.
+        tests_of: The tests that launch each kernel.
+    """
+    sources = [file] if file.endswith(".cu") else _including(file, folder, tests_of)
+    by_kernel: dict[str, dict[str, None]] = {}
+    for kernel in _pick_instances([kernel for kernel in tests_of if kernel.source in sources], tests_of):
+        own = [test for test in tests_of[kernel] if f"/test_{Path(kernel.source).stem}.py" in test]
+        by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(own or tests_of[kernel]))
+    chosen = dict.fromkeys(test for tests in by_kernel.values() for test in _spread(list(tests)))
+    instances: dict[str, list[str]] = {}
+    for kernel, tests in tests_of.items():
+        if not chosen.keys().isdisjoint(tests):
+            instances.setdefault(kernel.source, []).append(kernel.expression)
+    return Trial(tuple(chosen), {source: tuple(rows) for source, rows in instances.items()})
+
+
+def _pick_instances(kernels: Sequence[Kernel], tests_of: Mapping[Kernel, Sequence[str]]) -> list[Kernel]:
+    """Return some instances for each kernel and first template argument: those that most tests launch."""
+    groups: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        first = kernel.expression.partition("<")[2].partition("<")[0].partition(",")[0]
+        groups.setdefault(f"{_name(kernel)} {first}", []).append(kernel)
+    ranked = [sorted(group, key=lambda kernel: -len(tests_of[kernel])) for group in groups.values()]
+    return [kernel for group in ranked for kernel in group[:_INSTANCES_PER_ARGUMENT]]
+
+
+def _name(kernel: Kernel) -> str:
+    return f"{kernel.source}:{kernel.expression.partition('<')[0]}"
+
+
+def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> list[str]:
+    """Return the files that include a header, by themselves or through others."""
+    counts: dict[str, int] = {}
+    for kernel, tests in tests_of.items():
+        counts[kernel.source] = counts.get(kernel.source, 0) + len(tests)
+    found = [source for source in counts if header in _includes(folder / source)]
+    return sorted(found, key=lambda source: -counts[source])[:_SOURCES_PER_HEADER]
+
+
+def _includes(path: Path) -> set[str]:
+    direct = set(_INCLUDE.findall(path.read_text())) if path.exists() else set[str]()
+    return direct.union(*(_includes(path.parent / name) for name in direct))
+
+
+def _spread(tests: Sequence[str]) -> list[str]:
+    """Return at most TESTS_PER_KERNEL of the tests, from all over the list."""
+    step = max(1.0, len(tests) / TESTS_PER_KERNEL)
+    return [tests[int(i * step)] for i in range(min(len(tests), TESTS_PER_KERNEL))]

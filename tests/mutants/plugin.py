@@ -1,0 +1,162 @@
+"""A plugin of pytest that collects once and forks a process for each mutant, in which its tests run.
+
+A fork, since a mutant may loop for ever, write where it must not, and lose its device. The child has its own folder of
+kernel sources with the mutant's line changed, opens its own devices, and stops at the first test that fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuexec import operator
+from gpuexec.runtime import kernel_source
+from gpuexec.runtime.simulator.library import Schedule
+from tests.devices import opening
+
+PROCESSES = 2
+_MESSAGE_LENGTH = 200
+CPU_SECONDS = 60  # of a child without the compilers it starts: one that takes more hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a mutant: ``"caught"``, ``"survived"`` or ``"refused"`` (by the compiler); by what, in a line."""
+
+    outcome: str
+    by: str = ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mutants", type=Path, help="rows of file, line, changed line, tests, instances")
+    parser.addoption("--reports", type=Path, help="where to write what came of each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = {test for row in _rows(config) for test in row["tests"]}
+    items[:] = [item for item in items if item.nodeid in wanted]
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool:
+    items = {item.nodeid: item for item in session.items}
+    rows = _rows(session.config)
+    running: dict[int, tuple[int, Path]] = {}
+    reports: dict[int, Report] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, row in enumerate(rows):
+            if len(running) == PROCESSES:
+                _wait(running, reports)
+            path = Path(folder) / f"{number}.json"
+            child = os.fork()
+            if child == 0:
+                _live(row, [items[test] for test in row["tests"]], path, Path(folder))
+            running[child] = number, path
+        while running:
+            _wait(running, reports)
+    found = [(reports[number].outcome, reports[number].by) for number in range(len(rows))]
+    session.config.getoption("reports").write_text(json.dumps(found))
+    return True
+
+
+def _rows(config: pytest.Config) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(config.getoption("mutants").read_text())
+    return rows
+
+
+def _wait(running: dict[int, tuple[int, Path]], reports: dict[int, Report]) -> None:
+    """Wait for one child and enter its report."""
+    child, status = os.wait()
+    number, path = running.pop(child)
+    if path.exists():
+        reports[number] = Report(*json.loads(path.read_text()))
+    else:
+        ended = -os.waitstatus_to_exitcode(status)
+        name = signal.Signals(ended).name if ended > 0 else f"status {-ended}"
+        reports[number] = Report("caught", "hangs" if ended == signal.SIGXCPU else f"ends the process with {name}")
+
+
+def _live(row: Mapping[str, Any], items: Sequence[pytest.Item], path: Path, folder: Path) -> None:
+    """Be the child: run the tests, write the report, and end without what the parent has to do at its end."""
+    try:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        _change_kernels(row, folder / f"kernels-{os.getpid()}")
+        _shuffle_threads()
+        report = _run(items)
+    except BaseException:
+        report = Report("broken", traceback.format_exc())
+    try:
+        written = path.with_suffix(".part")
+        written.write_text(json.dumps((report.outcome, report.by)))
+        written.rename(path)
+    finally:
+        os._exit(0)
+
+
+def _change_kernels(row: Mapping[str, Any], folder: Path) -> None:
+    """Let every module find kernels in a folder where one line is another, and compile no instance but those named."""
+    shutil.copytree(kernel_source.kernels_dir(), folder)
+    if row["line"]:
+        changed = folder / row["file"]
+        lines = changed.read_text().splitlines()
+        lines[row["line"] - 1] = row["after"]
+        changed.write_text("\n".join(lines) + "\n")
+    original = kernel_source.kernels_dir
+    for module in [module for name, module in sys.modules.items() if name.startswith(("gpuexec.", "tests."))]:
+        if getattr(module, "kernels_dir", None) is original:
+            vars(module)["kernels_dir"] = lambda: folder
+    operator._INSTANTIATIONS.clear()
+    for source, expressions in row["instances"].items():
+        operator.instantiate(source, expressions)
+
+
+def _shuffle_threads() -> None:
+    """Let threads of the simulator take turns in random order: every order is legal on a GPU."""
+    opening.make_simulator = functools.partial(opening.make_simulator, schedule=Schedule("random", 1))
+
+
+def _run(items: Sequence[pytest.Item]) -> Report:
+    """Run tests up to the first that fails."""
+    for item, following in zip(items, (*items[1:], None), strict=True):
+        failures = _Failures()
+        item.config.pluginmanager.register(failures)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        item.config.pluginmanager.unregister(failures)
+        if failures.text:
+            by = f"{item.nodeid.partition('::')[2]}: {failures.text}"
+            return Report("refused" if "does not compile" in failures.text else "caught", by)
+    return Report("survived")
+
+
+def shorten(text: str) -> str:
+    """Return a message as one line, without what differs from run to run."""
+    return re.sub(r"0x[0-9a-f]{5,}", "0x...", " ".join(text.split()))[:_MESSAGE_LENGTH]
+
+
+class _Failures:
+    """The first failure of a test, as its last line."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.text:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.text = shorten(crash.message if crash else str(report.longrepr))

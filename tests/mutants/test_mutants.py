@@ -1,0 +1,108 @@
+"""The mutator, the list of equivalents, and a handful of mutants that must be caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpuexec.ops  # noqa: F401  (fills the table)
+from gpuexec.command import Kernel
+from gpuexec.operator import instantiations
+from gpuexec.runtime.kernel_source import kernels_dir
+from tests.mutants.__main__ import Row, format_rows, rate_of
+from tests.mutants.choose import Trial, choose_trial
+from tests.mutants.equivalents import EQUIVALENTS
+from tests.mutants.mutate import CHANGES, Mutant, find_mutants
+from tests.mutants.trials import Attempt, try_mutants
+
+SOURCE = """#include "other.cuh"
+// for (i < n) __syncthreads();
+template <class T>
+__global__ void f(const T* x, T* y, int n) {
+  __shared__ T shared[32][33];
+  for (int i = 0; i < n; ++i) {
+    if (i >= n) continue;
+    shared[row][i] = x[n - 1];
+    __syncthreads();
+    if (i < 3) y[i] = shared[i][row];
+  }
+  int least = a < b ? a : b;
+  y[row * (kTile + 1) + column] = is_inside ? x[i] : T(0);
+}
+"""
+EXPECTED = {
+    (5, "shared array shorter", "__shared__ T shared[32 - 1][33];"),
+    (5, "shared array shorter", "__shared__ T shared[32][33 - 1];"),
+    (6, "bound moved", "for (int i = 0; i <= n; ++i) {"),
+    (7, "bound moved", "if (i > n) continue;"),
+    (7, "guard removed", ""),
+    (8, "- 1 forgotten", "shared[row][i] = x[n];"),
+    (8, "indices swapped", "shared[i][row] = x[n - 1];"),
+    (9, "wait removed", ""),
+    (10, "bound moved", "if (i <= 3) y[i] = shared[i][row];"),
+    (10, "guard removed", "y[i] = shared[i][row];"),
+    (10, "indices swapped", "if (i < 3) y[i] = shared[row][i];"),
+    (13, "guard removed", "y[row * (kTile + 1) + column] = x[i];"),
+    (13, "indices swapped", "y[column * (kTile + 1) + row] = is_inside ? x[i] : T(0);"),
+}
+# One of each kind, in files that compile fast: file, kind, what the line has, tests.
+HANDFUL = (
+    ("copy.cu", "wait removed", "__syncthreads", "result"),
+    ("copy.cu", "bound moved", "if (index >= walk.count) continue;", "result"),
+    ("copy.cu", "indices swapped", "staged[row * (kTile + 1) + column] =", "result"),
+    ("pad.cu", "guard removed", "if (i >= walk.count) return;", "result"),
+    ("lp_norm.cu", "shared array shorter", "__shared__ A shared[kBlockThreads]", "result"),
+    ("trilu.cu", "bound moved", "count", "result"),
+    ("copy.cu", "- 1 forgotten", "", "check"),
+)
+
+
+def test_find_mutants_makes_each_mistake_once(tmp_path: Path) -> None:
+    path = tmp_path / "f.cu"
+    path.write_text(SOURCE)
+    mutants = find_mutants(path)
+    assert {(mutant.line, mutant.kind, mutant.after.strip()) for mutant in mutants} == EXPECTED
+    assert len(mutants) == len(EXPECTED)
+    assert {mutant.kind for mutant in mutants} == set(CHANGES)
+
+
+def test_apply_changes_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "f.cu"
+    path.write_text(SOURCE)
+    for mutant in find_mutants(path):
+        changed = [
+            number
+            for number, (old, new) in enumerate(
+                zip(SOURCE.splitlines(), mutant.apply(SOURCE).splitlines(), strict=True), 1
+            )
+            if old != new
+        ]
+        assert changed == [mutant.line]
+
+
+def test_every_equivalent_is_a_mutant_of_today() -> None:
+    mutants = [mutant for path in kernels_dir().glob("*.cu*") for mutant in find_mutants(path)]
+    today = {(mutant.file, mutant.before.strip(), mutant.after.strip()) for mutant in mutants}
+    assert set(EQUIVALENTS) <= today
+
+
+def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('#include "h.cuh"\n')
+    (tmp_path / "b.cu").write_text("\n")
+    own, other = "tests/ops/test_a.py::t[plan-1]", "tests/ops/test_b.py::t[plan-1]"
+    tests_of = {
+        Kernel("a.cu", "f<int>"): (own, other),
+        Kernel("b.cu", "g"): (other, own),
+        Kernel("b.cu", "h"): (other,),
+    }
+    assert choose_trial("a.cu", tmp_path, tests_of) == Trial((own,), {"a.cu": ("f<int>",), "b.cu": ("g",)})
+    assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
+    assert choose_trial("b.cu", tmp_path, tests_of).tests == (other,)
+
+
+def test_rate_counts_what_could_be_caught() -> None:
+    mutant = Mutant("f.cu", 1, "bound moved", "i < n", "i <= n")
+    rows = [Row(mutant, outcome, "why") for outcome in ("caught", "caught", "survived", "equivalent", "refused")]
+    assert rate_of(rows) == pytest.approx(2 / 3)
+    assert "66.7% caught" in format_rows(rows)

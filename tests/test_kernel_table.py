@@ -1,0 +1,40 @@
+"""The table of kernel instantiations is what plans launch: no instance without a case, no launch without a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gpuexec.ops  # noqa: F401  (fills the table)
+from gpuexec.command import Kernel
+from gpuexec.operator import kernel_table
+from gpuexec.runtime.budgets import LARGER, Use
+from gpuexec.runtime.compile_all import find_strays, read_launches
+from tests.launches import collect_launches
+
+# A lowering may choose by architecture; `make kernels` plans for all of them.
+ENDS = ("sm_75", "sm_90a")
+
+
+def test_table_lists_what_the_plans_of_all_cases_launch(tmp_path: Path) -> None:
+    path = tmp_path / "launches.json"
+    collect_launches(path, ENDS)
+    assert find_strays(kernel_table(), read_launches(path)) == []
+
+
+def test_find_strays_names_both_kinds() -> None:
+    table = {"f.cu": ("listed", "both")}
+    uses = {Kernel("f.cu", "both"): Use(), Kernel("f.cu", "launched"): Use()}
+    assert find_strays(table, uses) == [
+        "f.cu:listed is listed and no plan launches it; add a case that does, or drop it.",
+        "f.cu:launched is launched and not listed; add it by `instantiate`.",
+    ]
+
+
+def test_larger_budgets_are_those_of_listed_kernels() -> None:
+    listed = {
+        f"{source}:{name}"
+        for source, rows in kernel_table().items()
+        for expression in rows
+        for name in (expression, expression.partition("<")[0])
+    }
+    assert set(LARGER) <= listed
