@@ -43,6 +43,7 @@ _HOMES = {
         "InputError",
         "KernelError",
         "ModelError",
+        "OrderError",
         "OutOfMemoryError",
         "PendingError",
         "PlanError",

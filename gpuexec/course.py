@@ -80,7 +80,7 @@ class Course:
             cut = stage.cut
             for value, array in (cut.constants or {}).items():
                 if value not in env:
-                    env[value] = Held(TensorSpec(array.shape, array.dtype), array=array)
+                    env[value] = Held(TensorSpec(array.shape, array.dtype), array=array, is_weight=True)
             if choice is not None:
                 yield from self._issue(stage, choice, env, is_main=is_main)
             if cut.reads:
@@ -163,6 +163,9 @@ class Course:
         """Return the bytes of a value on the device, where they are brought if they are not there yet."""
         if held.region is None:
             assert held.array is not None, "a value is nowhere"
+            if held.is_weight:
+                held.region = self._site.weights.place_array(held.array, self._stream)
+                return held.region
             dense = np.ascontiguousarray(held.array)
             raw = dense.reshape(-1).view(np.uint8)
             if not self._device.target.has_kernels:

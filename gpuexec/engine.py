@@ -118,7 +118,7 @@ class Engine:
         bound = self._bind(inputs, copy=copy)
         if not self._issuer.put(bound) and not self._owns_stream:
             # What the caller puts on the stream next must come after the run.
-            self.syncs.note_wait(f"run {bound.run.number}", "an input from elsewhere, on a stream of the caller's")
+            self.syncs.note_wait(f"run {bound.run.number}", "what the run has to wait for, on a stream of the caller's")
             self._issuer.driver.synchronize()
         return bound.run
 

@@ -22,6 +22,7 @@ class Held:
         region: Its bytes on the device; None where they are not (yet) needed there.
         array: Its content on the host, where it is known there.
         is_computed: The run itself made the content, so that it may differ in the next.
+        is_weight: It is a constant of the model, which lies with the weights.
         owner: What lends the bytes, as long as somebody holds it.
     """
 
@@ -29,6 +30,7 @@ class Held:
     region: Region | None = None
     array: Array | None = None
     is_computed: bool = False
+    is_weight: bool = False
     owner: object = None
 
     def describe(self) -> TensorSpec:

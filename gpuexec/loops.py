@@ -156,7 +156,7 @@ class Looper:
         order = [axis for axis in range(held.spec.rank) if axis != source]
         order.insert(destination, source)
         part = find_transpose(self._site, tuple(order))
-        env = {part.graph.inputs[0]: Held(held.spec, held.region, held.array, True, held.owner)}
+        env = {part.graph.inputs[0]: Held(held.spec, held.region, held.array, is_computed=True, owner=held.owner)}
         yield from self._follow(part, env)
         return env[part.graph.outputs[0]]
 

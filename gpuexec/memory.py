@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graph import Value
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import ByteArray, Event, Memory, Region, Stream
 
 Array = np.ndarray[Any, Any]
+_SMALL_NBYTES = 1024
 
 
 class BorrowedMemory:
@@ -39,62 +39,56 @@ class BorrowedMemory:
 class Weights:
     """The constants of a model on one device, uploaded when a plan first needs them; shared by its Workers."""
 
-    def __init__(self, model: Model, backend: Backend) -> None:
-        self._constants = {value.name: array for value, array in model.graph.constants.items()}
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # A weight is known by its name, a table of a plan by its content.
-        self._places: dict[str | bytes, tuple[Region, Event | None]] = {}
+        # A weight is known by its array, which is kept, a small one or a table of a plan by its content.
+        self._places: dict[int | bytes, tuple[Region, Event | None, Array]] = {}
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is there now."""
         with self._lock:
-            return sum(region.nbytes for region, _ in self._places.values())
+            return sum(region.nbytes for region, _, _ in self._places.values())
 
-    def include(self, constants: Mapping[Value, Array]) -> None:
-        """Add the constants of a planned graph: those of the model, and what passes made of its shapes.
-
-        Passes fold shapes only where no extent is free, so a name stands for the same content in every plan.
-        """
-        with self._lock:
-            for value, array in constants.items():
-                self._constants.setdefault(value.name, array)
-
-    def place(self, buffers: Sequence[Buffer], stream: Stream) -> dict[int, Region]:
+    def place(self, buffers: Sequence[Buffer], constants: Mapping[str, Array], stream: Stream) -> dict[int, Region]:
         """Return the regions of a plan's CONSTANT buffers, ready for what is issued on ``stream`` from now on.
 
-        What is not there yet is uploaded on it; what another Worker is uploading on a stream of its own is waited for
-        there.
+        Args:
+            buffers: The plan's.
+            constants: Content by name, of those that are weights.
+            stream: What is not there yet is uploaded on it; what another Worker is uploading on a stream of its own is
+                waited for there.
         """
         places = {}
-        with self._lock:
-            for buffer in buffers:
-                if buffer.role is not Role.CONSTANT:
-                    continue
-                key = buffer.name if buffer.data is None else buffer.data
-                if key not in self._places:
-                    self._places[key] = self._upload(self._content(buffer), stream)
-                region, uploaded = self._places[key]
-                if uploaded is not None and not uploaded.is_done():
-                    stream.wait(uploaded)
-                places[buffer.id] = region
+        for buffer in buffers:
+            if buffer.role is Role.CONSTANT:
+                array = constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
+                places[buffer.id] = self.place_array(array, stream)
         return places
 
-    def _content(self, buffer: Buffer) -> Array:
-        return self._constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
+    def place_array(self, array: Array, stream: Stream) -> Region:
+        """Return the region of one constant, ready for what is issued on ``stream`` from now on."""
+        key = array.tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)
+        with self._lock:
+            if key not in self._places:
+                self._places[key] = self._upload(array, stream)
+            region, uploaded, _ = self._places[key]
+            if uploaded is not None and not uploaded.is_done():
+                stream.wait(uploaded)
+            return region
 
-    def _upload(self, array: Array, stream: Stream) -> tuple[Region, Event | None]:
+    def _upload(self, array: Array, stream: Stream) -> tuple[Region, Event | None, Array]:
         dense = np.ascontiguousarray(array)
         device = self._backend.device
         if not device.target.has_kernels:
-            return Region(BorrowedMemory.of(dense), 0, dense.nbytes), None
+            return Region(BorrowedMemory.of(dense), 0, dense.nbytes), None, array
         region = Region(device.allocate(max(dense.nbytes, 1)), 0, dense.nbytes)
         if dense.nbytes:
             stream.copy_to_device(region.address, dense.reshape(-1).view(np.uint8))
         event = device.create_event()
         stream.record(event)
-        return region, event
+        return region, event, array
 
 
 def weights_of(model: Model, backend: Backend) -> Weights:
@@ -104,7 +98,7 @@ def weights_of(model: Model, backend: Backend) -> Weights:
         key = id(backend.device)
         found = model.slabs.get(key)
         if found is None:
-            found = model.slabs[key] = Weights(model, backend)
+            found = model.slabs[key] = Weights(backend)
         assert isinstance(found, Weights)
         return found
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError, PlanError
-from gpuexec.graph import Graph
+from gpuexec.graph import Array, Graph
 from gpuexec.memory import Arena, Weights
 from gpuexec.model import Model
 from gpuexec.passes import AT_PLAN, run_passes
@@ -57,9 +57,10 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Prepared:
-    """A template with its recording: made when first run, made again when the arena moves."""
+    """A template with its weights by name and its recording: made when first run, made again when the arena moves."""
 
     template: Template
+    constants: Mapping[str, Array]
     recording: Recording | None = None
     generation: int = -1
     current: Variant | None = None
@@ -128,7 +129,7 @@ class PlanCache:
         prepared, plan, site = choice.prepared, choice.prepared.plan, self._site
         memory = site.arena.reserve(plan.layout.nbytes)
         if prepared.recording is None or prepared.generation != site.arena.generation:
-            places = site.weights.place(plan.buffers, stream)
+            places = site.weights.place(plan.buffers, prepared.constants, stream)
             places.update({b: Region(memory, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
             prepared.recording = site.backend.device.record(prepared.segment, places)
             prepared.generation, prepared.current = site.arena.generation, None
@@ -174,7 +175,6 @@ class PlanCache:
     def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> Choice:
         site = self._site
         graph = run_passes(self._graph, AT_PLAN, site.model.disabled_passes, specs)
-        site.weights.include(graph.constants)
         template = plan_graph(
             graph, specs, site.backend.device.target, site.model.dims, free=frozenset(self._free), slack=slack
         )
@@ -182,7 +182,7 @@ class PlanCache:
         start = time.perf_counter()
         site.backend.device.load(template.plan.kernels())
         site.counters.compile_ms += (time.perf_counter() - start) * 1e3
-        prepared = Prepared(template)
+        prepared = Prepared(template, {value.name: array for value, array in graph.constants.items()})
         self._prepared.insert(0, prepared)
         site.plans.insert(0, template.plan)
         site.counters.plans += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -115,9 +115,9 @@ class Waits:
         self.count, wait = 0, SimulatorStream.wait
 
         def count(stream: SimulatorStream, event: SimulatorEvent) -> None:
-            known, seen = stream._timeline.known, stream._device.ordering._seen
+            known = stream._timeline.known
             others = [(other, tick) for other, tick in event.mark.items() if other is not stream._timeline]
-            is_new = any(tick > max(known.get(other, 0), seen.get(other, 0)) for other, tick in others)
+            is_new = any(tick > max(known.get(other, 0), other.seen) for other, tick in others)
             if is_new:
                 self.count += 1
             if not is_new or self.count - 1 != left_out:
@@ -145,29 +145,45 @@ def test_each_wait_left_out_is_found(
 # ---- what the host must wait for
 
 
-def test_result_read_without_waiting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def stage() -> Iterator[Stage]:
     stage = Stage()
+    yield stage
+    stage.close()
+
+
+def test_result_read_without_waiting_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     request = stage.open(affine()).schedule(X).peek_output().readback_request()
     with monkeypatch.context() as patch:
         patch.setattr(ReadbackRequest, "wait", lambda self, timeout_s=None: True)
         with pytest.raises(OrderError, match=r"The host reads bytes 0 to 24 .* which copy of 24 bytes .* writes"):
             request.result()
-    stage.close()
 
 
-def test_staging_used_again_without_waiting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, give_back = Stage(), Staging.give_back
+def test_staging_used_again_without_waiting_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = Staging.give_back
     worker = stage.open(affine())
     monkeypatch.setattr(Staging, "give_back", lambda self, memory, event=None: give_back(self, memory))
     worker.schedule(X)
     worker.schedule(X)  # gives the first one's block back
     with pytest.raises(OrderError, match=r"The host writes bytes .* of pinned memory .* which copy of 256 bytes"):
         worker.schedule(X)
-    stage.close()
 
 
-def test_tensor_dropped_without_keeping_its_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage()
+def test_staging_of_uploads_used_again_without_waiting_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = Staging.give_back
+    worker = stage.open(affine())
+    monkeypatch.setattr(Staging, "give_back", lambda self, memory, event=None: give_back(self, memory))
+    worker.schedule(X)
+    copied = worker.copy_output()
+    copied.data_on_backend.upload(X)
+    with pytest.raises(
+        OrderError, match=r"The host writes bytes 0 to 24 .* of pinned memory .* which copy of 24 bytes"
+    ):
+        copied.data_on_backend.upload(X)
+
+
+def test_tensor_dropped_without_keeping_its_bytes_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = stage.open(affine())
     monkeypatch.setattr(Keeper, "hold", lambda self, event, *objects: None)
     worker.schedule(X)
@@ -177,16 +193,12 @@ def test_tensor_dropped_without_keeping_its_bytes_is_found(monkeypatch: pytest.M
     gc.collect()
     with pytest.raises(OrderError, match=r"The host frees bytes 0 to 24 of 24 .* which copy of 24 bytes .* writes"):
         worker.schedule(X)
-    stage.device._lost = "its memory is gone"
-    stage.close()
 
 
-def test_worker_closed_without_waiting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage()
+def test_worker_closed_without_waiting_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = stage.open(affine())
     worker.schedule(X)
     with monkeypatch.context() as patch:
         patch.setattr(SimulatorEvent, "synchronize", lambda self, timeout_s=None: True)
         with pytest.raises(OrderError, match=r"The host frees .* of device memory"):
             worker.close()
-    stage.close()

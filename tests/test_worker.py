@@ -240,7 +240,7 @@ def test_wait_that_nobody_asked_for_is_counted() -> None:
                 super().append(row)
                 counted.set()
 
-        consumer._engine.turns.syncs = Syncs()
+        consumer._engine.syncs.waits = Syncs()
         scheduling = threading.Thread(target=consumer.schedule, args=(pending,))
         scheduling.start()
         assert counted.wait(60)

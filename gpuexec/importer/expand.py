@@ -204,6 +204,16 @@ def _copy_without_weights(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto
     return copy
 
 
+def infer_types(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the graph's outputs with the types that follow from its nodes, where the model declares none."""
+    copy = _copy_without_weights(model, model.graph.node)
+    copy.functions.extend(model.functions)
+    try:
+        return list(onnx.shape_inference.infer_shapes(copy).graph.output)
+    except (RuntimeError, ValueError):  # what is wrong with the nodes is reported when they are read
+        return list(model.graph.output)
+
+
 def _expand_local(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model, convert_version=True)

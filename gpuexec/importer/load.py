@@ -17,7 +17,7 @@ import gpuexec.ops  # noqa: F401  the registry is complete once it is imported
 from gpuexec.errors import ModelError
 from gpuexec.graph import Graph, Value, check
 from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
-from gpuexec.importer.expand import expand_functions
+from gpuexec.importer.expand import expand_functions, infer_types
 from gpuexec.importer.nodes import NodeReader
 from gpuexec.importer.order import sort_nodes, walk_nodes
 from gpuexec.importer.problems import Problems
@@ -72,6 +72,9 @@ def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
     title = name or model.graph.name or Path(where).stem
     problems = Problems()
     declared = read_outputs(model.graph, problems)
+    if None in declared.values():
+        inferred = read_outputs(onnx.GraphProto(output=infer_types(model)), Problems())
+        declared = {name: spec or inferred.get(name) for name, spec in declared.items()}
     reader = NodeReader(opsets, folder, problems, declared)
     read_constants(model.graph, reader, folder, problems)
     inputs = read_inputs(model.graph, reader, problems)

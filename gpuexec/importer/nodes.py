@@ -148,6 +148,11 @@ class NodeReader:
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: {error}"
                 self.problems.add(what, self.path + name)
                 return None
+            if schema is not None and attribute.name not in schema.attribute_types:
+                # A later opset may have it; this one gives it neither a type nor a meaning.
+                what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: unknown to opset {opset}"
+                self.problems.add(what, self.path + name)
+                return None
         return RawNode(proto.op_type, domain, name, inputs, tuple(proto.output), attributes, opset)
 
     def _read_constant(self, raw: RawNode) -> None:

@@ -21,7 +21,8 @@ _LARGEST_OPSET = 2**31 - 1
 class Schema:
     """The form of an operator at one opset.
 
-    ``required`` are positions of inputs that can't be absent; with ``needs_all_outputs``, no output can be.
+    ``required`` are positions of inputs that can't be absent, ``required_attributes`` such attributes, but for bodies,
+    which are checked where they are read; with ``needs_all_outputs``, no output can be.
     """
 
     required: tuple[int, ...]
@@ -50,7 +51,11 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         max_outputs=schema.max_output,
         needs_all_outputs=any(formal.option == option.Variadic for formal in schema.outputs),
         attribute_types={name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
-        required_attributes=tuple(name for name, attribute in schema.attributes.items() if attribute.required),
+        required_attributes=tuple(
+            name
+            for name, attribute in schema.attributes.items()
+            if attribute.required and attribute.type != defs.OpSchema.AttrType.GRAPH
+        ),
         has_body=schema.has_function or schema.has_context_dependent_function,
     )
 

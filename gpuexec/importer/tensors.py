@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,7 @@ def to_array(tensor: TensorProto, folder: Path | None, what: str) -> Array:
         UnsupportedFormError: The element type has no NumPy form here.
     """
     dtype = element_dtype(tensor.data_type, what)
-    try:
-        check_size(tensor.dims, dtype)
-    except InputError as error:
-        raise ModelError(f"{what}: {error}", value=tensor.name) from None
+    _check_size(tensor.dims, dtype, what, tensor.name)
     if external_data_helper.uses_external_data(tensor):
         tensor = _load_external(tensor, folder, what)
     _check_content(tensor, what)
@@ -87,7 +85,9 @@ def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
     if not tensor.elem_type:
         return None
     dims = tuple(_dim(dim, info.name) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
-    return DeclaredSpec(element_dtype(tensor.elem_type, f"%{info.name}"), dims)
+    dtype = element_dtype(tensor.elem_type, f"%{info.name}")
+    _check_size([dim if isinstance(dim, int) else 1 for dim in dims or ()], dtype, f"%{info.name}", info.name)
+    return DeclaredSpec(dtype, dims)
 
 
 def attribute_value(attribute: AttributeProto, folder: Path | None, what: str) -> Any:
@@ -138,6 +138,13 @@ def _text(content: bytes, what: str) -> str:
         raise ModelError(f"{what} is not text in UTF-8: {content[:20]!r}.") from error
 
 
+def _check_size(shape: Sequence[int], dtype: np.dtype[Any], what: str, name: str) -> None:
+    try:
+        check_size(shape, dtype)
+    except InputError as error:
+        raise ModelError(f"{what}: {error}", value=name) from None
+
+
 def _check_content(tensor: TensorProto, what: str) -> None:
     """Check that there is as much content as the shape says, before anything is made of it."""
     if tensor.HasField("segment"):
@@ -156,15 +163,16 @@ def _check_content(tensor: TensorProto, what: str) -> None:
 
 def _count_bytes(tensor: TensorProto) -> int:
     """Return how many bytes the content of a tensor has."""
-    bits: int = _PACKED_BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-    return ceil_div(prod(tensor.dims) * bits, 8)
+    bits = _PACKED_BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    return ceil_div(prod(map(int, tensor.dims)) * bits, 8)
 
 
 def _count_entries(tensor: TensorProto) -> int:
     """Return how many numbers the field of a tensor's type holds, where its content is not bytes."""
-    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return 2 * prod(tensor.dims)
-    return _count_bytes(tensor) if _PACKED_BITS.get(tensor.data_type, 8) in (2, 4) else prod(tensor.dims)
+    if _PACKED_BITS.get(tensor.data_type, 8) in (2, 4):
+        return _count_bytes(tensor)
+    is_complex = tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+    return prod(map(int, tensor.dims)) * (2 if is_complex else 1)
 
 
 def _load_external(tensor: TensorProto, folder: Path | None, what: str) -> TensorProto:

@@ -101,6 +101,8 @@ class Walk:
         self.analysis = Analysis(specs)
         self._known: set[Value] = set()
         self.analysis.known = self._known
+        # What was demanded: values on the way to others may be met many times.
+        self._demanded: dict[Value, TensorSpec] = {}
         # Layers repeat: equal operators on equal specs are inferred once in a walk.
         self._seen: dict[Hashable, tuple[TensorSpec, ...]] = {}
 
@@ -140,6 +142,11 @@ class Walk:
         spec = self.analysis.specs[value]
         if spec.value is not None:
             return spec
+        if value not in self._demanded:
+            self._demanded[value] = self._compute_content(reader, value, spec, role)
+        return self._demanded[value]
+
+    def _compute_content(self, reader: Node, value: Value, spec: TensorSpec, role: str) -> TensorSpec:
         given = self._inputs.get(value)
         if given is not None:
             if given.value is None:

@@ -12,18 +12,26 @@ stays on the device and its result is read.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.ops.control import If, Loop, Scan, inline_branch
-from gpuexec.planner.analyse import HOST_VALUE_LIMIT, Walk, is_light
+from gpuexec.planner.analyse import HOST_VALUE_LIMIT, Walk, evaluate_node, is_light
 from gpuexec.planner.bounds import find_bound
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
+
+# Pads have two entries for each axis, and few tensors more than eight axes.
+_MOST_EXTENTS = 16
+_Traces = dict[Value, tuple[list[Value], list[Node]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,8 @@ class _Cutter:
         self._walk = Walk(self._producers, constants, inputs)
         self._specs = self._walk.analysis.specs
         self._nodes: list[Node] = []
+        self._inlined: set[Node] = set()
+        self._names = {value.name for value in graph.values()}
         self._ready: set[Node] = set()
         # What the rest can't take from this step's plan: values not made yet, or whose extents are news of this run.
         self._later: set[Value] = set()
@@ -137,8 +147,9 @@ class _Cutter:
             node = waiting.pop()
             taken = self._take_branch(node) if isinstance(node.operator, If) else None
             if taken is None:
-                self._nodes.append(node)
-                self._visit(node)
+                if not self._fold(node):
+                    self._nodes.append(node)
+                    self._visit(node)
             else:
                 waiting.extend(reversed(taken))
                 is_changed = True
@@ -168,12 +179,34 @@ class _Cutter:
             self._decided_by.update(dict.fromkeys(getattr(content.log, "inputs", ())))
             self._is_by_shape |= content.log is None
         is_true = bool(content.array.reshape(-1)[0])
-        nodes, constants = inline_branch(node, node.operator.then_branch if is_true else node.operator.else_branch)
+        nodes, constants = inline_branch(
+            node, node.operator.then_branch if is_true else node.operator.else_branch, self._names
+        )
         self._constants.update(constants)
+        self._names.update(v.name for n in nodes for v in n.outputs if v is not None)
+        self._names.update(value.name for value in constants)
         self._specs.update({value: TensorSpec.of(array) for value, array in constants.items()})
+        self._inlined.update(nodes)
         for each in nodes:
             self._producers.update({value: each for value in each.outputs if value is not None})
         return nodes
+
+    def _fold(self, node: Node) -> bool:
+        """Compute a node of a branch that follows from constants alone, now that they are there."""
+        if (
+            node not in self._inlined
+            or not node.inputs
+            or not all(v is None or v in self._constants for v in node.inputs)
+        ):
+            return False
+        if isinstance(node.operator, (If, Loop, Scan)) or node.operator.uses_all_cores:
+            return False
+        specs = evaluate_node(node, [None if v is None else self._specs[v] for v in node.inputs])
+        for value, spec in zip(node.outputs, specs, strict=False):
+            if value is not None and spec is not None and spec.value is not None:
+                self._constants[value] = spec.value.array
+                self._specs[value] = spec
+        return all(value is None or value in self._constants for value in node.outputs)
 
     def _visit(self, node: Node) -> None:
         values = [value for value in node.inputs if value is not None]
@@ -189,9 +222,10 @@ class _Cutter:
         try:
             self._walk.visit(node)
         except NeedsHostValue as need:
-            value = node.inputs[need.index]
-            assert value is not None
-            self._read(node, value, need.role)
+            for position, role in self._list_needs(node, need).items():
+                value = node.inputs[position]
+                assert value is not None
+                self._read(node, value, role)
             self._postpone(node)
             return
         made = [value for value in node.outputs if value is not None]
@@ -249,6 +283,22 @@ class _Cutter:
 
     # ---- content for the host
 
+    def _list_needs(self, node: Node, need: NeedsHostValue) -> dict[int, str]:
+        """Return the positions of all inputs whose content a node asks for, with what for: one wait serves them all.
+
+        An operator asks for one after the other, so it is shown ones in place of content that is not known.
+        """
+        asked = {need.index: need.role}
+        shown: list[TensorSpec | None] = []
+        for position, value in enumerate(node.inputs):
+            spec = None if value is None else self._specs[value]
+            if spec is not None and spec.value is None and spec.nbytes <= HOST_VALUE_LIMIT:
+                spec = spec.with_value(np.ones(spec.shape, spec.dtype), partial(_note_role, asked, position))
+            shown.append(spec)
+        with contextlib.suppress(GpuexecError):
+            infer_specs(node.operator, shown)
+        return asked
+
     def _read(self, node: Node, value: Value, role: str) -> None:
         """Fetch what the content of a value follows from; the rest computes it while planning."""
         sources, chain = self._trace(value)
@@ -263,8 +313,17 @@ class _Cutter:
         for source in sources:
             self._reads.setdefault(source, HostRead(source, node.name, role))
 
-    def _trace(self, value: Value) -> tuple[list[Value], list[Node]]:
-        """Return values to read, and light nodes that the host computes from them, so that it knows a value."""
+    def _trace(self, value: Value, traced: _Traces | None = None) -> tuple[list[Value], list[Node]]:
+        """Return values to read, and light nodes that the host computes from them, so that it knows a value.
+
+        ``traced`` remembers what was found for the values on the way, which may be met many times.
+        """
+        traced = {} if traced is None else traced
+        if value not in traced:
+            traced[value] = self._trace_anew(value, traced)
+        return traced[value]
+
+    def _trace_anew(self, value: Value, traced: _Traces) -> tuple[list[Value], list[Node]]:
         if value in self._constants:
             return [], []
         given = self._inputs.get(value)
@@ -273,7 +332,8 @@ class _Cutter:
         node = self._producers[value]
         if value in self._walk.analysis.known:
             before = [v for v in node.inputs if v is not None and v in self._walk.analysis.known]
-            return [], [each for v in before for each in self._trace(v)[1]] + [node]
+            chain = dict.fromkeys(each for v in before for each in self._trace(v, traced)[1])
+            return [], [*chain, node]
         if node in self._on_host:
             return [], []
         outputs = [v for v in node.outputs if v is not None]
@@ -282,15 +342,20 @@ class _Cutter:
         if is_large or not is_light(node, self._specs):
             return [value], []
         sources: dict[Value, None] = {}
-        chain: dict[Node, None] = {}
+        chain = {}
         for each in node.inputs:
             if each is not None:
-                more, nodes = self._trace(each)
+                more, nodes = self._trace(each, traced)
                 sources.update(dict.fromkeys(more))
                 chain.update(dict.fromkeys(nodes))
         if sum(map(self._nbytes, sources)) > HOST_VALUE_LIMIT:
             return [value], []
         return list(sources), [*chain, node]
+
+    def _is_extents(self, value: Value, traced: _Traces) -> bool:
+        """Return whether a value may be meant for the host, which can compute it without a read."""
+        is_small = value in self._specs and self._specs[value].size <= _MOST_EXTENTS
+        return is_small and value not in self._later and not self._trace(value, traced)[0]
 
     def _nbytes(self, value: Value) -> int:
         return self._specs[value].nbytes
@@ -364,13 +429,16 @@ class _Cutter:
         done = self._on_host | ({self._repeat} if self._repeat is not None else set())
         chosen: set[Node] = set()
         taken: dict[Value, None] = {}
+        traced: _Traces = {}
         stack = list(outputs)
         while stack:
             value = stack.pop()
             node = self._producers.get(value)
-            again = node is not None and (node in self._light or value in self._walk.analysis.known)
             if value in self._constants:
                 continue
+            again = node is not None and (
+                node in self._light or value in self._walk.analysis.known or self._is_extents(value, traced)
+            )
             if node is None or node in done or (node in self._ready and not again):
                 taken[value] = None
             elif node not in chosen:
@@ -384,6 +452,10 @@ class _Cutter:
         constants = {value: self._constants[value] for value in used if value in self._constants}
         inputs = tuple([value for value in used if value not in made and value not in constants])
         return Graph(inputs, outputs, tuple(nodes), constants, self._graph.name)
+
+
+def _note_role(asked: dict[int, str], position: int, role: str) -> None:
+    asked.setdefault(position, role)
 
 
 def _lead_to(nodes: Sequence[Node], outputs: Iterable[Value]) -> list[Node]:

@@ -6,12 +6,13 @@ command turns out to read it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuexec.apply import host_failure
 from gpuexec.command import Slot
-from gpuexec.errors import GpuexecError, OutOfMemoryError, UnsupportedError, locate
+from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import Role
 from gpuexec.planner.analyse import Analysis, content_key, is_same_spec
@@ -131,6 +132,12 @@ class _Walk:
             effects = emitter.lower(node, inputs, wanted)
         except GpuexecError as error:
             raise locate(error, node, node.name) from None
+        except (struct.error, OverflowError) as error:
+            given = ", ".join("-" if slot is None else str(slot.spec) for slot in inputs)
+            raise KernelError(
+                f"{node} ({given}): an extent or stride is too large for the kernel, which counts in 32 bits: {error}.",
+                node=node.name,
+            ) from error
         except Exception as error:
             raise locate(host_failure("lowering", error), node, node.name) from error
         self._seen[key] = (numbers, effects)

@@ -19,13 +19,6 @@ constexpr size_t kRecent = 1024;         // a power of two
 constexpr size_t kMostAccesses = 48u << 20;  // 1.5 GiB of them
 constexpr int kLookBack = 48;            // accesses of a chain searched for an equal one
 
-void* reserve(size_t nbytes) {
-  void* memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return memory == MAP_FAILED ? nullptr : memory;
-}
-
-uint64_t key_of(uint32_t block, uint32_t thread) { return uint64_t(block) << 32 | thread; }
-
 // The loaded object an address belongs to.
 struct Module {
   uintptr_t address, first, end;
@@ -48,76 +41,6 @@ int find_module(dl_phdr_info* info, size_t, void* data) {
 
 }  // namespace
 
-bool Knowledge::covers(const Access& access) const {
-  auto block = blocks.find(access.block);
-  if (block != blocks.end() && access.epoch < block->second) return true;
-  auto thread = threads.find(key_of(access.block, access.thread));
-  return thread != threads.end() && access.clock <= thread->second;
-}
-
-void Knowledge::join(const Knowledge& other) {
-  for (auto& [block, epoch] : other.blocks) blocks[block] = std::max(blocks[block], epoch);
-  for (auto& [thread, clock] : other.threads) threads[thread] = std::max(threads[thread], clock);
-}
-
-static void join(std::shared_ptr<Knowledge>& into, const std::shared_ptr<Knowledge>& from) {
-  if (!from || from == into) return;
-  into = into ? std::make_shared<Knowledge>(*into) : std::make_shared<Knowledge>();
-  into->join(*from);
-}
-
-CheckedBlock::CheckedBlock(const char* arena, size_t arena_bytes)
-    : arena(uintptr_t(arena)),
-      arena_end(uintptr_t(arena) + arena_bytes),
-      cells(static_cast<Cell*>(reserve(arena_bytes * sizeof(Cell)))) {}
-
-CheckedBlock::~CheckedBlock() {
-  if (cells) munmap(cells, (arena_end - arena) * sizeof(Cell));
-}
-
-void CheckedBlock::begin(uint32_t block, size_t count) {
-  number = block;
-  epoch = 0;
-  for (const CheckedVariable& variable : variables) {
-    memset(static_cast<void*>(cells + (variable.first - arena)), 0, variable.nbytes * sizeof(Cell));
-  }
-  variables.clear();
-  threads.assign(count, CheckedThread());
-  learned.reset();
-  released.reset();
-}
-
-void CheckedBlock::claim(const void* variable, size_t nbytes, const char* name) {
-  variables.push_back({uintptr_t(variable), nbytes, name});
-}
-
-void CheckedBlock::pass_barrier() {
-  epoch++;
-  for (CheckedThread& thread : threads) {
-    thread.seen.clear();  // the epoch says more
-    join(learned, thread.learned);
-    join(released, thread.released);
-    thread.learned.reset();
-    thread.released.reset();
-  }
-}
-
-void CheckedBlock::order(const std::vector<unsigned>& together) {
-  std::vector<uint32_t> joined(threads.size());
-  std::shared_ptr<Knowledge> all;
-  for (unsigned each : together) {
-    const CheckedThread& thread = threads[each];
-    for (size_t i = 0; i < thread.seen.size(); i++) joined[i] = std::max(joined[i], thread.seen[i]);
-    joined[each] = std::max(joined[each], thread.clock);
-    join(all, thread.learned);
-  }
-  for (unsigned each : together) {
-    threads[each].seen = joined;
-    threads[each].clock++;
-    threads[each].learned = all;
-  }
-}
-
 Checker::Checker(Launch& launch) : launch_(launch), accesses_(1), recent_(kRecent) {
   Module module{reinterpret_cast<uintptr_t>(launch.entry), 0, 0};
   dl_iterate_phdr(find_module, &module);
@@ -126,7 +49,7 @@ Checker::Checker(Launch& launch) : launch_(launch), accesses_(1), recent_(kRecen
   for (int i = 0; i < launch.range_count; i++) {
     const Range& range = launch.ranges[i];
     if (range.first < range.end) {
-      places_.push_back({range.first, range.end, range.argument, range.is_written != 0, range.is_written != 0});
+      places_.push_back({range.first, range.end, range.is_written != 0, range.is_written != 0});
     }
   }
   // A range that another argument writes changes under those who read it.
@@ -136,7 +59,7 @@ Checker::Checker(Launch& launch) : launch_(launch), accesses_(1), recent_(kRecen
     }
   }
   std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) { return a.first < b.first; });
-  places_.push_back({module.first, module.end, -1, true, true});
+  places_.push_back({module.first, module.end, true, true});
   ignore(launch.arguments, size_t(launch.parameter_count) * sizeof(void*));
   for (int i = 0; i < launch.parameter_count; i++) ignore(launch.arguments[i], launch.parameters[i].nbytes);
 }
@@ -160,7 +83,7 @@ const Checker::Place* Checker::find_place(uintptr_t address, size_t nbytes, bool
   if (found || launch_.ranges) return found;
   MemoryBlock block = find_memory(address);
   if (block.state != MemoryState::kAlive || address + nbytes > block.first + block.nbytes) return nullptr;
-  places_.push_back({block.first, block.first + block.nbytes, -1, true, true});
+  places_.push_back({block.first, block.first + block.nbytes, true, true});
   last_place_ = places_.size() - 1;
   return &places_.back();
 }
@@ -220,10 +143,9 @@ void Checker::touch(CheckedBlock& block, unsigned thread, Cell& cell, unsigned f
   const bool is_atomic = flags & kAtomic, is_write = flags & kWrite;
   if (cell.write) {
     const Access& write = accesses_[cell.write];
-    const bool both_atomic = is_atomic && (write.flags & kAtomic);
     if (write.flags & kPending) {
       conflict(kMissingWait, block, thread, write, flags, pc, address);
-    } else if (!both_atomic && !is_ordered(block, thread, write)) {
+    } else if (!is_ordered(block, thread, write)) {
       conflict(kRace, block, thread, write, flags, pc, address);
     }
   }
@@ -241,16 +163,6 @@ void Checker::touch(CheckedBlock& block, unsigned thread, Cell& cell, unsigned f
   } else {
     cell.since = note_since(block, thread, is_atomic ? flags : kPlainRead, pc, cell.since);
   }
-}
-
-bool Checker::is_ordered(const CheckedBlock& block, unsigned thread, const Access& before) const {
-  if (before.generation != generation_) return true;
-  const CheckedThread& self = block.threads[thread];
-  if (before.block == block.number) {
-    if (before.thread == thread || before.epoch < block.epoch) return true;
-    return before.thread < self.seen.size() && self.seen[before.thread] >= before.clock;
-  }
-  return (block.learned && block.learned->covers(before)) || (self.learned && self.learned->covers(before));
 }
 
 uint32_t Checker::note(const CheckedBlock& block, unsigned thread, unsigned flags, const void* pc, uint32_t parent) {
@@ -319,19 +231,6 @@ bool Checker::refuse(CheckedBlock& block, unsigned thread, uintptr_t address, si
   return memory.state == MemoryState::kAlive && address + nbytes <= memory.first + memory.nbytes;
 }
 
-void Checker::fence(CheckedBlock& block, unsigned thread) {
-  CheckedThread& self = block.threads[thread];
-  auto snapshot = std::make_shared<Knowledge>();
-  if (block.learned) snapshot->join(*block.learned);
-  if (self.learned) snapshot->join(*self.learned);
-  snapshot->blocks[block.number] = block.epoch;
-  for (size_t i = 0; i < self.seen.size(); i++) {
-    if (self.seen[i]) snapshot->threads[key_of(block.number, uint32_t(i))] = self.seen[i];
-  }
-  snapshot->threads[key_of(block.number, thread)] = self.clock++;
-  self.released = snapshot;
-}
-
 void Checker::synchronize_by(CheckedBlock& block, unsigned thread, uintptr_t address, bool is_write) {
   CheckedThread& self = block.threads[thread];
   auto found = released_.find(address);
@@ -358,108 +257,6 @@ void Checker::copy_done(CheckedBlock& block, unsigned thread, uintptr_t destinat
 
 Cell* Checker::copied_cell(CheckedBlock& block, uintptr_t address) {
   return block.holds(address, 1) ? block.cells + (address - block.arena) : nullptr;
-}
-
-Finding* Checker::report(FindingKind kind, const CheckedBlock& block, unsigned thread) {
-  Finding finding{};
-  finding.kind = kind;
-  finding.block = block.number;
-  finding.thread = thread;
-  return add(finding);
-}
-
-void Checker::report_fault(FindingKind kind, const CheckedBlock& block, unsigned thread, const void* pc,
-                           const char* reason) {
-  const bool is_own = uintptr_t(pc) >= module_ && uintptr_t(pc) < module_end_;
-  const void* after = is_own ? static_cast<const char*>(pc) + 1 : reinterpret_cast<const void*>(module_);
-  if (Finding* finding = report_at(kind, block, thread, 0, after)) {
-    snprintf(finding->detail, sizeof finding->detail, "%s", reason);
-  }
-}
-
-Finding* Checker::report_at(FindingKind kind, const CheckedBlock& block, unsigned thread, unsigned flags,
-                            const void* pc, const Access* other) {
-  Finding finding{};
-  finding.kind = kind;
-  finding.block = block.number;
-  finding.thread = thread;
-  finding.flags = flags;
-  finding.place = offset_of(pc);
-  if (other) {
-    finding.has_other = 1;
-    finding.other_block = other->block;
-    finding.other_thread = other->thread;
-    finding.other_flags = other->flags;
-    finding.other_place = other->place;
-  }
-  return add(finding);
-}
-
-Finding* Checker::add(const Finding& finding) {
-  for (int i = 0; i < launch_.finding_count; i++) {
-    const Finding& old = launch_.findings[i];
-    if (old.kind == finding.kind && old.place == finding.place && old.other_place == finding.other_place &&
-        finding.place) {
-      return nullptr;
-    }
-  }
-  if (launch_.finding_count == launch_.finding_capacity) {
-    is_full_ = true;
-    return nullptr;
-  }
-  return &(launch_.findings[launch_.finding_count++] = finding);
-}
-
-// Which bytes of what: a shared variable, an argument, an allocation.
-void Checker::describe_bytes(Finding& finding, const CheckedBlock& block, uintptr_t address) {
-  char* text = finding.detail;
-  const size_t room = sizeof finding.detail;
-  if (address >= block.arena && address < block.arena_end) {
-    const CheckedVariable* near = nullptr;
-    for (const CheckedVariable& variable : block.variables) {
-      if (variable.first <= address && (!near || variable.first > near->first)) near = &variable;
-    }
-    if (near) snprintf(text, room, "byte %zu of shared '%s' of %zu", address - near->first, near->name, near->nbytes);
-    return;
-  }
-  MemoryBlock memory = find_memory(address);
-  int argument = -1;
-  uintptr_t start = 0, end = 0;
-  bool is_inside = false;
-  for (int i = 0; i < launch_.parameter_count; i++) {  // the argument that starts closest below, or holds the byte
-    if (launch_.parameters[i].kind != 'P') continue;
-    uintptr_t pointer = *static_cast<uintptr_t*>(launch_.arguments[i]);
-    uintptr_t last = 0;
-    for (int k = 0; k < launch_.range_count; k++) {
-      const Range& range = launch_.ranges[k];
-      if (range.argument != i) continue;
-      last = range.end;
-      if (range.first < pointer) pointer = range.first;
-    }
-    const bool is_same_block = pointer >= memory.first && pointer < memory.first + memory.nbytes + !memory.nbytes;
-    if (!last && memory.state != MemoryState::kNone && is_same_block) last = memory.first + memory.nbytes;
-    if (!last || !pointer) continue;
-    const bool holds = pointer <= address && address < last;
-    const bool is_near = pointer <= address && (!is_inside || holds);
-    if (is_near && (argument < 0 || (holds && !is_inside) || pointer > start)) {
-      argument = i;
-      start = pointer;
-      end = last;
-      is_inside = holds;
-    }
-  }
-  const char* freed = memory.state == MemoryState::kFreed ? ", which was freed" : "";
-  if (argument >= 0) {
-    snprintf(text, room, "byte %zu of argument %d of %zu%s", address - start, argument, end - start, freed);
-  } else if (memory.state != MemoryState::kNone) {
-    snprintf(text, room, "byte %zd of an allocation of %zu%s", ptrdiff_t(address - memory.first), memory.nbytes, freed);
-  } else if (address >= module_ && address < module_end_) {
-    snprintf(text, room, "a variable of the module");
-  } else if (address < kPageBytes) {
-    snprintf(text, room, "byte %zu from a null pointer", size_t(address));
-  } else {
-    snprintf(text, room, "address 0x%zx, in no memory of the kernel", size_t(address));
-  }
 }
 
 }  // namespace gpuexec

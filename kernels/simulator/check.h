@@ -5,78 +5,13 @@
 // Order comes from barriers of the block, __syncwarp (its mask alone), barriers of the grid, and a fence before an atomic
 // whose location another thread then accesses atomically. Warp shuffles and votes order nothing, as on the device.
 #pragma once
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "runtime.h"
+#include "order.h"
 
 namespace gpuexec {
-
-// An access, as later ones compare themselves with it. Those of one byte form a chain through `parent`; 0 ends it.
-struct Access {
-  uint32_t block, thread, epoch, clock;
-  uint32_t generation;  // barriers of the grid before it
-  uint32_t place;       // offset of the instruction in its module
-  uint32_t parent;
-  uint8_t flags, chain_flags;  // its own; those of all of its chain
-};
-
-struct Cell {
-  uint32_t write, since;  // the last plain write; reads and atomics since, youngest first
-  bool operator==(const Cell& other) const { return write == other.write && since == other.since; }
-};
-
-// What a CUDA thread has learned of other threads by fences and atomics.
-struct Knowledge {
-  std::unordered_map<uint32_t, uint32_t> blocks;   // all of a block's epochs before this one
-  std::unordered_map<uint64_t, uint32_t> threads;  // a thread's accesses up to this clock
-  bool covers(const Access& access) const;
-  void join(const Knowledge& other);
-};
-
-struct CheckedThread {
-  uint32_t clock = 1;                   // ticks when others may learn of its accesses
-  std::vector<uint32_t> seen;           // clocks of threads of the block it was ordered after; empty: none
-  std::shared_ptr<Knowledge> learned;   // since the last barrier of the block
-  std::shared_ptr<Knowledge> released;  // what its last fence lets others learn
-};
-
-struct CheckedVariable {
-  uintptr_t first;
-  size_t nbytes;
-  const char* name;
-};
-
-// A block while it runs. Its shared memory has a cell per byte.
-class CheckedBlock {
- public:
-  CheckedBlock(const char* arena, size_t arena_bytes);
-  ~CheckedBlock();
-  CheckedBlock(const CheckedBlock&) = delete;
-
-  void begin(uint32_t number, size_t threads);
-  void claim(const void* variable, size_t nbytes, const char* name);
-  void pass_barrier();
-  // Orders all accesses so far of the threads named before all later ones of theirs.
-  void order(const std::vector<unsigned>& threads);
-
-  bool holds(uintptr_t address, size_t nbytes) const {
-    for (const CheckedVariable& variable : variables) {
-      if (address >= variable.first && address + nbytes <= variable.first + variable.nbytes) return true;
-    }
-    return false;
-  }
-
-  uint32_t number = 0, epoch = 0;
-  std::vector<CheckedThread> threads;
-  std::vector<CheckedVariable> variables;
-  std::shared_ptr<Knowledge> learned, released;  // as a thread's, by all of its threads before the last barrier
-  const uintptr_t arena, arena_end;
-  Cell* cells = nullptr;  // of the whole arena
-};
 
 // All accesses of a grid. Blocks may run one after the other or, in a cooperative launch, by turns on one OS thread.
 class Checker {
@@ -89,7 +24,6 @@ class Checker {
   void ignore(const void* first, size_t nbytes) { ignored_.push_back({uintptr_t(first), uintptr_t(first) + nbytes}); }
   // Returns false when the access can't be let happen: the launch must be abandoned.
   bool access(CheckedBlock& block, unsigned thread, uintptr_t address, size_t nbytes, unsigned flags, const void* pc);
-  void fence(CheckedBlock& block, unsigned thread);
   void pass_grid_barrier() { generation_++; }
   void copy_begun(CheckedBlock& block, unsigned thread, uintptr_t destination, size_t nbytes, const void* pc);
   void copy_done(CheckedBlock& block, unsigned thread, uintptr_t destination, size_t nbytes, const void* pc);
@@ -100,7 +34,6 @@ class Checker {
  private:
   struct Place {  // bytes a kernel may touch
     uintptr_t first, end;
-    int argument;  // -1: memory of the device, or of the module
     bool is_tracked, is_written;  // what nobody writes in this launch needs no tracking
   };
   struct Span {
@@ -111,7 +44,9 @@ class Checker {
   bool refuse(CheckedBlock& block, unsigned thread, uintptr_t address, size_t nbytes, unsigned flags, const void* pc);
   Cell* cells_at(uintptr_t address);
   static Cell* copied_cell(CheckedBlock& block, uintptr_t address);
-  bool is_ordered(const CheckedBlock& block, unsigned thread, const Access& before) const;
+  bool is_ordered(const CheckedBlock& block, unsigned thread, const Access& before) const {
+    return before.generation != generation_ || block.is_ordered(thread, before);
+  }
   void check_initialised(CheckedBlock& block, unsigned thread, uintptr_t address, size_t nbytes, unsigned flags,
                          const void* pc);
   void touch(CheckedBlock& block, unsigned thread, Cell& cell, unsigned flags, const void* pc, uintptr_t address);

@@ -202,7 +202,7 @@ void BlockRunner::note_access(const void* address, size_t nbytes, unsigned flags
   }
 }
 
-void BlockRunner::note_fence() { checker_->fence(*checked_, self_->linear); }
+void BlockRunner::note_fence() { checked_->fence(self_->linear); }
 
 }  // namespace gpuexec
 

@@ -22,8 +22,17 @@ _FREE_EXTENTS = (1, 2, 3)
 _WHOLE_FILE = re.compile(
     r"expected an ONNX model|is of opset|no opset for it|functions of the model|the model can't be read|is not UTF-8"
 )
-# What may stand behind an error of ours: what the system and the libraries for reading files say.
-_READING = ("DecodeError", "FileNotFoundError", "OSError", "ValidationError", "UnicodeDecodeError", "MemoryError")
+# What may stand behind an error of ours: what the system, the libraries for reading files and `struct` say.
+_READING = (
+    "DecodeError",
+    "FileNotFoundError",
+    "OSError",
+    "ValidationError",
+    "UnicodeDecodeError",
+    "MemoryError",
+    "error",
+    "OverflowError",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,7 @@ def _judge(error: gx.GpuexecError, path: Path) -> Outcome:
     while (cause := cause.__cause__) is not None:
         # onnx says by ValueError what is wrong with data in another file.
         is_known = type(cause).__name__ in _READING or ("can't be read" in text and type(cause) is ValueError)
+        is_known |= "can't be expanded" in text and type(cause) is RuntimeError
         if not isinstance(cause, gx.GpuexecError) and not is_known:
             return Outcome("bad", kind, f"behind it a {type(cause).__name__}: {text}")
     is_located = error.node or error.value or isinstance(error, gx.UnsupportedError) or _WHOLE_FILE.search(text)

@@ -80,7 +80,9 @@ def test_dynamic_shared_memory_has_the_size_asked_for(source: str, capsys: pytes
     assert main([*command, "128"]) == 1
     assert "of shared 'dynamic' of 128" in capsys.readouterr().out
     assert main([*command, "64"]) == 1  # written and then read: both are beyond the end
-    assert re.search(r"out of bounds: byte \d+ of shared 'dynamic' of 64", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"out of bounds: byte \d+ of shared 'dynamic' of 64", said)
+    assert "kernels.cu:8  rows[threadIdx.x] = threadIdx.x;" in said
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,21 @@ def main() -> int:
     return 0 if rate_of(rows) >= LEAST_RATE else 1
 
 
-def try_all(mutants: Sequence[Mutant], trials: dict[str, Trial]) -> list[Row]:
-    """Try mutants in each mode until something notices; the files as they are must pass."""
+def try_all(mutants: Sequence[Mutant], trials: Mapping[str, Trial], paths: Sequence[str] = ("tests/ops",)) -> list[Row]:
+    """Try mutants in each mode until something notices; the files as they are must pass.
+
+    Args:
+        mutants: What to try.
+        trials: How, by file.
+        paths: Where the tests are collected.
+    """
     found: dict[Mutant, Report] = {}
     trials = {file: trial for file, trial in trials.items() if trial.tests}
     left = [mutant for mutant in mutants if mutant.file in trials and not reason_of(mutant)]
     for mode in MODES:
         sound = [Attempt(None, file, trial, mode) for file, trial in trials.items()]
         attempts = [*sound, *(Attempt(mutant, mutant.file, trials[mutant.file], mode) for mutant in left)]
-        for attempt, report in zip(attempts, try_mutants(attempts), strict=True):
+        for attempt, report in zip(attempts, try_mutants(attempts, paths), strict=True):
             if attempt.mutant is not None:
                 found[attempt.mutant] = report
             elif report.outcome != "survived":

@@ -10,8 +10,8 @@ from pathlib import Path
 from gpuexec.command import Kernel
 
 TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
+TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try
 _INSTANCES_PER_ARGUMENT = 2
-_SOURCES_PER_HEADER = 3
 _INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
@@ -26,19 +26,21 @@ class Trial:
 def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
     """Return what tries the mutants of a kernel file.
 
-    A header is tried by the files that include it: those that most tests launch.
+    A header is tried by all files that include it.
 
     Args:
         file: Name of a ``.cu`` or ``.cuh``.
         folder: Where it stands.
         tests_of: The tests that launch each kernel.
     """
-    sources = [file] if file.endswith(".cu") else _including(file, folder, tests_of)
+    is_header = not file.endswith(".cu")
+    sources = _including(file, folder, tests_of) if is_header else {file}
+    most = TESTS_OF_HEADERS if is_header else TESTS_PER_KERNEL
     by_kernel: dict[str, dict[str, None]] = {}
     for kernel in _pick_instances([kernel for kernel in tests_of if kernel.source in sources], tests_of):
         own = [test for test in tests_of[kernel] if f"/test_{Path(kernel.source).stem}.py" in test]
         by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(own or tests_of[kernel]))
-    chosen = dict.fromkeys(test for tests in by_kernel.values() for test in _spread(list(tests)))
+    chosen = dict.fromkeys(test for tests in by_kernel.values() for test in _spread(list(tests), most))
     instances: dict[str, list[str]] = {}
     for kernel, tests in tests_of.items():
         if not chosen.keys().isdisjoint(tests):
@@ -60,13 +62,9 @@ def _name(kernel: Kernel) -> str:
     return f"{kernel.source}:{kernel.expression.partition('<')[0]}"
 
 
-def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> list[str]:
+def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> set[str]:
     """Return the files that include a header, by themselves or through others."""
-    counts: dict[str, int] = {}
-    for kernel, tests in tests_of.items():
-        counts[kernel.source] = counts.get(kernel.source, 0) + len(tests)
-    found = [source for source in counts if header in _includes(folder / source)]
-    return sorted(found, key=lambda source: -counts[source])[:_SOURCES_PER_HEADER]
+    return {source for source in {kernel.source for kernel in tests_of} if header in _includes(folder / source)}
 
 
 def _includes(path: Path) -> set[str]:
@@ -74,7 +72,7 @@ def _includes(path: Path) -> set[str]:
     return direct.union(*(_includes(path.parent / name) for name in direct))
 
 
-def _spread(tests: Sequence[str]) -> list[str]:
-    """Return at most TESTS_PER_KERNEL of the tests, from all over the list."""
-    step = max(1.0, len(tests) / TESTS_PER_KERNEL)
-    return [tests[int(i * step)] for i in range(min(len(tests), TESTS_PER_KERNEL))]
+def _spread(tests: Sequence[str], most: int) -> list[str]:
+    """Return at most so many of the tests, from all over the list."""
+    step = max(1.0, len(tests) / most)
+    return [tests[int(i * step)] for i in range(min(len(tests), most))]

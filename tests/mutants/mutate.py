@@ -50,10 +50,10 @@ def find_mutants(path: Path) -> list[Mutant]:
             continue
         for kind, change in CHANGES.items():
             for changed in change(code):
-                if (number, changed) not in found:
-                    nth = seen[line, changed]
+                if changed != code and (number, changed) not in found:
+                    nth = seen[line.strip(), changed.strip()]
                     found[number, changed] = Mutant(path.name, number, kind, line, changed.rstrip(), nth)
-                    seen[line, changed] += 1
+                    seen[line.strip(), changed.strip()] += 1
     return list(found.values())
 
 

@@ -8,13 +8,11 @@ import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
-from gpuexec.operator import instantiations
 from gpuexec.runtime.kernel_source import kernels_dir
-from tests.mutants.__main__ import Row, format_rows, rate_of
+from tests.mutants.__main__ import Row, format_rows, rate_of, try_all
 from tests.mutants.choose import Trial, choose_trial
 from tests.mutants.equivalents import EQUIVALENTS
 from tests.mutants.mutate import CHANGES, Mutant, find_mutants
-from tests.mutants.trials import Attempt, try_mutants
 
 SOURCE = """#include "other.cuh"
 // for (i < n) __syncthreads();
@@ -46,16 +44,28 @@ EXPECTED = {
     (13, "guard removed", "y[row * (kTile + 1) + column] = x[i];"),
     (13, "indices swapped", "y[column * (kTile + 1) + row] = is_inside ? x[i] : T(0);"),
 }
-# One of each kind, in files that compile fast: file, kind, what the line has, tests.
+# One of each kind, by file, kind, what the changed line has, and which of those; and what tries the mutants of a file.
 HANDFUL = (
-    ("copy.cu", "wait removed", "__syncthreads", "result"),
-    ("copy.cu", "bound moved", "if (index >= walk.count) continue;", "result"),
-    ("copy.cu", "indices swapped", "staged[row * (kTile + 1) + column] =", "result"),
-    ("pad.cu", "guard removed", "if (i >= walk.count) return;", "result"),
-    ("lp_norm.cu", "shared array shorter", "__shared__ A shared[kBlockThreads]", "result"),
-    ("trilu.cu", "bound moved", "count", "result"),
-    ("copy.cu", "- 1 forgotten", "", "check"),
+    ("gemm_simt.cuh", "indices swapped", "slab[x + i * dx][k + i * dk] = part[i]", 0),
+    ("lp_norm.cu", "bound moved", "column <= end", 0),
+    ("lp_norm.cu", "shared array shorter", "kBlockThreads - 1", 0),
+    ("pad.cu", "- 1 forgotten", "2 * (extent) - folded", 0),
+    ("pad.cu", "bound moved", "if (i > walk.count) return;", 0),
+    ("reduce.cuh", "wait removed", "", 3),  # in the loop of a fold over columns
+    ("trilu.cu", "guard removed", "", 0),
 )
+COPY = {"copy.cu": ("copy_strided",)}  # for windows with gaps
+LONG = "tests/ops/test_lp_norm.py::test_lp_normalization[plan-long-columns]"
+TRIALS = {
+    "gemm_simt.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-matmul_2d]",), {"matmul.cu": ("gemm<float>",)}),
+    "lp_norm.cu": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
+    "pad.cu": Trial(
+        tuple(f"tests/ops/test_pad.py::test_pad[plan-{case}]" for case in ("constant_two_axes", "reflect_inner")),
+        {"pad.cu": ("pad<u32>",)},
+    ),
+    "reduce.cuh": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
+    "trilu.cu": Trial(("tests/ops/test_trilu.py::test_trilu[plan-float32]",), {"trilu.cu": ("trilu<u32>",)}),
+}
 
 
 def test_find_mutants_makes_each_mistake_once(tmp_path: Path) -> None:
@@ -65,6 +75,17 @@ def test_find_mutants_makes_each_mistake_once(tmp_path: Path) -> None:
     assert {(mutant.line, mutant.kind, mutant.after.strip()) for mutant in mutants} == EXPECTED
     assert len(mutants) == len(EXPECTED)
     assert {mutant.kind for mutant in mutants} == set(CHANGES)
+
+
+def test_handful_is_caught() -> None:
+    mutants = [pick(*row) for row in HANDFUL]
+    assert {mutant.kind for mutant in mutants} == set(CHANGES)
+    rows = try_all(mutants, TRIALS, sorted({test.partition("::")[0] for t in TRIALS.values() for test in t.tests}))
+    assert [f"{row}" for row in rows if row.outcome != "caught"] == []
+
+
+def pick(file: str, kind: str, text: str, index: int) -> Mutant:
+    return [m for m in find_mutants(kernels_dir() / file) if m.kind == kind and text in m.after][index]
 
 
 def test_apply_changes_one_line(tmp_path: Path) -> None:
@@ -83,8 +104,8 @@ def test_apply_changes_one_line(tmp_path: Path) -> None:
 
 def test_every_equivalent_is_a_mutant_of_today() -> None:
     mutants = [mutant for path in kernels_dir().glob("*.cu*") for mutant in find_mutants(path)]
-    today = {(mutant.file, mutant.before.strip(), mutant.after.strip()) for mutant in mutants}
-    assert set(EQUIVALENTS) <= today
+    for row in EQUIVALENTS:
+        assert {mutant.nth for mutant in mutants if row.is_of(mutant)} == set(row.nth), row
 
 
 def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_path: Path) -> None:

@@ -308,7 +308,9 @@ def views() -> list[Case]:
                 reduction(op, f"{name}-{axes}", view, *axes) for op in ("ReduceSum", "ReduceMin", "ReduceLogSumExp")
             ]
         rows.append(Case(f"ArgMax-{name}", "ArgMax", (view,), {"axis": 1, "select_last_index": 1}))
-        rows.append(Case(f"GlobalAveragePool-{name}", "GlobalAveragePool", (view,), terms=100))
+        for op in ("GlobalAveragePool", "GlobalLpPool"):
+            expected = (np.sqrt(np.square(view).sum((2, 3), keepdims=True)),) if op == "GlobalLpPool" else None
+            rows.append(Case(f"{op}-{name}", op, (view,), terms=100, expected=expected))
     return rows
 
 

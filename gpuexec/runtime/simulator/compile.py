@@ -15,7 +15,10 @@ from gpuexec.runtime.simulator.cache import ObjectCache, make_key
 from gpuexec.runtime.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
 from gpuexec.runtime.simulator.toolchain import CHECK_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_compiler
 
-_RUNTIME_SOURCES = ("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp", "check.cpp")
+_RUNTIME_SOURCES = (
+    *("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp"),
+    *("check.cpp", "order.cpp", "findings.cpp", "explain.cpp"),
+)
 
 
 @dataclass(frozen=True, slots=True)

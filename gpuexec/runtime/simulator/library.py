@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpuexec.errors import KernelError, OutOfMemoryError
 from gpuexec.runtime.simulator.compile import build_runtime
@@ -51,7 +51,7 @@ class Launch(ctypes.Structure):
         ("is_checked", ctypes.c_int),
         ("ranges", ctypes.c_void_p),
         ("range_count", ctypes.c_int),
-        ("message", ctypes.c_char_p),
+        ("message", ctypes.c_void_p),
         ("message_capacity", ctypes.c_size_t),
         ("findings", ctypes.c_void_p),
         ("finding_capacity", ctypes.c_int),
@@ -100,9 +100,8 @@ class Range:
     is_written: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A launch as the runtime library takes it.
+class Grid(NamedTuple):
+    """A launch as the runtime library takes it: a tuple, since one is made for every launch.
 
     Args:
         entry: Address of the kernel's entry point.
@@ -204,30 +203,22 @@ def run_grid(grid: Grid, schedule: Schedule) -> Launch:
         GridError: The kernel broke a rule; the message names the line where one is known.
     """
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    findings = (RawFinding * (_MOST_FINDINGS if grid.is_checked else 1))()
-    rows = grid.ranges or ()
-    ranges = (_Range * max(len(rows), 1))(*(_Range(row.first, row.end, row.argument, row.is_written) for row in rows))
     launch = Launch(
-        entry=grid.entry,
-        arguments=grid.arguments,
-        parameters=grid.parameters,
-        parameter_count=grid.parameter_count,
-        grid=grid.grid,
-        block=grid.block,
-        dynamic_shared_bytes=grid.shared_bytes,
-        shared_limit_bytes=grid.shared_limit,
-        order=_ORDERS[schedule.order],
-        workers=schedule.workers,
-        seed=schedule.seed,
-        is_cooperative=grid.is_cooperative,
-        is_checked=grid.is_checked,
-        ranges=None if grid.ranges is None else ctypes.addressof(ranges),
-        range_count=len(rows),
-        message=ctypes.addressof(message),
-        message_capacity=_MESSAGE_BYTES,
-        findings=ctypes.addressof(findings),
-        finding_capacity=_MOST_FINDINGS,
-    )
+        grid.entry, grid.arguments, grid.parameters, grid.parameter_count, grid.grid, grid.block, grid.shared_bytes,
+        grid.shared_limit, _ORDERS[schedule.order], schedule.workers, schedule.seed, grid.is_cooperative,
+        grid.is_checked,
+    )  # fmt: skip
+    launch.message, launch.message_capacity = ctypes.addressof(message), _MESSAGE_BYTES
+    if not grid.is_checked:
+        if load_runtime().gpuexec_launch(ctypes.byref(launch)):
+            raise GridError(message.value.decode(errors="replace"), launch.fault_address)
+        return launch
+    findings = (RawFinding * _MOST_FINDINGS)()
+    launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MOST_FINDINGS
+    if grid.ranges is not None:
+        rows = [_Range(row.first, row.end, row.argument, row.is_written) for row in grid.ranges]
+        ranges = (_Range * max(len(rows), 1))(*rows)
+        launch.ranges, launch.range_count = ctypes.addressof(ranges), len(rows)
     if load_runtime().gpuexec_launch(ctypes.byref(launch)):
         found = [RawFinding.from_buffer_copy(each) for each in findings[: launch.finding_count]]
         raise GridError(message.value.decode(errors="replace"), launch.fault_address, found)

@@ -201,14 +201,9 @@ class Function:
         self.check_launch(full_grid, full_block, shared_bytes, target)
         if is_cooperative:
             self.check_residency(full_grid, full_block, shared_bytes, target)
-        ranges = [
-            Range(each.ctypes.data, each.ctypes.data + each.nbytes, index, each.flags.writeable)
-            for index, each in enumerate(arguments)
-            if isinstance(each, np.ndarray)
-        ]
         return self.run(
             full_grid, full_block, shared_bytes, packed.address, schedule or Schedule(), target,
-            is_cooperative=is_cooperative, ranges=ranges,
+            is_cooperative=is_cooperative, ranges=_find_ranges(arguments) if self.is_checked else None,
         )  # fmt: skip
 
 
@@ -271,6 +266,14 @@ def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:
     for index, address in pointers.items():
         packed.set_pointer(index, address)
     return packed
+
+
+def _find_ranges(arguments: Sequence[Any]) -> list[Range]:
+    return [
+        Range(each.ctypes.data, each.ctypes.data + each.nbytes, index, each.flags.writeable)
+        for index, each in enumerate(arguments)
+        if isinstance(each, np.ndarray)
+    ]
 
 
 def _extent(value: int | Sequence[int]) -> Extent:

@@ -22,44 +22,11 @@ from gpuexec.runtime.completion import WatcherThread
 from gpuexec.runtime.simulator.byte_history import ByteHistory, Cell
 from gpuexec.runtime.simulator.memory import AddressMap
 from gpuexec.runtime.simulator.operations import Operation
-
-
-class Timeline:
-    """The operations of a stream, counted, and how far it knows others to be."""
-
-    __slots__ = ("known", "number", "tick")
-
-    def __init__(self, number: int) -> None:
-        self.number, self.tick = number, 0
-        self.known: Clock = {}
-
-
-Clock = dict[Timeline, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """What was put on a stream in one call: an operation, or a graph of them."""
-
-    timeline: Timeline
-    tick: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Use:
-    """An operation that uses bytes; in a graph the ``node`` comes after those whose bits are set in ``before``."""
-
-    turn: Turn
-    node: int
-    before: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} on stream {self.turn.timeline.number}"
+from gpuexec.runtime.simulator.timeline import Clock, Timeline, Turn, Use, is_before, join
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class OrderFinding:
     """Two that use the bytes ``[first, last)`` of an allocation, and nothing orders them; ``cure`` says what would."""
 
     earlier: str
@@ -109,15 +76,14 @@ class Ordering:
     def __init__(self, spaces: Mapping[str, AddressMap], is_alive: Callable[[], bool], is_on: bool) -> None:
         self._spaces, self._is_alive, self._is_on = spaces, is_alive, is_on
         self._used: dict[int, Block] = {}
-        self._seen: Clock = {}
         self._apart = threading.local()
         self._gone: deque[tuple[int, bool, Clock | None]] = deque()
         self._count = 0
         self._lock = threading.RLock()
-        self._findings: list[Finding] = []
+        self._findings: list[OrderFinding] = []
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[OrderFinding, ...]:
         """What was found so far, whoever was told."""
         with self._lock:
             while self._gone:
@@ -163,9 +129,7 @@ class Ordering:
             return
         with self._lock:
             self._forget_gone()
-            apart = self._known_apart()
-            if apart:
-                _join(timeline.known, apart)
+            self._tell_apart(timeline)
             timeline.tick += 1
             turn = Turn(timeline, timeline.tick)
             found = [self._find_places(node) for node in nodes]
@@ -181,14 +145,17 @@ class Ordering:
 
     def mark(self, timeline: Timeline) -> Clock:
         """Return what stands for all that is on a stream, and all that was before it."""
+        if not self._is_on:
+            return {}
         with self._lock:
-            return {**timeline.known, timeline: timeline.tick} if self._is_on else {}
+            self._tell_apart(timeline)
+            return {**timeline.known, timeline: timeline.tick}
 
     def wait(self, timeline: Timeline, mark: Clock) -> None:
         """Let later operations of a stream come after a mark."""
         with self._lock:
-            _join(timeline.known, mark)
-            for other in [other for other, tick in timeline.known.items() if self._seen.get(other, 0) >= tick]:
+            join(timeline.known, mark)
+            for other in [other for other, tick in timeline.known.items() if other.seen >= tick]:
                 del timeline.known[other]
 
     # ---- what the host does
@@ -197,9 +164,10 @@ class Ordering:
         """Let what the host does from now on come after a mark: it waited for it, or was told that it is done."""
         with self._lock:
             if isinstance(threading.current_thread(), WatcherThread):
-                self._apart.seen = _join(self._known_apart() or {}, mark)
-            else:
-                _join(self._seen, mark)
+                self._apart.seen = join(dict(self._known_apart() or {}), mark)
+                return
+            for timeline, tick in mark.items():
+                timeline.seen = max(timeline.seen, tick)
 
     def check_host(self, address: int, nbytes: int, is_write: bool) -> None:
         """Check that the host may read or write memory now.
@@ -235,42 +203,34 @@ class Ordering:
     # ---- private
 
     def _find_places(self, operation: Operation) -> list[Place]:
-        """Return what an operation uses of the device's allocations, reads first."""
+        """Return what an operation uses of the device's allocations."""
         places = []
         for access in operation.accesses:
             block = self._find_block(access.address, access.nbytes)
             if block is not None:
                 first = access.address - block.address
                 places.append(Place(block, first, first + access.nbytes, access.is_write))
-        return sorted(places, key=lambda place: place.is_write)
+        return places
 
     def _add(self, places: Sequence[Place], use: Use) -> None:
         for block, first, last, is_write in places:
             for low, high, cell in block.history.find(first, last):
                 for other, verb in _find_rivals(cell, is_write):
-                    if not self._is_before(other, use):
+                    if not is_before(other, use):
                         later = f"{use} {'writes' if is_write else 'reads'}"
                         self._report(block, low, high, f"{other} {verb}", later, _find_cure(other, use))
         for block, first, last, is_write in places:
             if is_write:
                 block.history.add_write(first, last, use)
             else:
-                block.history.add_read(first, last, use, self._is_before)
-
-    def _is_before(self, earlier: Use, later: Use) -> bool:
-        turn, timeline = earlier.turn, earlier.turn.timeline
-        if self._seen.get(timeline, 0) >= turn.tick:
-            return True
-        if timeline is not later.turn.timeline:
-            return later.turn.timeline.known.get(timeline, 0) >= turn.tick
-        return turn is not later.turn or earlier.node == later.node or bool(later.before >> earlier.node & 1)
+                block.history.add_read(first, last, use, is_before)
 
     def _check_seen(self, block: Block, first: int, last: int, later: str, is_write: bool, apart: Clock | None) -> None:
         """Check that the host has seen the end of all that uses bytes."""
         for low, high, cell in block.history.find(first, last):
             for other, verb in _find_rivals(cell, is_write):
                 timeline, tick = other.turn.timeline, other.turn.tick
-                if self._seen.get(timeline, 0) < tick and (apart is None or apart.get(timeline, 0) < tick):
+                if timeline.seen < tick and (apart is None or apart.get(timeline, 0) < tick):
                     cure = f"wait for an event recorded on stream {timeline.number} after it, or for the stream"
                     self._report(block, low, high, f"{other} {verb}", later, cure)
 
@@ -301,6 +261,12 @@ class Ordering:
                 return self._used[start]
         return None
 
+    def _tell_apart(self, timeline: Timeline) -> None:
+        """Let what this thread puts on a stream come after what it knows for itself alone."""
+        apart = self._known_apart()
+        if apart:
+            join(timeline.known, apart)
+
     def _known_apart(self) -> Clock | None:
         """Return what this thread knows for itself alone."""
         return getattr(self._apart, "seen", None)
@@ -308,7 +274,7 @@ class Ordering:
     def _report(self, block: Block, first: int, last: int, earlier: str, later: str, cure: str) -> None:
         if not self._is_alive():
             return
-        finding = Finding(earlier, later, first, last, str(block), cure)
+        finding = OrderFinding(earlier, later, first, last, str(block), cure)
         self._findings.append(finding)
         message = str(finding)
         raise OrderError(message[0].upper() + message[1:])
@@ -329,11 +295,3 @@ def _find_cure(earlier: Use, later: Use) -> str:
         return f"the graph lacks an edge from node {first} to node {second}"
     own, other = later.turn.timeline.number, earlier.turn.timeline.number
     return f"let stream {own} wait for an event recorded on stream {other} after it"
-
-
-def _join(clock: Clock, other: Clock) -> Clock:
-    """Raise a clock to what another knows."""
-    for timeline, tick in other.items():
-        if clock.get(timeline, 0) < tick:
-            clock[timeline] = tick
-    return clock

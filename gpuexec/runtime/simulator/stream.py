@@ -13,8 +13,8 @@ from gpuexec.runtime.device import ByteArray, Event, Function
 from gpuexec.runtime.simulator.library import Extent
 from gpuexec.runtime.simulator.module import Function as SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
-from gpuexec.runtime.simulator.ordering import Clock
 from gpuexec.runtime.simulator.stream_thread import StreamThread
+from gpuexec.runtime.simulator.timeline import Clock
 
 if TYPE_CHECKING:
     from gpuexec.runtime.simulator.device import SimulatorDevice

@@ -26,7 +26,7 @@ SOURCE = Path(__file__).parent / "kernels" / "check.cu"
 NAMES = (
     *("hand_over<32>", "hand_over<16>", "shuffle_orders_nothing", "atomics_together", "atomic_beside_plain"),
     *("write_after_many_reads", "neighbouring_bytes", "copies_padding", "local_array", "module_data", "writes_all"),
-    *("two_mistakes", "adds_halves"),
+    *("two_mistakes", "adds_halves", "read_beside_atomics"),
 )
 ORDERS = [Schedule("forward"), Schedule("reverse"), Schedule("random", 1), Schedule("random", 2)]
 in_every_order = pytest.mark.parametrize("order", ORDERS, ids=["forward", "reverse", "random-1", "random-2"])
@@ -71,6 +71,7 @@ def test_what_is_ordered_is_clean(kernels: Kernels, order: Schedule, name: str, 
         ("hand_over<16>", 32, ("slots[lane] = lane;", "// 16 lanes: race")),
         ("shuffle_orders_nothing", 32, ("slots[threadIdx.x] = threadIdx.x;", "slots[other]")),
         ("atomic_beside_plain", 64, ("< 32) atomicAdd(&out[0], 1)", "out[0] = 5;")),
+        ("read_beside_atomics", 64, ("atomicAdd(&out[0], 2);", "out[1] = out[0];")),
         ("write_after_many_reads", 32, ("out[threadIdx.x] = one;", "one = 8;")),
     ],
 )
@@ -105,10 +106,10 @@ def test_place_is_the_line_of_the_kernel_where_a_header_of_the_simulator_did_it(
 
 
 def test_several_mistakes_of_one_launch_are_all_named_once(kernels: Kernels) -> None:
-    findings = find(kernels["two_mistakes"], 32, np.zeros(32, np.int32))
-    assert [(each.kind, each.line, each.detail) for each in findings] == [
-        ("uninitialised read", line_of("out[threadIdx.x] = a[threadIdx.x];"), "byte 0 of shared 'a' of 128"),
-        ("uninitialised read", line_of("+= b[threadIdx.x]"), "byte 0 of shared 'b' of 128"),
+    findings = find(kernels["two_mistakes"], 128, np.zeros(128, np.int32))
+    assert [(each.kind, each.line, each.detail.partition("shared ")[2]) for each in findings] == [
+        ("uninitialised read", line_of("out[threadIdx.x] = a[threadIdx.x];"), "'a' of 512"),
+        ("uninitialised read", line_of("+= b[threadIdx.x]"), "'b' of 512"),
     ]
 
 

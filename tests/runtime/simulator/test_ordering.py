@@ -128,6 +128,25 @@ def test_bytes_of_a_planned_launch_are_those_of_its_slots(device: SimulatorDevic
         launch_add(device, one, (y, 0), (y, 0), (x, 28))
 
 
+def test_launch_of_another_size_uses_other_bytes(device: SimulatorDevice) -> None:
+    one, two, x = device.create_stream(), device.create_stream(), device.allocate(64)
+
+    def make(count: int) -> Launch:
+        slot = Slot(0, 0, TensorSpec((count,), F32), (1,))
+        return Launch(ADD, (1, 1, 1), (32, 1, 1), (slot, slot, slot, np.int32(count)), (2,))
+
+    prepared = PreparedLaunch(device.function(ADD), make(4))
+    for position in range(3):
+        prepared.set_address(position, x.address)
+    prepared.issue(one)
+    two.fill(x.address + 16, b"\0", 4)
+    one.wait(record(device, two))
+    prepared.update(make(8))
+    prepared.issue(one)
+    with pytest.raises(OrderError, match="bytes 28 to 32"):
+        two.fill(x.address + 28, b"\0", 16)
+
+
 def test_strided_slot_stands_for_all_it_spans(device: SimulatorDevice) -> None:
     one, two, x = device.create_stream(), device.create_stream(), device.allocate(256)
     window = Slot(0, 128, TensorSpec((2, 3), F32), (8, -4))  # floats 24 to 40 of x
@@ -370,22 +389,40 @@ def test_block_at_the_address_of_one_forgotten_has_no_history() -> None:
     assert not ordering.findings
 
 
+def test_block_collected_too_early_is_found_once() -> None:
+    blocks = AddressMap()
+    ordering = Ordering({"memory": blocks}, lambda: True, is_on=True)
+    one, two = ordering.open_timeline(), ordering.open_timeline()
+    write = Operation("write", lambda: None, (Access(1000, 16, True),))
+    blocks.add(1000, 16)
+    ordering.add(one, write)
+    blocks.remove(1000)
+    ordering.free_later(1000)
+    blocks.add(1000, 16)
+    with pytest.raises(OrderError, match="The host frees"):
+        ordering.add(two, write)
+    ordering.add(two, write)
+    assert len(ordering.findings) == 1
+
+
 def test_what_a_watcher_sees_others_must_see_themselves(device: SimulatorDevice) -> None:
     pinned, stream = bring_back(device, go)
-    event, refused = record(device, stream), []
+    event, other, source, went_on = record(device, stream), device.create_stream(), device.allocate(16), []
 
     def watch() -> None:
         event.synchronize()
         begin_host_read(pinned, 16)
-        refused.append(False)
+        assert pinned.array is not None
+        other.copy_to_host(pinned.array, source.address)
+        went_on.append(True)
 
     thread = WatcherThread(target=watch)
     thread.start()
     thread.join()
-    assert refused == [False]
+    assert went_on
     with pytest.raises(OrderError):
         begin_host_read(pinned, 16)
-    event.synchronize()
+    other.synchronize()  # whose copy came after what the event stands for
     begin_host_read(pinned, 16)
 
 

@@ -39,6 +39,11 @@ extern "C" __global__ void atomic_beside_plain(int* out) {
   else if (threadIdx.x == 32) out[0] = 5;
 }
 
+extern "C" __global__ void read_beside_atomics(int* out) {
+  if (threadIdx.x < 32) atomicAdd(&out[0], 2);
+  else if (threadIdx.x == 32) out[1] = out[0];
+}
+
 // Thread 1 reads, then 30 others, then thread 1 writes.
 extern "C" __global__ void write_after_many_reads(int* out) {
   __shared__ int one;
@@ -86,9 +91,10 @@ extern "C" __global__ void writes_all(const int* x, int* y, int n) {
 }
 
 extern "C" __global__ void two_mistakes(int* out) {
-  __shared__ int a[32];
-  __shared__ int b[32];
+  __shared__ int a[128];
+  __shared__ int b[128];
   out[threadIdx.x] = a[threadIdx.x];
+  __syncthreads();
   out[threadIdx.x] += b[threadIdx.x];
 }
 
