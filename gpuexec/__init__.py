@@ -42,6 +42,7 @@ _HOMES = {
         "GpuexecError",
         "InputError",
         "KernelError",
+        "MismatchError",
         "ModelError",
         "OrderError",
         "OutOfMemoryError",

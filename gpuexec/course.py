@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.binding import Bound
-from gpuexec.errors import GpuexecError, locate
-from gpuexec.graph import Value
+from gpuexec.comparing import Comparer, Comparison
+from gpuexec.graph import Graph, Value
 from gpuexec.held import Held
 from gpuexec.loops import Looper
-from gpuexec.memory import BorrowedMemory
+from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
 from gpuexec.plan_cache import Choice, Site
 from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
 from gpuexec.pool import ExchangePool
-from gpuexec.run import Issued, Pause, Turn
-from gpuexec.runtime.device import Recording, Region, Stream, begin_host_read, begin_host_write
+from gpuexec.run import Pause, Turn
+from gpuexec.runtime.device import Event, Region, Stream, begin_host_read, begin_host_write
 from gpuexec.spec import TensorSpec
+from gpuexec.stopwatch import Stopwatch
+from gpuexec.submission import Submission
 from gpuexec.syncs import SyncLog
 
 Env = dict[Value, Held]
@@ -34,21 +36,26 @@ Env = dict[Value, Held]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Road:
-    """What the runs of a Worker go along: its stream, its plans, memory between them, and who may issue (``lock``)."""
+    """What the runs of a Worker go along: its stream, its plans, memory between them, and who may issue (``lock``).
+
+    ``comparer``: what compares every node, if they are compared.
+    """
 
     site: Site
     stream: Stream
     lock: threading.RLock
     pool: ExchangePool
     syncs: SyncLog
+    stopwatch: Stopwatch
     is_synchronous: bool = False
+    comparer: Comparer | None = None
 
 
 class Course:
-    """Takes one run along. ``by_layer``: yield after each layer instead of each plan."""
+    """Takes one run along. ``pacer``: yield as it says instead of after each plan."""
 
-    def __init__(self, road: Road, bound: Bound, *, by_layer: bool) -> None:
-        self._road, self._bound, self._by_layer = road, bound, by_layer
+    def __init__(self, road: Road, bound: Bound, pacer: Pacer | None) -> None:
+        self._road, self._bound, self._pacer = road, bound, pacer
         self._site, self._stream = road.site, road.stream
         self._device = road.site.backend.device
         self._outputs = set(road.site.model.graph.outputs)
@@ -70,6 +77,7 @@ class Course:
             if bound.upload is not None:
                 bound.upload()
         yield from self._follow(bound.stage, bound.choice, bound.env, is_main=True)
+        yield from self._end_step(0)
 
     def _follow_part(self, part: Part, env: Env) -> Iterator[Turn]:
         """Run a body; its outputs are in ``env`` then."""
@@ -86,7 +94,7 @@ class Course:
             if cut.reads:
                 yield from self._read(cut, env)
             if cut.host_nodes:
-                yield from self._compute(cut, env)
+                yield from self._compute(stage, env)
             if cut.repeat is not None:
                 # Trips without end may follow one another without a pause.
                 yield Pause(lambda: False, lambda: None, is_work=True)
@@ -116,8 +124,7 @@ class Course:
         """Put a plan on the stream; ``env`` has its outputs then."""
         graph, plan = stage.cut.ready, choice.prepared.plan
         assert graph is not None and stage.plans is not None
-        origins = choice.prepared.segment.origins
-        ranges = find_layers(origins) if self._by_layer else []
+        origins = choice.prepared.plan.segment.origins
         with self._road.lock:
             recording = stage.plans.record(choice, self._stream)
             bindings = {}
@@ -135,29 +142,49 @@ class Course:
                     region = owner.region
                 bindings[port.buffer] = region
                 made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
-            if self._road.is_synchronous:
-                self._submit_each(recording, bindings, origins)
-            elif not ranges:
-                recording.submit(self._stream, bindings)
-        left = 0 if stage.rest is None else len(stage.rest.graph.nodes)
-        for number, (first, last) in enumerate(ranges):
-            with self._road.lock:
-                if not self._road.is_synchronous:
-                    recording.submit(self._stream, bindings, first, None if last == len(origins) else last)
-            env.update(made) if last == len(origins) else None
-            yield Issued((origins[first],), len(ranges) - number - 1 + left)
+            submission = Submission(
+                self._device,
+                self._stream,
+                recording,
+                bindings,
+                origins,
+                is_synchronous=self._road.is_synchronous,
+                comparison=self._open_comparison(graph, choice, {**env, **made}),
+            )
+            if self._pacer is None:
+                submission.advance(len(origins))
+        if self._pacer is not None:
+            yield from self._issue_layers(self._pacer, submission, choice, _count_nodes(stage.cut))
+        submission.finish()
         env.update(made)
+        if self._pacer is not None and self._pacer.is_full:
+            yield from self._end_step(_count_nodes(stage.cut))
 
-    def _submit_each(self, recording: Recording, bindings: Mapping[int, Region], origins: Sequence[str]) -> None:
-        """Finish each command before the next, so that the one that fails is known."""
-        for index, origin in enumerate(origins):
-            recording.submit(self._stream, bindings, index, index + 1)
-            event = self._device.create_event()
-            self._stream.record(event)
-            try:
-                event.synchronize()
-            except GpuexecError as error:
-                raise (error if error.node else locate(error, origin, origin)) from None
+    def _issue_layers(self, pacer: Pacer, submission: Submission, choice: Choice, later: int) -> Iterator[Turn]:
+        """Put the layers of a plan on the stream; ``later`` nodes follow it."""
+        layers, times = submission.layers, choice.prepared.times
+        for number, (origin, last) in enumerate(layers):
+            left = len(layers) - number + later
+            if not pacer.fits(times, number):
+                yield pacer.take(left)
+            with self._road.lock:
+                start = pacer.begin()
+                submission.advance(last)
+                pacer.end(start, times, number)
+            pacer.add(origin, times, number)
+            if pacer.is_full and number + 1 < len(layers):
+                yield pacer.take(left - 1)
+
+    def _end_step(self, left: int) -> Iterator[Turn]:
+        """End the present step, if there is one and something is in it."""
+        if self._pacer is not None and self._pacer.has_layers:
+            yield self._pacer.take(left)
+
+    def _open_comparison(self, graph: Graph, choice: Choice, held: Env) -> Comparison | None:
+        comparer, prepared = self._road.comparer, choice.prepared
+        if comparer is None:
+            return None
+        return Comparison(comparer, graph, prepared.plan, prepared.plan.segment.commands, held)
 
     def _locate(self, held: Held) -> Region:
         """Return the bytes of a value on the device, where they are brought if they are not there yet."""
@@ -166,25 +193,23 @@ class Course:
             if held.is_weight:
                 held.region = self._site.weights.place_array(held.array, self._stream)
                 return held.region
-            dense = np.ascontiguousarray(held.array)
-            raw = dense.reshape(-1).view(np.uint8)
-            if not self._device.target.has_kernels:
-                held.region = Region(BorrowedMemory.of(dense), 0, dense.nbytes)
-            else:
-                lent = self._road.pool.lend(raw.nbytes)
-                held.region, held.owner = lent.region, lent
-                if held.spec.size == 1:
-                    self._stream.fill(held.region.address, raw.tobytes(), 1)
-                elif raw.nbytes:
-                    staging = self._site.backend.staging
-                    block = staging.take(raw.nbytes)
-                    assert block.array is not None
-                    begin_host_write(block, raw.nbytes)
-                    block.array[: raw.nbytes] = raw
-                    self._stream.copy_to_device(held.region.address, block.array[: raw.nbytes])
-                    event = self._device.create_event()
-                    self._stream.record(event)
-                    staging.give_back(block, event)
+            raw = np.ascontiguousarray(held.array).reshape(-1).view(np.uint8)
+            lent = self._road.pool.lend(raw.nbytes)
+            held.region, held.owner = lent.region, lent
+            if held.spec.size == 1:
+                self._stream.fill(held.region.address, raw.tobytes(), 1)
+            elif raw.nbytes and not self._device.target.has_kernels:
+                self._stream.copy_to_device(held.region.address, raw)
+            elif raw.nbytes:
+                staging = self._site.backend.staging
+                block = staging.take(raw.nbytes)
+                assert block.array is not None
+                begin_host_write(block, raw.nbytes)
+                block.array[: raw.nbytes] = raw
+                self._stream.copy_to_device(held.region.address, block.array[: raw.nbytes])
+                event = self._device.create_event()
+                self._stream.record(event)
+                staging.give_back(block, event)
         return held.region
 
     # ---- the host's part
@@ -214,9 +239,9 @@ class Course:
                     self._stream.copy_to_host(block.array[offset : offset + held.spec.nbytes], region.address)
                 offset += -(-held.spec.nbytes // 8) * 8
             self._stream.record(after)
-        yield Pause(before.is_done, before.synchronize)
+        yield from self._wait(before, cut)
         reached = time.perf_counter()
-        yield Pause(after.is_done, after.synchronize)
+        yield from self._wait(after, cut)
         end = time.perf_counter()
         if block is not None:
             begin_host_read(block, total)
@@ -239,28 +264,39 @@ class Course:
         if block is not None:
             staging.give_back(block)
 
-    def _compute(self, cut: Cut, env: Env) -> Iterator[Turn]:
-        """Compute nodes on the host: those without a kernel here, and light ones."""
+    def _wait(self, event: Event, cut: Cut) -> Iterator[Turn]:
+        """Wait for the device; a step ends before it, if it has to."""
+        if not event.is_done():
+            yield from self._end_step(_count_nodes(cut))
+        yield Pause(event.is_done, event.synchronize)
+
+    def _compute(self, stage: Stage, env: Env) -> Iterator[Turn]:
+        """Compute nodes on the host: those without a kernel here, which are layers, and light ones."""
+        cut, pacer = stage.cut, self._pacer
         if cut.host_calls:
             yield Pause(lambda: False, lambda: None, is_work=True)
+        left = _count_nodes(cut)
         for node in cut.host_nodes:
+            is_layer = node in cut.host_calls
+            if is_layer and pacer is not None and not pacer.fits(stage.times, node):
+                yield pacer.take(left)
             specs = [None if value is None else env[value].describe() for value in node.inputs]
             start = time.perf_counter()
             for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
                 if value is not None and spec is not None and spec.value is not None:
                     env[value] = Held(TensorSpec(spec.shape, spec.dtype), array=spec.value.array, is_computed=True)
-            if node in cut.host_calls:
-                self._road.syncs.note_call(node, (time.perf_counter() - start) * 1e3)
-                if self._by_layer:
-                    yield Issued((node.name,), 0)
+            if not is_layer:
+                continue
+            computed_ms = (time.perf_counter() - start) * 1e3
+            self._road.syncs.note_call(node, computed_ms)
+            if pacer is not None:
+                pacer.add(node.name, stage.times, node)
+                stage.times.note(node, computed_ms)
+                left -= 1
+                if pacer.is_full:
+                    yield pacer.take(left)
 
 
-def find_layers(origins: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the half-open ranges of commands that stem from one node each."""
-    ranges: list[tuple[int, int]] = []
-    for index in range(len(origins)):
-        if ranges and origins[ranges[-1][0]] == origins[index]:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return ranges
+def _count_nodes(cut: Cut) -> int:
+    """Return how many layers may follow the plan of a cut."""
+    return len(cut.host_calls) + (0 if cut.rest is None else len(cut.rest.nodes))

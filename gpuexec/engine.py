@@ -12,6 +12,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping
 
 from gpuexec.binding import Bound, InputBinder, count_host_bytes
+from gpuexec.comparing import Comparer
 from gpuexec.content import Content
 from gpuexec.course import Road
 from gpuexec.errors import ClosedError, GpuexecError, ImplicitSyncError, OutOfMemoryError, StaleError, StateError
@@ -22,6 +23,7 @@ from gpuexec.inputs import Acceptor, GivenInput, HostArray
 from gpuexec.issuer import Issuer
 from gpuexec.memory import Arena, weights_of
 from gpuexec.model import Model
+from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
 from gpuexec.place import Place
 from gpuexec.plan import Plan
@@ -31,6 +33,7 @@ from gpuexec.run import Issued, Pause, Run, Step
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region, Stream
 from gpuexec.runtime.transfers import close_stream
+from gpuexec.stopwatch import Stopwatch
 from gpuexec.syncs import SyncLog
 from gpuexec.tensor import Tensor
 
@@ -45,6 +48,7 @@ class Engine:
         stream: The caller's stream, or None for one of its own.
         is_strict: Refuse what reads or computes on the host.
         is_synchronous: Finish each command before the next.
+        is_comparing: Compare what every node gives with NumPy; the run is synchronous then.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Engine:
         *,
         is_strict: bool = False,
         is_synchronous: bool = False,
+        is_comparing: bool = False,
     ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
@@ -64,14 +69,24 @@ class Engine:
         self.weights = weights_of(model, backend)
         self.arena = Arena(backend)
         self.pool = ExchangePool(backend, self.stream)
-        self.site = Site(model, backend, self.weights, self.arena)
+        self.site = Site(model, backend, self.weights, self.arena, keeps_all=is_comparing)
+        self.comparer = Comparer(backend, self.stream) if is_comparing else None
+        self._stopwatch = Stopwatch(backend.device, self.stream)
         self.frames = [Frame(backend) for _ in range(frames)]
         self._part = Part(model.graph, self.site)
         self._owns_stream = stream is None
         lock = threading.RLock()
-        self._issuer = Issuer(
-            backend, Road(self.site, self.stream, lock, self.pool, self.syncs, is_synchronous=is_synchronous)
+        road = Road(
+            self.site,
+            self.stream,
+            lock,
+            self.pool,
+            self.syncs,
+            self._stopwatch,
+            is_synchronous=is_synchronous or is_comparing,
+            comparer=self.comparer,
         )
+        self._issuer = Issuer(backend, road)
         self._acceptor = Acceptor(model, backend, self.stream)
         self._binder = InputBinder(backend, self.stream)
         self._caller = threading.Lock()
@@ -122,15 +137,15 @@ class Engine:
             self._issuer.driver.synchronize()
         return bound.run
 
-    def begin(self, inputs: object, *, copy: bool) -> tuple[Run, Iterator[tuple[Step, int]]]:
-        """Bind a run to be put on the stream layer by layer.
+    def begin(self, inputs: object, *, copy: bool, budget_ms: float | None) -> tuple[Run, Iterator[tuple[Step, int]]]:
+        """Bind a run to be put on the stream step by step: a layer each, or as many as fit the budget.
 
         Returns:
             The run, and its steps, each with a guess of how many layers follow.
         """
         bound = self._bind(inputs, copy=copy)
         bound.run._fence.stepper = threading.get_ident()
-        bound.turns = self._issuer.take(bound, by_layer=True)
+        bound.turns = self._issuer.take(bound, Pacer(self._stopwatch, budget_ms))
         self._stepping = bound
         return bound.run, self._step(bound)
 
@@ -322,7 +337,7 @@ class Engine:
                 pause = turn if isinstance(turn, Pause) else None
             if isinstance(turn, Issued):
                 yield Step(index, turn.nodes, False), turn.left
-                index += 1
+                index += len(turn.nodes)
 
     @contextlib.contextmanager
     def _stepping_on(self, bound: Bound) -> Iterator[None]:

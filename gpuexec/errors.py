@@ -12,6 +12,7 @@
     │   ├── PendingError         the data is not on the host yet; the message names the call to make
     │   ├── CancelledError
     │   └── ImplicitSyncError    the host would wait for the device, and was told not to unless asked
+    ├── MismatchError            a layer gave something else than on the backend it is compared with
     ├── KernelError              a kernel does not compile, load, or fit the device
     ├── OrderError               nothing orders two that use the same bytes: a wait, an edge or a synchronize is missing
     └── DeviceError              the device refuses or fails
@@ -140,6 +141,34 @@ class CancelledError(StateError):
 
 class ImplicitSyncError(StateError):
     """The host would have to wait for the device, which `strict` or `no_implicit_sync` refuses."""
+
+
+class MismatchError(GpuexecError, RuntimeError):
+    """A node gave something else than the same node on the backend it is compared with, from the same inputs.
+
+    Args:
+        operator: Qualified name of the node's operator.
+        index: Where in the output the largest error is; None where dtype or shape differ.
+        expected: The element there on the backend compared with (or its dtype and shape).
+        got: The element there.
+        error: How far the two are apart; infinite where one is no number.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operator: str = "",
+        index: tuple[int, ...] | None = None,
+        expected: float | int | bool | str = "",
+        got: float | int | bool | str = "",
+        error: float = float("inf"),
+        node: str | None = None,
+        value: str | None = None,
+    ) -> None:
+        super().__init__(message, node=node, value=value)
+        self.operator, self.index, self.error = operator, index, error
+        self.expected, self.got = expected, got
 
 
 class KernelError(GpuexecError, RuntimeError):

@@ -291,6 +291,8 @@ def window_pads(
     rank = len(extents)
     _check_windows(rank, kernel=kernel, strides=strides, dilations=dilations)
     if auto_pad == "NOTSET":
+        if pads and min(pads) < 0:
+            raise InputError(f"pads must hold entries of 0 or more, got {list(pads)}.")
         return _pair_pads(pads, rank)
     if auto_pad == "VALID":
         return ((0, 0),) * rank

@@ -12,6 +12,7 @@ from gpuexec.course import Course, Road
 from gpuexec.driver_thread import DriverThread
 from gpuexec.errors import CancelledError
 from gpuexec.fence import Fence
+from gpuexec.pacing import Pacer
 from gpuexec.run import Pause, Run, Turn
 from gpuexec.runtime.backend import Backend
 
@@ -33,7 +34,7 @@ class Issuer:
         Raises:
             GpuexecError: It can't be run; the run ends with the same error.
         """
-        turns = bound.turns = self.take(bound, by_layer=False)
+        turns = bound.turns = self.take(bound, None)
         for turn in turns:
             if isinstance(turn, Pause) and (turn.is_work or not turn.is_over()):
                 if not self._road.is_synchronous:
@@ -42,13 +43,13 @@ class Issuer:
                 turn.wait()
         return True
 
-    def take(self, bound: Bound, *, by_layer: bool) -> Iterator[Turn]:
+    def take(self, bound: Bound, pacer: Pacer | None) -> Iterator[Turn]:
         """Yield the turns of a run, in its place among the runs; the run ends with them."""
         try:
             while not self._is_turn_of(bound):
                 yield Pause(lambda: self._is_turn_of(bound), lambda: self._wait_for_turn(bound))
                 _check_cancelled(bound.run)
-            for turn in Course(self._road, bound, by_layer=by_layer).follow():
+            for turn in Course(self._road, bound, pacer).follow():
                 yield turn
                 _check_cancelled(bound.run)
         except GeneratorExit:

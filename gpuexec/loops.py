@@ -139,16 +139,15 @@ class Looper:
     def _slice(self, held: Held, place: int) -> Held:
         """Return one slice along the first axis: the bytes where they lie, or a copy where they start at odd places."""
         spec = held.spec.with_shape(held.spec.shape[1:])
-        if held.array is not None:
-            return Held(spec, array=held.array[place], is_computed=True)
+        content = None if held.array is None else held.array[place]
         region = self._locate(held)
         start = region.offset + place * spec.nbytes
         if start % _ALIGNMENT == 0:
-            return Held(spec, Region(region.memory, start, spec.nbytes), owner=held.owner)
+            return Held(spec, Region(region.memory, start, spec.nbytes), content, is_computed=True, owner=held.owner)
         lent = self._pool.lend(spec.nbytes)
         if spec.nbytes:
             self._stream.copy(lent.region.address, region.address + place * spec.nbytes, spec.nbytes)
-        return Held(spec, lent.region, owner=lent)
+        return Held(spec, lent.region, content, is_computed=True, owner=lent)
 
     def _move_axis(self, held: Held, source: int, destination: int) -> _Making[Held]:
         if source == destination:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import NeedsHostValue
 from gpuexec.graph import Graph, Value
 from gpuexec.plan_cache import Choice, PlanCache, Site
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.spec import TensorSpec
+from gpuexec.stopwatch import LayerTimes
 
 _Specs = Mapping[Value, TensorSpec]
 _CUTS_KEPT = 64
@@ -29,6 +30,8 @@ class Stage:
     rest: Part | None
     conditions: tuple[tuple[Value, bytes], ...]
     shapes: tuple[tuple[int, ...], ...] | None
+    # What nodes take that the host computes.
+    times: LayerTimes = field(default_factory=LayerTimes)
 
     def fits(self, specs: _Specs) -> bool:
         """Return whether what decided the cut is the same for inputs of these specs."""
@@ -96,9 +99,12 @@ class Part:
             condition=self._condition,
         )
         plans = None
-        if cut.ready is self.graph:
+        is_whole = cut.ready is self.graph
+        if self._site.keeps_all and cut.ready is not None:
+            cut = replace(cut, ready=_keep_all(cut.ready))
+        if is_whole and cut.ready is not None:
             # Whose content is on the host makes no difference where nothing is cut.
-            plans = self._whole = self._whole or PlanCache(self.graph, self._site)
+            plans = self._whole = self._whole or PlanCache(cut.ready, self._site)
         elif cut.ready is not None:
             plans = PlanCache(cut.ready, self._site)
         rest = None
@@ -116,6 +122,12 @@ class Part:
         stages.insert(0, stage)
         del stages[_CUTS_KEPT:]
         return stage
+
+
+def _keep_all(graph: Graph) -> Graph:
+    """Return the graph with all that its nodes make as outputs, behind those it has."""
+    made = [value for node in graph.nodes for value in node.outputs if value is not None]
+    return replace(graph, outputs=tuple(dict.fromkeys([*graph.outputs, *made])))
 
 
 def _key(specs: _Specs, computed: AbstractSet[Value]) -> object:

@@ -1,21 +1,19 @@
 """The plan: what crosses from planner to runtime. Frozen data, no pointers, no callables.
 
-    Plan    = target, buffers, layout, steps, inputs, outputs, reads, host_values
-    step    = Segment | Branch | Repeat
-    Segment = commands + edges + origins        (one recording; ends where the host must read)
+    Plan    = target, buffers, layout, segment, inputs, outputs, reads, host_values
+    Segment = commands + edges + origins        (one recording)
 
 Execution order is partial: a device may run two commands of a segment together unless a path of edges joins them. A
 plan is made for the upper end of a size class; `Variant` holds the commands of one size of the class, over
-the same buffers.
+the same buffers. A run goes through several plans where the host has a say in between: see `gpuexec.planner.cut`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch
 from gpuexec.spec import TensorSpec
 
 
@@ -67,33 +65,11 @@ class ArenaLayout:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Commands between two host reads. ``edges`` are pairs (before, after) of positions; ``origins`` name the nodes."""
+    """Commands in which the host has no say. ``edges`` are pairs (before, after); ``origins`` name the nodes."""
 
     commands: tuple[Command, ...]
     edges: tuple[tuple[int, int], ...]
     origins: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Run one of two plans by a one-byte condition read by the host."""
-
-    condition: Slot
-    then: Plan
-    otherwise: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """Run a planned body while a condition holds, at most ``trip_count`` times; carried buffers stay on the device."""
-
-    body: Plan
-    trip_count: Slot | None
-    condition: Slot | None
-    carried: tuple[tuple[int, int], ...]
-
-
-Step = Segment | Branch | Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +107,7 @@ class Plan:
     target: str
     buffers: tuple[Buffer, ...]
     layout: ArenaLayout
-    steps: tuple[Step, ...]
+    segment: Segment
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     reads: tuple[Read, ...] = ()
@@ -140,50 +116,16 @@ class Plan:
     def __str__(self) -> str:
         return format_plan(self)
 
-    def commands(self) -> Iterator[Command]:
-        """Yield the commands of all segments of this plan (bodies of branches and repeats excluded)."""
-        for step in self.steps:
-            if isinstance(step, Segment):
-                yield from step.commands
-
     def kernels(self) -> tuple[Kernel, ...]:
-        """Return the kernels launched, each once, in order of first use; bodies included."""
-        seen: dict[Kernel, None] = {}
-        for step in self.steps:
-            match step:
-                case Segment():
-                    seen.update((c.kernel, None) for c in step.commands if isinstance(c, Launch))
-                case Branch():
-                    seen.update(dict.fromkeys((*step.then.kernels(), *step.otherwise.kernels())))
-                case Repeat():
-                    seen.update(dict.fromkeys(step.body.kernels()))
-        return tuple(seen)
-
-    def host_calls(self) -> tuple[HostCall, ...]:
-        """Return the host calls of the plan's segments."""
-        return tuple(command for command in self.commands() if isinstance(command, HostCall))
-
-    def host_reads(self) -> tuple[tuple[str, str], ...]:
-        """Return what the host reads back to decide what to run, and why; bodies included."""
-        rows: list[tuple[str, str]] = []
-        for step, following in zip(self.steps, (*self.steps[1:], None), strict=True):
-            match step:
-                case Segment(origins=origins) if isinstance(following, Segment):
-                    rows.append((origins[-1] if origins else "", "what follows depends on content"))
-                case Branch():
-                    rows.append((str(step.condition), "which branch to take"))
-                    rows += [*step.then.host_reads(), *step.otherwise.host_reads()]
-                case Repeat():
-                    rows += [(str(slot), "how often to repeat") for slot in (step.trip_count, step.condition) if slot]
-                    rows += step.body.host_reads()
-        return tuple(rows)
+        """Return the kernels launched, each once, in order of first use."""
+        return tuple(dict.fromkeys(c.kernel for c in self.segment.commands if isinstance(c, Launch)))
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One size of a plan's class: commands by segment position, and the specs of the ports, over the plan's buffers."""
+    """One size of a plan's class: its commands, and the specs of the ports, over the plan's buffers."""
 
-    segments: tuple[tuple[Command, ...], ...]
+    commands: tuple[Command, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
@@ -202,17 +144,14 @@ def format_plan(plan: Plan) -> str:
     for buffer in plan.buffers:
         where = f"arena+{offsets[buffer.id]}" if buffer.id in offsets else buffer.name or "table"
         lines.append(f"    %{buffer.id:<4} {buffer.role.value:8} {buffer.nbytes:>10} bytes  {where}")
-    for number, step in enumerate(plan.steps):
-        if not isinstance(step, Segment):
-            lines.append(f"  step {number}: {type(step).__name__.lower()}")
-            continue
-        lines.append(f"  segment {number}: {len(step.commands)} commands")
-        before: dict[int, list[int]] = {}
-        for a, b in step.edges:
-            before.setdefault(b, []).append(a)
-        for i, command in enumerate(step.commands):
-            after = f"  after {before[i]}" if i in before else ""
-            lines.append(f"    {i:>4} {format_command(command)}  # {step.origins[i]}{after}")
+    segment = plan.segment
+    lines.append(f"  {len(segment.commands)} commands")
+    before: dict[int, list[int]] = {}
+    for a, b in segment.edges:
+        before.setdefault(b, []).append(a)
+    for i, command in enumerate(segment.commands):
+        after = f"  after {before[i]}" if i in before else ""
+        lines.append(f"    {i:>4} {format_command(command)}  # {segment.origins[i]}{after}")
     for read in plan.reads:
         lines.append(f"  reads {read.input} for {read.node} ({read.role})")
     return "\n".join(lines)

@@ -16,11 +16,12 @@ from gpuexec.graph import Array, Graph
 from gpuexec.memory import Arena, Weights
 from gpuexec.model import Model
 from gpuexec.passes import AT_PLAN, run_passes
-from gpuexec.plan import Plan, Segment, Variant
+from gpuexec.plan import Plan, Variant
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Recording, Region, Stream
 from gpuexec.spec import TensorSpec
+from gpuexec.stopwatch import LayerTimes
 
 _VARIANTS_KEPT = 256
 # Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
@@ -53,28 +54,28 @@ class Site:
     plans: list[Plan] = field(default_factory=list)
     # What is known of bodies of loops, kept from run to run; see `gpuexec.loops`.
     bodies: dict[object, object] = field(default_factory=dict)
+    # Whether all values are outputs of their plans, so that they can be looked at.
+    keeps_all: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Prepared:
-    """A template with its weights by name and its recording: made when first run, made again when the arena moves."""
+    """A template with its weights by name and its recording: made when first run, made again when the arena moves.
+
+    ``times`` are those of its layers, by number.
+    """
 
     template: Template
     constants: Mapping[str, Array]
     recording: Recording | None = None
     generation: int = -1
     current: Variant | None = None
+    times: LayerTimes = field(default_factory=LayerTimes)
 
     @property
     def plan(self) -> Plan:
         """The plan at the upper end of the class."""
         return self.template.plan
-
-    @property
-    def segment(self) -> Segment:
-        """The plan's commands."""
-        (segment,) = (step for step in self.plan.steps if isinstance(step, Segment))
-        return segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,10 +132,10 @@ class PlanCache:
         if prepared.recording is None or prepared.generation != site.arena.generation:
             places = site.weights.place(plan.buffers, prepared.constants, stream)
             places.update({b: Region(memory, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
-            prepared.recording = site.backend.device.record(prepared.segment, places)
+            prepared.recording = site.backend.device.record(prepared.plan.segment, places)
             prepared.generation, prepared.current = site.arena.generation, None
         if prepared.current is not choice.variant:
-            prepared.recording.patch(choice.variant.segments[0])
+            prepared.recording.patch(choice.variant.commands)
             prepared.current = choice.variant
         return prepared.recording
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import PlanError
-from gpuexec.plan import ArenaLayout, Branch, Buffer, KeptOnHost, Plan, Port, Read, Repeat, Role, Segment, Variant
+from gpuexec.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment, Variant
 from gpuexec.spec import TensorSpec, dtype_row
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (Plan, Buffer, ArenaLayout, Segment, Branch, Repeat, Port, Read, KeptOnHost, Variant)
+    for cls in (Plan, Buffer, ArenaLayout, Segment, Port, Read, KeptOnHost, Variant)
     + (Slot, Kernel, Launch, Copy, Fill, HostCall)
 }
 

@@ -18,8 +18,9 @@ from gpuexec.tensor import Tensor
 class Step:
     """One step of a run scheduled piece by piece.
 
-    ``index`` counts the layers; ``nodes`` are those the step put on the stream. A step that is ``waiting`` put none
-    there: the layer of that index needs something from elsewhere that has not come yet.
+    ``index`` counts the layers before it; ``nodes`` are those the step put on the stream, or that the host computed,
+    one for each layer. A step that is ``waiting`` put none there: the layer of that index needs something from
+    elsewhere that has not come yet.
     """
 
     index: int

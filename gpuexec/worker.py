@@ -32,9 +32,9 @@ Array = np.ndarray[Any, Any]
 class Report:
     """What a Worker did and where: counted, named, nothing hidden.
 
-    ``host_calls`` are nodes that ran on the host although the device has kernels; ``host_reads`` the values read back
-    to go on; ``host_syncs`` what the caller waited for without having asked by name: (what, why) rows. Times in
-    milliseconds.
+    ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
+    although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
+    for without having asked by name: (what, why) rows. Times in milliseconds.
     """
 
     backend: str
@@ -44,6 +44,7 @@ class Report:
     variants: int
     plan_ms: float
     compile_ms: float
+    compared: int
     host_calls: tuple[CallRow, ...]
     host_reads: tuple[ReadRow, ...]
     host_syncs: tuple[tuple[str, str], ...]
@@ -66,10 +67,13 @@ class Worker:
             ImplicitSyncError: in `schedule`, before any work, where that is known then.
         synchronous: Finish each command before the next, in the call; an error names the node that failed. For
             finding faults.
+        compare_with: ``BackendType.CPU`` compares each node with what NumPy makes of the same inputs, in the call, and
+            the first that differs by more than its operator's tolerance is named in a MismatchError. The run is
+            synchronous then, and all that its nodes make is kept meanwhile.
 
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
-        InputError: ``frames`` is below 1, or ``stream`` is none of the device's.
+        InputError: ``frames`` is below 1, ``stream`` is none of the device's, or ``compare_with`` is not the CPU.
     """
 
     def __init__(
@@ -81,10 +85,13 @@ class Worker:
         stream: object = None,
         strict: bool = False,
         synchronous: bool = False,
+        compare_with: BackendType | None = None,
     ) -> None:
         model.check_process()
         if frames < 1:
             raise InputError(f"frames must be at least 1, got {frames}.")
+        if compare_with not in (None, BackendType.CPU):
+            raise InputError(f"compare_with takes BackendType.CPU, got {compare_with!r}.")
         self.model = model
         chosen = choose_backend(backend) if isinstance(backend, BackendType) else (backend, backend.reason)
         self._backend, self._reason = chosen
@@ -95,6 +102,7 @@ class Worker:
             None if stream is None else open_stream(self._backend, stream),
             is_strict=strict,
             is_synchronous=synchronous,
+            is_comparing=compare_with is not None,
         )
         self._last: Run | None = None
         self._progress = 0.0
@@ -127,14 +135,29 @@ class Worker:
         arrays = [request.result() for request in requests]
         return arrays[0] if len(arrays) == 1 else arrays
 
-    def schedule_iterable(self, inputs: object = None, *, copy: bool = True) -> Iterator[Step]:
-        """Put a run on the stream one layer at a time: one step per layer, each issued when the iterator is advanced.
+    def schedule_iterable(
+        self, inputs: object = None, *, copy: bool = True, budget_ms: float | None = None
+    ) -> Iterator[Step]:
+        """Put a run on the stream step by step, each issued when the iterator is advanced.
 
-        Inputs are taken at the call. A step may say that it is ``waiting`` for an input from elsewhere, having issued
-        nothing. A newer run makes the iterator stale: advancing it raises StaleError.
+        Inputs are taken at the call. A step may say that it is ``waiting`` for an input from elsewhere, or for content
+        that the host needs, having issued nothing. A newer run makes the iterator stale: advancing it raises
+        StaleError.
+
+        Args:
+            inputs: As for `schedule`.
+            copy: As for `schedule`.
+            budget_ms: Put as many layers into a step as take no longer than this on the device (or on the host, where
+                they run there), and at least one. Layers are timed while they run with a budget; those that were not
+                yet have a step each. None: every layer has.
+
+        Raises:
+            InputError: An input does not fit, or the budget is below 0.
         """
+        if budget_ms is not None and not budget_ms >= 0:
+            raise InputError(f"budget_ms must be a time in milliseconds, 0 or more, got {budget_ms!r}.")
         with self._engine.entering():
-            self._last, steps = self._engine.begin(inputs, copy=copy)
+            self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms)
             self._progress = 0.0
             return self._follow(steps)
 
@@ -143,7 +166,7 @@ class Worker:
 
     def _follow(self, steps: Iterator[tuple[Step, int]]) -> Iterator[Step]:
         for step, left in steps:
-            issued = step.index + (not step.waiting)
+            issued = step.index + len(step.nodes)
             # How long loops run is not known beforehand; what was shown is not taken back.
             self._progress = max(self._progress, issued / max(issued + left, 1))
             yield step
@@ -273,6 +296,7 @@ class Worker:
             variants=counters.variants,
             plan_ms=counters.plan_ms,
             compile_ms=counters.compile_ms,
+            compared=0 if self._engine.comparer is None else self._engine.comparer.compared,
             host_calls=syncs.calls,
             host_reads=syncs.reads,
             host_syncs=tuple(syncs.waits),
@@ -311,6 +335,8 @@ class Worker:
             f" waited {row.waited_ms:.2f} ms, copied {row.copied_ms:.2f} ms"
             for row in report.host_reads
         ]
+        if report.compared:
+            lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
         lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
         return "\n".join(lines)
 

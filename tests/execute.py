@@ -65,14 +65,13 @@ class LoadedPlan:
                 self.bindings[buffer.id] = Region(self._allocate(buffer.nbytes), 0, buffer.nbytes)
         if plan.kernels():
             device.load(plan.kernels())
-        (segment,) = plan.steps
-        assert isinstance(segment, Segment)
+        segment = plan.segment
         self.recording = record(device, segment, memory) if record else device.record(segment, memory)
 
     def run(self, arrays: Mapping[str, Array], variant: Variant | None = None) -> list[Array]:
         """Upload inputs, run, wait, and return the outputs."""
         if variant is not None:
-            self.recording.patch(variant.segments[0])
+            self.recording.patch(variant.commands)
         for port in self.plan.inputs:
             if port.buffer is not None:
                 self._upload(self.bindings[port.buffer], arrays[port.name])

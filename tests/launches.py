@@ -44,7 +44,7 @@ class Launches:
             self._threads.setdefault(kernel, 0)
             self._shared_bytes.setdefault(kernel, {}).setdefault(plan.target, 0)
             self._tests.setdefault(kernel, {})[test] = None
-        for command in plan.commands():
+        for command in plan.segment.commands:
             if isinstance(command, Launch):
                 kernel, by_target = command.kernel, self._shared_bytes[command.kernel]
                 x, y, z = command.block

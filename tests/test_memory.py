@@ -104,14 +104,18 @@ def test_write_waits_for_readers_announced_before_it_alone() -> None:
 
 
 def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:
-    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=1 << 16)
+    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=1 << 20)
     backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
     with gx.Worker(affine(), backend=backend) as worker:
-        x = ramp(10, 3)
+        x, large = ramp(10, 3), ramp(10000, 3)
         np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        # The device is large enough for the plan, but somebody else has most of it.
+        held = device.allocate(1_000_000)
         with pytest.raises(OutOfMemoryError, match=r"The plan needs .* outputs in each of 2 frames"):
-            worker.schedule(ramp(40000, 3))
+            worker.schedule(large)
         np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        held.free()
+        np.testing.assert_array_equal(worker.run(large), expect_affine(large))
     device.close()
 
 

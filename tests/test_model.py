@@ -131,4 +131,4 @@ def test_shapes_are_folded_when_planning_a_model_of_fixed_extents(disabled: tupl
     with gx.Worker(gx.load(proto, disabled_passes=disabled), backend=CPU) as worker:
         x = np.arange(6, dtype=np.float32).reshape(3, 2)
         np.testing.assert_array_equal(worker.run(x), x + np.array([3, 2], np.float32))
-        assert len(list(worker.plans[0].commands())) == commands
+        assert len(list(worker.plans[0].segment.commands)) == commands

@@ -16,13 +16,11 @@ from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import PlanError
 from gpuexec.plan import (
     ArenaLayout,
-    Branch,
     Buffer,
     KeptOnHost,
     Plan,
     Port,
     Read,
-    Repeat,
     Role,
     Segment,
 )
@@ -52,7 +50,7 @@ BODY = Plan(
     "sm_90",
     (Buffer(0, Role.INPUT, 24, "x"), Buffer(1, Role.OUTPUT, 24, "y")),
     ArenaLayout((), 0, 0),
-    (Segment((Copy(slot(1), slot(0)),), (), ("copy",)),),
+    Segment((Copy(slot(1), slot(0)),), (), ("copy",)),
     (Port("x", 0, SPEC),),
     (Port("y", 1, SPEC),),
 )
@@ -65,24 +63,20 @@ PLAN = Plan(
         Buffer(3, Role.OUTPUT, 48, "y"),
     ),
     layout=ArenaLayout(((2, 0),), 256, 256),
-    steps=(
-        Segment(
-            (
-                LAUNCH,
-                Fill(slot(3), b"\0\0\x80\x3f"),
-                Copy(slot(3, 24, (-3, 1)), slot(2)),
-                HostCall(
-                    "Sort",
-                    (("axis", -1), ("k", (1, 2)), ("f", 0.5), ("s", "up"), ("n", None)),
-                    (slot(2), None),
-                    (slot(3),),
-                ),
+    segment=Segment(
+        (
+            LAUNCH,
+            Fill(slot(3), b"\0\0\x80\x3f"),
+            Copy(slot(3, 24, (-3, 1)), slot(2)),
+            HostCall(
+                "Sort",
+                (("axis", -1), ("k", (1, 2)), ("f", 0.5), ("s", "up"), ("n", None)),
+                (slot(2), None),
+                (slot(3),),
             ),
-            ((0, 2), (1, 3), (2, 3)),
-            ("launch", "fill", "copy", "sort"),
         ),
-        Branch(Slot(2, 0, TensorSpec((), np.dtype(np.bool_)), ()), BODY, BODY),
-        Repeat(BODY, Slot(2, 0, TensorSpec((), np.dtype(np.int64)), ()), None, ((0, 1),)),
+        ((0, 2), (1, 3), (2, 3)),
+        ("launch", "fill", "copy", "sort"),
     ),
     inputs=(Port("x", 0, SPEC), Port("unused", None, TensorSpec((), np.dtype(np.int64)))),
     outputs=(Port("y", 3, SPEC),),
@@ -91,15 +85,17 @@ PLAN = Plan(
 )
 
 
-def test_plan_with_every_command_and_step_goes_through_json() -> None:
+def test_plan_with_every_command_goes_through_json() -> None:
     back = from_json(to_json(PLAN))
     assert to_json(back) == to_json(PLAN)
     # NaN is the one scalar that is not equal to itself.
-    first, other = back.steps[0].commands[0].arguments, LAUNCH.arguments  # type: ignore[union-attr]
+    first = back.segment.commands[0].arguments  # type: ignore[union-attr]
+    other = LAUNCH.arguments
     assert [type(a) for a in first] == [type(a) for a in other]
     assert np.isnan(first[3])
-    assert dataclasses.replace(back, steps=back.steps[1:]) == dataclasses.replace(PLAN, steps=PLAN.steps[1:])
-    assert back.steps[0].commands[1:] == PLAN.steps[0].commands[1:]  # type: ignore[union-attr]
+    assert dataclasses.replace(back, segment=BODY.segment) == dataclasses.replace(PLAN, segment=BODY.segment)
+    assert back.segment.commands[1:] == PLAN.segment.commands[1:]
+    assert (back.segment.edges, back.segment.origins) == (PLAN.segment.edges, PLAN.segment.origins)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -133,11 +129,11 @@ def test_any_content_goes_through_json(
     call = HostCall("op", tuple(attributes.items()), (slot(0, offset, strides),), (None,))
     launch = Launch(Kernel("a", "b"), (1, 1, 1), (1, 1, 1), (scalar,), ())
     plan = dataclasses.replace(
-        BODY, steps=(Segment((call, launch), (), ("a", "b")),), buffers=(Buffer(0, role, 1, "n", b"d"),)
+        BODY, segment=Segment((call, launch), (), ("a", "b")), buffers=(Buffer(0, role, 1, "n", b"d"),)
     )
     back = from_json(to_json(plan))
     assert back == plan
-    assert type(back.steps[0].commands[1].arguments[0]) is type(scalar)  # type: ignore[union-attr]
+    assert type(back.segment.commands[1].arguments[0]) is type(scalar)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,7 @@ def test_text_that_is_no_plan_is_refused(text: str) -> None:
 def test_what_is_not_data_does_not_enter_a_file() -> None:
     bad = HostCall("op", (("call", print),), (), ())
     with pytest.raises(PlanError, match="builtin_function_or_method, which is not data"):
-        to_json(dataclasses.replace(BODY, steps=(Segment((bad,), (), ("a",)),)))
+        to_json(dataclasses.replace(BODY, segment=Segment((bad,), (), ("a",))))
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
@@ -189,30 +185,13 @@ def test_plan_prints_ports_arena_and_commands_with_their_edges() -> None:
         "%3+24:float32[2,3] strides (-3, 1)",
         "fill %3:float32[2,3] with 0000803f",
         "Sort(%2:float32[2,3], None)  # sort  after [1, 2]",
-        "step 1: branch",
-        "step 2: repeat",
         "reads x for node (axes)",
     ):
         assert line in text, line
 
 
-def test_kernels_come_once_bodies_included() -> None:
+def test_kernels_come_once_in_order_of_use() -> None:
     other = Kernel("b.cu", "l")
-    body = dataclasses.replace(
-        BODY, steps=(Segment((dataclasses.replace(LAUNCH, kernel=other), LAUNCH), (), ("a", "b")),)
-    )
-    plan = dataclasses.replace(PLAN, steps=(*PLAN.steps, Repeat(body, None, None, ())))
+    launches = (LAUNCH, dataclasses.replace(LAUNCH, kernel=other), LAUNCH)
+    plan = dataclasses.replace(BODY, segment=Segment(launches, (), ("a", "b", "c")))
     assert plan.kernels() == (LAUNCH.kernel, other)
-    assert [call.operator for call in plan.host_calls()] == ["Sort"]
-
-
-def test_host_reads_are_the_ends_of_segments_and_conditions() -> None:
-    assert BODY.host_reads() == ()
-    first, branch, repeat = PLAN.steps
-    assert isinstance(first, Segment) and isinstance(branch, Branch) and isinstance(repeat, Repeat)
-    split = dataclasses.replace(PLAN, steps=(first, first))
-    assert split.host_reads() == ((first.origins[-1], "what follows depends on content"),)
-    assert PLAN.host_reads() == (
-        (str(branch.condition), "which branch to take"),
-        (str(repeat.trip_count), "how often to repeat"),
-    )

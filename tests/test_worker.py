@@ -197,14 +197,15 @@ def test_prepare_takes_arrays_and_shapes(worker: gx.Worker) -> None:
 
 def test_prepare_without_inputs_takes_fixed_shapes() -> None:
     with gx.Worker(affine((2, 3)), backend=CPU) as worker:
-        assert worker.prepare().inputs[0].spec == TensorSpec((2, 3), np.dtype(np.float32))
+        plan = worker.prepare()
+        assert plan is not None and plan.inputs[0].spec == TensorSpec((2, 3), np.dtype(np.float32))
 
 
 def test_memory_stats_show_the_arena_beside_its_bound() -> None:
     with gx.Worker(two_layers(), backend=CPU) as worker:
         worker.run(ramp(64, 3))
         stats = worker.memory_stats()
-    assert set(stats) == {"arena", "arena_lower_bound", "weights", "frames", "pinned"}
+    assert set(stats) == {"arena", "arena_lower_bound", "exchange", "weights", "frames", "pinned"}
     assert stats["arena"] >= stats["arena_lower_bound"] > 0
     assert stats["frames"] >= 64 * 2 * 4 and stats["weights"] == (3 * 5 + 5 * 2) * 4
 

@@ -23,6 +23,11 @@ from gpuexec.operator import find_operator, qualified, upgrades_for
 _SMALL_ELEMENTS = 64
 _DEEPEST = 16
 _BODIES = "gpuexec.bodies"  # the domain of functions that stand for single nodes
+# Operators at which onnx 1.23 ends the process where the type of an input is unknown, and where they hide from it.
+_FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.TreeEnsemble"})
+_HIDDEN = "gpuexec.hidden."
+# What onnx raises where a model is not to its liking.
+_REFUSALS = (RuntimeError, ValueError, defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
 Opsets = dict[str, int]
 
 
@@ -54,6 +59,7 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
         copy.functions.extend(functions)
         copy = _expand_local(copy)
     _add_opsets(copy, opsets)
+    _hide(copy)
     failed: set[tuple[str, str]] = set()
     for _ in range(_DEEPEST):
         found = _find_bodies(copy.graph.node, opsets) - failed
@@ -66,6 +72,7 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
             else:
                 copy = expanded
         _add_opsets(copy, opsets)
+    _show(copy)
     return list(copy.graph.node)
 
 
@@ -87,7 +94,7 @@ def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto
         model = _show_types(model)
     try:
         expanded = inliner.inline_selected_functions(model, [key], inline_schema_functions=True)
-    except (RuntimeError, ValueError):
+    except _REFUSALS:
         return _expand_past_absent(model, key)
     is_left = any((node.domain, node.op_type) == key for node in walk_nodes(expanded.graph.node))
     return None if is_left else expanded
@@ -120,7 +127,7 @@ def _expand_past_absent(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.Mo
             copy.functions.append(function)
         copy.opset_import.append(helper.make_opsetid(_BODIES, 1))
         return inliner.inline_local_functions(copy)
-    except (RuntimeError, ValueError, defs.SchemaError, onnx.checker.ValidationError):
+    except _REFUSALS:
         return None
 
 
@@ -171,7 +178,7 @@ def _show_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     try:
         typed = shape_inference.infer_shapes(model)
-    except (RuntimeError, ValueError):
+    except _REFUSALS:
         return model
     rows: dict[str, list[onnx.ValueInfoProto]] = {}
     for body in walk_graphs(typed.graph.node):
@@ -204,23 +211,49 @@ def _copy_without_weights(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto
     return copy
 
 
-def infer_types(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Return the graph's outputs with the types that follow from its nodes, where the model declares none."""
-    copy = _copy_without_weights(model, model.graph.node)
-    copy.functions.extend(model.functions)
+def infer_types(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> list[onnx.ValueInfoProto]:
+    """Return the graph's outputs with the types that follow from its nodes, where the model declares none.
+
+    Args:
+        model: Where inputs, outputs and weights are.
+        nodes: The model's nodes, sorted, functions expanded.
+        opsets: Version by domain, of the nodes.
+    """
+    copy = _copy_without_weights(model, nodes)
+    del copy.opset_import[:]
+    copy.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
+    _hide(copy)
     try:
-        return list(onnx.shape_inference.infer_shapes(copy).graph.output)
-    except (RuntimeError, ValueError):  # what is wrong with the nodes is reported when they are read
+        return list(shape_inference.infer_shapes(copy).graph.output)
+    except _REFUSALS:  # what is wrong with the nodes is reported when they are read
         return list(model.graph.output)
+
+
+def _hide(model: onnx.ModelProto) -> None:
+    """Give nodes that onnx can't infer safely a domain it does not know."""
+    domains = set()
+    for node in walk_nodes(model.graph.node):
+        if qualified(node.op_type, node.domain) in _FATAL:
+            node.domain = _HIDDEN + node.domain
+            domains.add(node.domain)
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains)
+
+
+def _show(model: onnx.ModelProto) -> None:
+    """Undo `_hide`."""
+    for node in walk_nodes(model.graph.node):
+        node.domain = node.domain.removeprefix(_HIDDEN)
 
 
 def _expand_local(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model, convert_version=True)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+    except _REFUSALS as error:
         raise ModelError(f"The functions of the model can't be expanded: {error}") from error
 
 
 def _add_opsets(model: onnx.ModelProto, opsets: Opsets) -> None:
     for entry in model.opset_import:
+        if entry.domain.startswith(_HIDDEN):
+            continue
         opsets.setdefault("" if entry.domain == "ai.onnx" else entry.domain, entry.version)

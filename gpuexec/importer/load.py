@@ -72,16 +72,17 @@ def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
     title = name or model.graph.name or Path(where).stem
     problems = Problems()
     declared = read_outputs(model.graph, problems)
-    if None in declared.values():
-        inferred = read_outputs(onnx.GraphProto(output=infer_types(model)), Problems())
-        declared = {name: spec or inferred.get(name) for name, spec in declared.items()}
     reader = NodeReader(opsets, folder, problems, declared)
     read_constants(model.graph, reader, folder, problems)
     inputs = read_inputs(model.graph, reader, problems)
     outputs: list[Value] = []
     with problems.noting():
         nodes = sort_nodes(model.graph.node, reader.values)
-        reader.read(expand_functions(model, nodes, opsets))
+        expanded = expand_functions(model, nodes, opsets)
+        if None in declared.values():
+            inferred = read_outputs(onnx.GraphProto(output=infer_types(model, expanded, opsets)), Problems())
+            declared.update({name: inferred.get(name) for name, spec in declared.items() if spec is None})
+        reader.read(expanded)
         for info in model.graph.output:
             with problems.noting():
                 outputs.append(reader.find(info.name))

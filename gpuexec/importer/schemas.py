@@ -14,18 +14,20 @@ from gpuexec.errors import ModelError
 from gpuexec.importer.order import describe_node
 
 # onnx keeps versions in a C int.
-_LARGEST_OPSET = 2**31 - 1
+_LARGEST_OPSET = _NOWHERE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The form of an operator at one opset.
 
-    ``required`` are positions of inputs that can't be absent, ``required_attributes`` such attributes, but for bodies,
-    which are checked where they are read; with ``needs_all_outputs``, no output can be.
+    ``required`` are positions of inputs that can't be absent, as can't any from ``variadic_from`` on;
+    ``required_attributes`` such attributes, but for bodies, which are checked where they are read. With
+    ``needs_all_outputs``, no output can be absent.
     """
 
     required: tuple[int, ...]
+    variadic_from: int
     max_inputs: int
     max_outputs: int
     needs_all_outputs: bool
@@ -47,6 +49,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
     option = defs.OpSchema.FormalParameterOption
     return Schema(
         required=tuple(index for index, formal in enumerate(schema.inputs) if formal.option == option.Single),
+        variadic_from=next((i for i, formal in enumerate(schema.inputs) if formal.option == option.Variadic), _NOWHERE),
         max_inputs=schema.max_input,
         max_outputs=schema.max_output,
         needs_all_outputs=any(formal.option == option.Variadic for formal in schema.outputs),
@@ -72,7 +75,8 @@ def check_form(node: onnx.NodeProto, schema: Schema) -> None:
             f"got {len(node.input)} and {len(node.output)}.",
             node=node.name,
         )
-    for index in schema.required:
+    absent = [index for index, name in enumerate(node.input) if not name and index >= schema.variadic_from]
+    for index in (*schema.required, *absent):
         if index >= len(node.input) or not node.input[index]:
             raise ModelError(f"{describe_node(node)} lacks its input {index}.", node=node.name)
     given = {attribute.name for attribute in node.attribute}

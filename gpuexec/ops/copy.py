@@ -97,7 +97,7 @@ class Concat(Operator):
         axis = normalize_axis(self.axis, first.rank)
         for index, x in enumerate(inputs):
             expected = (*first.shape[:axis], *x.shape[axis : axis + 1], *first.shape[axis + 1 :])
-            if x.dtype != first.dtype or x.shape != expected:
+            if x.dtype != first.dtype or x.rank != first.rank or x.shape != expected:
                 raise InputError(
                     f"Concat joins tensors of one dtype whose shapes agree beside axis {axis}: input {index} is {x}, "
                     f"input 0 is {first}."

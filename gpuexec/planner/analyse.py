@@ -139,23 +139,43 @@ class Walk:
         Raises:
             NeedsHostValue: It follows from content that lies on a device, or is too much work for the host.
         """
-        spec = self.analysis.specs[value]
-        if spec.value is not None:
-            return spec
-        if value not in self._demanded:
-            self._demanded[value] = self._compute_content(reader, value, spec, role)
+        stack = [value]
+        while stack:
+            each = stack[-1]
+            missing = [before for before in self._list_before(reader, each, role) if not self._has_content(before)]
+            stack += missing
+            if not missing:
+                self._demanded[stack.pop()] = self._compute_content(each)
         return self._demanded[value]
 
-    def _compute_content(self, reader: Node, value: Value, spec: TensorSpec, role: str) -> TensorSpec:
+    def _has_content(self, value: Value) -> bool:
+        return value in self._demanded or self.analysis.specs[value].value is not None
+
+    def _list_before(self, reader: Node, value: Value, role: str) -> list[Value]:
+        """Return the values to compute the content of a value from; none where it is there.
+
+        Raises:
+            NeedsHostValue: It lies on a device, or is too much work for the host.
+        """
         given = self._inputs.get(value)
+        if self._has_content(value) or (given is not None and given.value is not None):
+            return []
         if given is not None:
-            if given.value is None:
-                raise _needs(reader, value, role, "given")
-            return spec.with_value(given.value.array, _Log(self.analysis, (value.name,)))
+            raise _needs(reader, value, role, "given")
         node = self._producers[value]
         if not is_light(node, self.analysis.specs) or any(map(self._is_large_input, node.inputs)):
             raise _needs(reader, value, role, "computed")
-        specs = [None if item is None else self.demand(reader, item, role) for item in node.inputs]
+        return [item for item in node.inputs if item is not None]
+
+    def _compute_content(self, value: Value) -> TensorSpec:
+        """Return the spec of a value with its content, those before it having theirs."""
+        spec, given = self.analysis.specs[value], self._inputs.get(value)
+        if self._has_content(value):
+            return self._demanded.get(value, spec)
+        if given is not None and given.value is not None:
+            return spec.with_value(given.value.array, _Log(self.analysis, (value.name,)))
+        node = self._producers[value]
+        specs = [None if v is None else self._demanded.get(v, self.analysis.specs[v]) for v in node.inputs]
         logs = [s.value.log for s in specs if s is not None and s.value is not None]
         names = dict.fromkeys(name for log in logs if isinstance(log, _Log) for name in log.inputs)
         array = compute_node(node, specs)[node.outputs.index(value)]

@@ -319,38 +319,47 @@ class _Cutter:
         ``traced`` remembers what was found for the values on the way, which may be met many times.
         """
         traced = {} if traced is None else traced
-        if value not in traced:
-            traced[value] = self._trace_anew(value, traced)
+        stack = [value]
+        while stack:
+            before = self._list_before(stack[-1])
+            missing = [each for each in before if each not in traced]
+            if missing:
+                stack += missing
+            else:
+                each = stack.pop()
+                traced[each] = self._trace_one(each, before, traced)
         return traced[value]
 
-    def _trace_anew(self, value: Value, traced: _Traces) -> tuple[list[Value], list[Node]]:
+    def _list_before(self, value: Value) -> list[Value]:
+        """Return the values that the host would compute a value from; none where it would not, or has it."""
+        node = self._producers.get(value)
+        if value in self._constants or value in self._inputs or node is None:
+            return []
+        if value in self._walk.analysis.known:
+            return [v for v in node.inputs if v is not None and v in self._walk.analysis.known]
+        return [] if node in self._on_host or self._is_much(node) else [v for v in node.inputs if v is not None]
+
+    def _trace_one(self, value: Value, before: Sequence[Value], traced: _Traces) -> tuple[list[Value], list[Node]]:
         if value in self._constants:
             return [], []
         given = self._inputs.get(value)
         if given is not None:
             return ([] if given.value is not None else [value]), []
         node = self._producers[value]
-        if value in self._walk.analysis.known:
-            before = [v for v in node.inputs if v is not None and v in self._walk.analysis.known]
-            chain = dict.fromkeys(each for v in before for each in self._trace(v, traced)[1])
-            return [], [*chain, node]
-        if node in self._on_host:
+        if node in self._on_host and value not in self._walk.analysis.known:
             return [], []
-        outputs = [v for v in node.outputs if v is not None]
-        inputs = [v for v in node.inputs if v in self._inputs]
-        is_large = any(self._nbytes(v) > HOST_VALUE_LIMIT for v in (*inputs, *outputs) if v is not None)
-        if is_large or not is_light(node, self._specs):
-            return [value], []
-        sources: dict[Value, None] = {}
-        chain = {}
-        for each in node.inputs:
-            if each is not None:
-                more, nodes = self._trace(each, traced)
-                sources.update(dict.fromkeys(more))
-                chain.update(dict.fromkeys(nodes))
-        if sum(map(self._nbytes, sources)) > HOST_VALUE_LIMIT:
+        sources = dict.fromkeys(source for each in before for source in traced[each][0])
+        chain = dict.fromkeys(link for each in before for link in traced[each][1])
+        if value not in self._walk.analysis.known and (
+            self._is_much(node) or sum(map(self._nbytes, sources)) > HOST_VALUE_LIMIT
+        ):
             return [value], []
         return list(sources), [*chain, node]
+
+    def _is_much(self, node: Node) -> bool:
+        """Return whether a node is too much work for the host, or its content too large."""
+        values = [v for v in node.inputs if v in self._inputs] + [v for v in node.outputs if v is not None]
+        return any(v and self._nbytes(v) > HOST_VALUE_LIMIT for v in values) or not is_light(node, self._specs)
 
     def _is_extents(self, value: Value, traced: _Traces) -> bool:
         """Return whether a value may be meant for the host, which can compute it without a read."""

@@ -112,9 +112,9 @@ class Template:
             commands = self._resolver.resolve(lowered.draft)
             if any(read.input not in self._reads for read in analysis.reads):
                 raise PlanError("Planning reads the content of inputs that it did not read at the upper end.")
-            self._verifier.check_variant(0, commands)
+            self._verifier.check_variant(commands)
             return Variant(
-                segments=(commands,),
+                commands=commands,
                 inputs=tuple([_bare(inputs[port.name]) for port in self.plan.inputs]),
                 outputs=tuple([_bare(slot.spec) for slot in lowered.outputs]),
             )
@@ -138,7 +138,7 @@ class Template:
             target=self._target.name,
             buffers=tuple(buffers),
             layout=layout,
-            steps=(Segment(commands, find_edges(commands, places), origins),),
+            segment=Segment(commands, find_edges(commands, places), origins),
             inputs=tuple(
                 Port(name, numbers.get(slots[name].buffer) if name in slots else None, _bare(spec))
                 for name, spec in self._specs.items()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpuexec.command import Command, Copy, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
-from gpuexec.plan import Branch, Plan, Repeat, Role, Segment, Variant, format_command
+from gpuexec.plan import Plan, Role, Segment, Variant, format_command
 
 _ALIGNMENT = 256
 
@@ -32,8 +32,7 @@ def verify(plan: Plan, variant: Variant | None = None) -> None:
     """
     verifier = Verifier(plan)
     if variant is not None:
-        for position, commands in zip(verifier.segments, variant.segments, strict=True):
-            verifier.check_variant(position, commands)
+        verifier.check_variant(variant.commands)
 
 
 class _Touch(NamedTuple):
@@ -54,31 +53,20 @@ class Verifier:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.segments: dict[int, _SegmentCheck] = {}
         _check_layout(plan)
-        for position, step in enumerate(plan.steps):
-            match step:
-                case Segment():
-                    self.segments[position] = _SegmentCheck(plan, step)
-                case Branch():
-                    verify(step.then)
-                    verify(step.otherwise)
-                case Repeat():
-                    verify(step.body)
-        written = {touched for check in self.segments.values() for touched in check.written_buffers()}
-        if len(self.segments) == len(plan.steps):
-            for port in plan.outputs:
-                if port.buffer is not None and port.spec.size and port.buffer not in written:
-                    raise PlanError(f"Output {port.name!r} is written by no command.")
+        self._check = _SegmentCheck(plan, plan.segment)
+        written = self._check.written_buffers()
+        for port in plan.outputs:
+            if port.buffer is not None and port.spec.size and port.buffer not in written:
+                raise PlanError(f"Output {port.name!r} is written by no command.")
 
-    def check_variant(self, position: int, commands: Sequence[Command]) -> None:
-        """Check the commands of another size for the segment at a position of the plan.
+    def check_variant(self, commands: Sequence[Command]) -> None:
+        """Check the commands of another size.
 
         Raises:
             PlanError: They don't hold; the next call compares with what was checked before.
         """
-        self.segments[position].update(commands)
+        self._check.update(commands)
 
 
 class _SegmentCheck:

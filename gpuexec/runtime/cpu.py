@@ -8,6 +8,7 @@ products by BLAS, which has threads of its own.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,8 @@ from gpuexec.command import Command, Kernel
 from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_execution import Call, Execution, Order
-from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream
-from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream
+from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
+from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.target import Target
 
@@ -80,13 +81,16 @@ class CpuDevice:
 
     Args:
         order: Picks which of n ready commands runs next, in place of plan order and the pool; to prove that edges
-        suffice.
+            suffice.
+        clock: Tells timed events the time, in seconds.
     """
 
-    def __init__(self, order: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, order: Callable[[int], int] | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.target = Target.named("cpu").with_memory(host_memory_bytes())
         self.name = "cpu"
-        self.order = order
+        self.order, self.clock = order, clock
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
@@ -126,6 +130,10 @@ class CpuDevice:
     def create_event(self) -> Event:
         """Return an event, not recorded."""
         return CpuEvent()
+
+    def create_timed_event(self) -> TimedEvent:
+        """Return an event that notes the time, not recorded."""
+        return CpuTimedEvent(self.clock)
 
     def load(self, kernels: Sequence[Kernel]) -> None:
         """Refuse kernels; a CPU plan has none."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from gpuexec.errors import ClosedError, KernelError
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import ByteArray, Event, Function
+from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
 
 
 class CpuEvent:
@@ -59,6 +60,27 @@ class CpuEvent:
     def last_record(self) -> int:
         """Number of the last record announced."""
         return self._wanted
+
+
+class CpuTimedEvent(CpuEvent):
+    """An event that notes when the stream's thread came by, in seconds of ``clock``."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
+        self._clock = clock
+        self._reached_s = 0.0
+
+    def reach(self, number: int, error: BaseException | None) -> None:
+        """Mark a record as reached now."""
+        self._reached_s = self._clock()
+        super().reach(number, error)
+
+    def elapsed_ms(self, since: TimedEvent) -> float:
+        """Return how much later than ``since`` this was reached; raise what the work raised."""
+        assert isinstance(since, CpuTimedEvent)
+        if self._error is not None:
+            raise self._error
+        return (self._reached_s - since._reached_s) * 1e3
 
 
 class CpuStream:
@@ -115,7 +137,10 @@ class CpuStream:
         number = event.announce()
 
         def reach() -> Callable[[], None]:
-            error, self._waited_error = self._waited_error or self._run_error, None
+            error = self._waited_error or self._run_error
+            # Who only takes the time leaves the error to what comes next.
+            if not isinstance(event, CpuTimedEvent):
+                self._waited_error = None
             return lambda: event.reach(number, error)
 
         self._put(reach)

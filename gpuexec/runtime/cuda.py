@@ -20,7 +20,7 @@ from gpuexec.runtime import driver as probing
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda_errors import NOT_READY, SUCCESS, CallContext
 from gpuexec.runtime.cuda_graph import CudaGraph
-from gpuexec.runtime.device import ByteArray, Event, Function, Recording, Region
+from gpuexec.runtime.device import ByteArray, Event, Function, Recording, Region, TimedEvent
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.recording import Prepared, record_launches
 from gpuexec.runtime.residency import check_residency
@@ -55,12 +55,12 @@ class CudaFunction:
 
 
 class CudaEvent:
-    """An event without timing; who waits for it sleeps instead of spinning."""
+    """An event, without timing unless asked for; who waits for it sleeps instead of spinning."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, *, is_timed: bool = False) -> None:
         self._device = device
         with device.calling("creating an event"):
-            self.event = device.cupy.cuda.Event(block=True, disable_timing=True)
+            self.event = device.cupy.cuda.Event(block=True, disable_timing=not is_timed)
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done; never waits."""
@@ -80,6 +80,19 @@ class CudaEvent:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_POLL_S)
         return True
+
+
+class CudaTimedEvent(CudaEvent):
+    """An event that notes the time as the GPU counts it, to about half a microsecond."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__(device, is_timed=True)
+
+    def elapsed_ms(self, since: TimedEvent) -> float:
+        """Return how much later than ``since`` the GPU reached this."""
+        assert isinstance(since, CudaTimedEvent)
+        with self._device.calling("reading the time of events"):
+            return float(self._device.cupy.cuda.get_elapsed_time(since.event, self.event))
 
 
 class _ExternalHandle:
@@ -263,6 +276,10 @@ class CudaDevice:
     def create_event(self) -> CudaEvent:
         """Return an event, not recorded."""
         return CudaEvent(self)
+
+    def create_timed_event(self) -> CudaTimedEvent:
+        """Return an event that notes the time, not recorded."""
+        return CudaTimedEvent(self)
 
     def load(self, kernels: Sequence[Kernel]) -> None:
         """Compile (or find) and load kernels, with all the shared memory that a block may have."""

@@ -83,6 +83,17 @@ class Event(Protocol):
         """Wait until done; False when the time ran out."""
 
 
+class TimedEvent(Event, Protocol):
+    """An event that notes when the work before it was done."""
+
+    def elapsed_ms(self, since: TimedEvent) -> float:
+        """Return how much later than ``since`` this was reached, as the device tells it; both are done.
+
+        Raises:
+            GpuexecError: The work between them failed.
+        """
+
+
 class Function(Protocol):
     """A loaded kernel."""
 
@@ -180,6 +191,9 @@ class Device(Protocol):
 
     def create_event(self) -> Event:
         """Return an event, not recorded."""
+
+    def create_timed_event(self) -> TimedEvent:
+        """Return an event that notes the time, not recorded."""
 
     def load(self, kernels: Sequence[Kernel]) -> None:
         """Compile (or find) and load kernels; later `function` calls are look-ups.

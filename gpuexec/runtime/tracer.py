@@ -7,7 +7,7 @@ memory; what is read back is zeros.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream
+from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
 from gpuexec.runtime.recording import record_launches
 from gpuexec.target import Target
 
@@ -59,6 +59,18 @@ class TracerEvent:
         return True
 
 
+class TracerTimedEvent(TracerEvent):
+    """Tells the tracer's own time at its last record."""
+
+    def __init__(self) -> None:
+        self.reached_ms = 0.0
+
+    def elapsed_ms(self, since: TimedEvent) -> float:
+        """Return what the launches between the two take."""
+        assert isinstance(since, TracerTimedEvent)
+        return self.reached_ms - since.reached_ms
+
+
 class TracerStream:
     """Appends a row for everything it is told; ``launches`` counts launches."""
 
@@ -85,6 +97,7 @@ class TracerStream:
             self._packed, 0, function.handle, *grid, *block, shared_bytes, self.number, arguments.address, 0
         )
         self.launches += 1
+        self._device.elapsed_ms += self._device.launch_ms(function.kernel)
         if self._device.is_writing:
             name = "cooperative launch" if cooperative else "launch"
             self._device.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
@@ -108,6 +121,8 @@ class TracerStream:
 
     def record(self, event: Event) -> None:
         """Note the record."""
+        if isinstance(event, TracerTimedEvent):
+            event.reached_ms = self._device.elapsed_ms
         self._device.note("record", self.number, id(event))
 
     def wait(self, event: Event) -> None:
@@ -131,12 +146,19 @@ class TracerDevice:
 
     Args:
         target: What plans are made for, by name.
+        launch_ms: How long a launch of a kernel takes, as timed events tell; nothing is waited for.
     """
 
-    def __init__(self, target: str = "sm_90", is_writing: bool = True) -> None:
+    def __init__(
+        self,
+        target: str = "sm_90",
+        is_writing: bool = True,
+        launch_ms: Callable[[Kernel], float] = lambda kernel: 0.0,
+    ) -> None:
         self.target = Target.named(target)
         self.name = f"tracer ({target})"
-        self.is_writing = is_writing
+        self.is_writing, self.launch_ms = is_writing, launch_ms
+        self.elapsed_ms = 0.0
         self.log: list[tuple[object, ...]] = []
         self.loaded: dict[Kernel, TracerFunction] = {}
         self._top = 1 << 40
@@ -178,6 +200,10 @@ class TracerDevice:
     def create_event(self) -> Event:
         """Return an event."""
         return TracerEvent()
+
+    def create_timed_event(self) -> TimedEvent:
+        """Return an event that tells the tracer's own time, not recorded."""
+        return TracerTimedEvent()
 
     def load(self, kernels: Sequence[Kernel]) -> None:
         """Note the kernels that were not loaded yet."""

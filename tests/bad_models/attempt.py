@@ -111,9 +111,9 @@ def _judge(error: gx.GpuexecError, path: Path) -> Outcome:
     kind, text = type(error).__name__, str(error)
     cause: BaseException | None = error
     while (cause := cause.__cause__) is not None:
-        # onnx says by ValueError what is wrong with data in another file.
-        is_known = type(cause).__name__ in _READING or ("can't be read" in text and type(cause) is ValueError)
-        is_known |= "can't be expanded" in text and type(cause) is RuntimeError
+        # onnx says by these what is wrong with data in another file, or with a function.
+        is_known = type(cause).__name__ in _READING
+        is_known |= bool(re.search("can't be (read|expanded)", text)) and type(cause) in (ValueError, RuntimeError)
         if not isinstance(cause, gx.GpuexecError) and not is_known:
             return Outcome("bad", kind, f"behind it a {type(cause).__name__}: {text}")
     is_located = error.node or error.value or isinstance(error, gx.UnsupportedError) or _WHOLE_FILE.search(text)

@@ -11,7 +11,6 @@ import numpy as np
 
 import gpuexec as gx
 from gpuexec.errors import GpuexecError
-from gpuexec.plan import Segment
 from gpuexec.runtime.backend import Backend
 from tests.bench.cpu_models import open_onnxruntime
 from tests.bench.measure import percentile, repeat_ms, time_ms
@@ -95,7 +94,7 @@ def _measure_model(
     first = answers[0][0] if isinstance(answers[0], list) else answers[0]
     ort_ms, error = _compare(bench, first, repeats)
     torch_ms = _time_torch(by_torch[bench.name](), repeats) if bench.name in by_torch else None
-    commands = sum(len(step.commands) for step in plan.steps if isinstance(step, Segment))
+    commands = len(plan.segment.commands)
     figures.add(
         bench.name,
         commands,

@@ -51,7 +51,7 @@ def measure_schedule(repeats: int) -> list[Figures]:
         read = repeat_ms(lambda: worker.run(x), repeats)
     same, changed = measure_submit(plan, backend.device, repeats)
     launch = _time_launches(backend.device, repeats=5)
-    count = sum(len(step.commands) for step in plan.steps if isinstance(step, Segment))
+    count = len(plan.segment.commands)
     figures = Figures(
         f"Host time of a plan of {count} commands on the tracer (us)", ("part", "p50", "p99", "share", "bound", "")
     )
@@ -92,7 +92,7 @@ def measure_submit(
         repeats: Submits of each kind.
         record: How to record; None: the device's own way.
     """
-    (segment,) = [step for step in plan.steps if isinstance(step, Segment)]
+    segment = plan.segment
     arena = device.allocate(max(plan.layout.nbytes, 1))
     places = {b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets}
     for buffer in plan.buffers:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.plan import Segment
 from tests.bench import cpu_models, host_time, measure, overlap, run
 from tests.bench.cpu_models import open_onnxruntime, open_reference
 from tests.bench.measure import Bystanders, interleave, percentile
@@ -54,13 +53,13 @@ def test_bystanders_are_what_the_machine_did_beyond_this_process(monkeypatch: py
 def test_the_plan_of_100_commands_has_100() -> None:
     with gx.Worker(gx.load(host_time.make_commands(100)), backend=host_time.open_tracer()) as worker:
         plan = worker.prepare(np.ones((16, 64), np.float32))
-    assert sum(len(step.commands) for step in plan.steps if isinstance(step, Segment)) == 100
+    assert len(plan.segment.commands) == 100
 
 
 def test_overlapping_commands_are_two_that_nothing_orders() -> None:
     with gx.Worker(gx.load(overlap.make_model("sleep", 2)), backend=gx.BackendType.CPU) as worker:
         plan = worker.prepare()
-    (segment,) = (step for step in plan.steps if isinstance(step, Segment))
+    segment = plan.segment
     assert len(segment.commands) == 2
     assert not segment.edges
 

@@ -119,5 +119,5 @@ def test_grid_barrier_outside_of_a_cooperative_launch_is_refused() -> None:
 
 def test_cooperative_launch_survives_as_text() -> None:
     copy = Copy(SHARES, TURNED)
-    plan = dataclasses.replace(PLAN, steps=(Segment((make_share(), copy), ((0, 1),), ("share", "copy")),))
+    plan = dataclasses.replace(PLAN, segment=Segment((make_share(), copy), ((0, 1),), ("share", "copy")))
     assert from_json(to_json(plan)) == plan

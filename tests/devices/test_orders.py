@@ -82,14 +82,12 @@ def differs(graph: Graph, plan: Plan, device: Device, record: Record | None, tim
 
 
 def without_edge(plan: Plan, edge: tuple[int, int]) -> Plan:
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
-    return replace(plan, steps=(replace(segment, edges=tuple(e for e in segment.edges if e != edge)),))
+    segment = plan.segment
+    return replace(plan, segment=replace(segment, edges=tuple(e for e in segment.edges if e != edge)))
 
 
 def edges_of(plan: Plan) -> tuple[tuple[int, int], ...]:
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
+    segment = plan.segment
     return segment.edges
 
 
@@ -160,7 +158,7 @@ def test_simulator_refuses_a_graph_whose_edge_was_removed(seed: int) -> None:
     """It names two commands that only the removed edge put in order, in whatever order it would have run them."""
     graph, plan = make_plan(seed, "sm_80")
     edges = edges_of(plan)
-    paths = find_paths(len(plan.steps[0].commands), edges)  # type: ignore[union-attr]
+    paths = find_paths(len(plan.segment.commands), edges)  # type: ignore[union-attr]
     for number, edge in enumerate(edges):
         left = find_paths(len(paths), [each for each in edges if each != edge])
         device = make_simulator(Schedule("random", number))

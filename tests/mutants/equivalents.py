@@ -37,12 +37,74 @@ _PLACES_DIFFER = "two candidates never have the same place"
 _NO_IDLE_LANES = "a team has no more lanes than terms, so every lane has met one before lanes meet"
 _EQUALS_PASSED = "equal values have passed on before"
 _FEW_WARPS = "a team that is the whole block leaves one value per warp"
+_UNSTORED = "only says whose sums somebody stores; the others may be made or not"
+_BY_ONE = "a product with 1 is the other factor"
+_MINUS_ZERO = "-0 goes into a sum that starts at 0"
+_ASKED_BEFORE = "the body asks for the level first, and there is none of that number"
+_STRIDE_0 = "levels that are not there have stride 0"
+_AT_THE_BOUND = "at the bound itself both give the bound"
 _EITHER_WAY = "takes the other of two ways that give the same result"
 
 # fmt: off
 EQUIVALENTS = (
+    Equivalent("conv.cu", "multiply_tile(left, right, inner, row < rows && column < columns, sums);",
+               "multiply_tile(left, right, inner, row <= rows && column < columns, sums);", _UNSTORED),
+    Equivalent("conv.cu", "multiply_tile(left, right, inner, row < rows && column < columns, sums);",
+               "multiply_tile(left, right, inner, row < rows && column <= columns, sums);", _UNSTORED),
+    Equivalent("cumulative.cu", "for (int distance = 1; distance < team.lanes; distance *= 2) {",
+               "for (int distance = 1; distance <= team.lanes; distance *= 2) {",
+               "no lane is as far as the number of lanes, so the turn more adds nothing"),
+    Equivalent("cumulative.cu",
+               "const i64 start = end > 0 ? row_start(team.row, columns, inner) + (is_reverse ? (columns - 1) * inner : 0)"
+               " : 0;",
+               "const i64 start = end >= 0 ? row_start(team.row, columns, inner) + (is_reverse ? (columns - 1) * inner : 0)"
+               " : 0;", _POINTER_ONLY),
+    Equivalent("cumulative.cu", "for (i64 tile = 0; tile < columns; tile += lanes * items) {",
+               "for (i64 tile = 0; tile <= columns; tile += lanes * items) {", "the tile more has no columns"),
+    Equivalent("gemm_simt.cuh", "for (int j = 0; j < kSums; ++j) sums[i][j] = A(0);",
+               "for (int j = 0; j < kSums; ++j) sums[j][i] = A(0);", "all of a square become 0 in either order"),
+    Equivalent("gemm_simt.cuh", "bool has_next = k + kSlab < inner;", "bool has_next = k + kSlab <= inner;",
+               "the slab more is all zeros, and nobody multiplies it"),
+    Equivalent("matmul.cu", "bool has_few_rows = gemm.rows <= kFewRows;", "bool has_few_rows = gemm.rows < kFewRows;",
+               _EITHER_WAY),
+    Equivalent("matmul.cu", "if (is_scaled) sum = sum * A(gemm.alpha);", "sum = sum * A(gemm.alpha);", _BY_ONE),
+    Equivalent("matmul.cu", "if (is_c_scaled) addend = addend * A(gemm.beta);", "addend = addend * A(gemm.beta);",
+               _BY_ONE),
+    Equivalent("matmul.cu", "__shared__ A partial[kFolds][kFewRows * kFewColumns + 1];",
+               "__shared__ A partial[kFolds][kFewRows * kFewColumns + 1 - 1];",
+               "the last column is there to spread the others over the banks"),
+    Equivalent("matmul.cu", "for (int row = 0; row < kFewRows; ++row) {",
+               "for (int row = 0; row <= kFewRows; ++row) {", "the body asks for rows, at most kFewRows"),
+    Equivalent("matmul.cu",
+               "multiply_tile(left, right, gemm.inner, row < gemm.rows && column < gemm.columns, sums);",
+               "multiply_tile(left, right, gemm.inner, row <= gemm.rows && column < gemm.columns, sums);", _UNSTORED),
+    Equivalent("matmul.cu",
+               "multiply_tile(left, right, gemm.inner, row < gemm.rows && column < gemm.columns, sums);",
+               "multiply_tile(left, right, gemm.inner, row < gemm.rows && column <= gemm.columns, sums);", _UNSTORED),
     Equivalent("pad.cu", "if (mode == kEdge) return at < 0 ? 0 : extent - 1;",
                "if (mode == kEdge) return at <= 0 ? 0 : extent - 1;", _ALREADY_INSIDE),
+    Equivalent("pool.cu", "value = value < A(0) ? -value : value;", "value = value <= A(0) ? -value : value;",
+               _MINUS_ZERO),
+    Equivalent("resize.cu", "for (int axis = 0; axis < walk.rank; ++axis) {",
+               "for (int axis = 0; axis <= walk.rank; ++axis) {",
+               "nothing is left of the index after the last axis, so the coordinate is 0"),
+    Equivalent("resize.cu", "for (int level = 0; level < kLevels; ++level) {",
+               "for (int level = 0; level <= kLevels; ++level) {", _ASKED_BEFORE, (0, 1)),
+    Equivalent("resize.cu",
+               "for (int level = 0; level < kLevels; ++level) outside |= level < walk.levels &&"
+               " positions[rows[level]] < 0;",
+               "for (int level = 0; level <= kLevels; ++level) outside |= level < walk.levels &&"
+               " positions[rows[level]] < 0;", _ASKED_BEFORE),
+    Equivalent("resize.cu",
+               "if (level < walk.levels) offset += positions[place.rows[level]] * walk.level_strides[level];",
+               "if (level <= walk.levels) offset += positions[place.rows[level]] * walk.level_strides[level];", _STRIDE_0),
+    Equivalent("resize.cu",
+               "if (level < walk.levels) offset += positions[place.rows[level]] * walk.level_strides[level];",
+               "offset += positions[place.rows[level]] * walk.level_strides[level];", _STRIDE_0),
+    Equivalent("resize.cu", "if (rounded <= W(limits<T>::lowest())) return limits<T>::lowest();",
+               "if (rounded < W(limits<T>::lowest())) return limits<T>::lowest();", _AT_THE_BOUND),
+    Equivalent("resize.cu", "return rounded >= W(limits<T>::max()) ? limits<T>::max() : cast<T>(rounded);",
+               "return rounded > W(limits<T>::max()) ? limits<T>::max() : cast<T>(rounded);", _AT_THE_BOUND),
     Equivalent("reduce.cu", "if (walk.rank <= 1) {", "if (walk.rank < 1) {", _EITHER_WAY),
     Equivalent("reduce.cu", "for (; term + (kAhead - 1) * step < end; term += kAhead * step) {",
                "for (; term + (kAhead) * step < end; term += kAhead * step) {", _EITHER_WAY),
@@ -53,7 +115,7 @@ EQUIVALENTS = (
     Equivalent("reduce.cuh", "if (lanes <= kWarpThreads) return shuffle_first(value, width);",
                "if (lanes < kWarpThreads) return shuffle_first(value, width);", _EITHER_WAY),
     Equivalent("reduce.cuh", "if constexpr (kIsFloat<A>) return x < A(0) ? -x : x + A(0);",
-               "if constexpr (kIsFloat<A>) return x <= A(0) ? -x : x + A(0);", "-0 goes into a sum that starts at 0"),
+               "if constexpr (kIsFloat<A>) return x <= A(0) ? -x : x + A(0);", _MINUS_ZERO),
     Equivalent("reduce.cuh", "else return x < A(0) ? wrapping_neg(x) : x;",
                "else return x <= A(0) ? wrapping_neg(x) : x;", "the integer 0 has one form"),
     Equivalent("reduce.cuh", "if (a.place < 0 || b.place < 0) return b.place < 0;",

@@ -62,6 +62,8 @@ CASES = [
     *(matmul_case(f"matmul_{dtype_row(d).name}", (3, 5, 7), (3, 7, 4), d) for d in DTYPES),
     matmul_case("matmul_2d", (5, 7), (7, 6)),
     matmul_case("matmul_beyond_a_tile", (70, 33), (33, 65)),
+    matmul_case("matmul_whole_tiles", (2, 64, 9), (9, 128)),
+    matmul_case("matmul_whole_slabs", (70, 32), (32, 65)),
     matmul_case("matmul_row", (7,), (7, 5)),
     matmul_case("matmul_column", (5, 7), (7,)),
     matmul_case("matmul_dot", (7,), (7,)),

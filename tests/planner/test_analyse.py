@@ -34,7 +34,7 @@ def shape_chain() -> Graph:
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
 def test_shape_arithmetic_never_becomes_commands(target: str) -> None:
     template = plan(shape_chain(), {"x": TensorSpec((3, 4), FLOAT)}, target)
-    (segment,) = template.plan.steps
+    segment = template.plan.segment
     assert segment.origins == ("scale",)  # type: ignore[union-attr]
     assert KeptOnHost("join2.out", "reshape", "follows from shapes", 24) in template.plan.host_values
     assert template.specialise({"x": TensorSpec((3, 4), FLOAT)}).outputs[0].shape == (3, 4, 1)
@@ -47,7 +47,7 @@ def test_host_value_that_a_command_reads_is_stored() -> None:
     y = build.input("y", 2, dtype=INT)
     graph = build.graph(build.node(Sum(), y, extents, name="sum"), build.node(Scale(), x))
     template = plan(graph, {"x": TensorSpec((3, 4), FLOAT), "y": TensorSpec((2,), INT)})
-    names = [c.operator for c in template.plan.commands() if isinstance(c, HostCall)]
+    names = [c.operator for c in template.plan.segment.commands if isinstance(c, HostCall)]
     assert names == ["Constant", "test.Sum", "test.Scale"]
     for rows in (3, 2):
         arrays = {"x": np.ones((rows, 4), np.float32), "y": np.array([10, 20])}
@@ -134,7 +134,7 @@ def test_large_values_are_not_propagated() -> None:
     large = build.constant(np.zeros(1000, np.float32))
     graph = build.graph(build.node(Scale(), large), build.node(Scale(), build.constant(np.zeros(2, np.float32))))
     template = plan(graph, {})
-    names = [c.operator for c in template.plan.commands() if isinstance(c, HostCall)]
+    names = [c.operator for c in template.plan.segment.commands if isinstance(c, HostCall)]
     assert sorted(names) == ["Constant", "test.Scale"]
     got = run_template(template, graph, {}, CpuDevice())
     for one, expected in zip(got, compute_graph(graph, {}), strict=True):

@@ -95,7 +95,7 @@ def test_join_by_offset_copies_nothing(target: str) -> None:
     x = build.input("x", 8, 4)
     graph = build.graph(build.node(Join(), build.node(Scale(), x), build.node(Scale(3.0), x)))
     made = plan(graph, target)
-    assert len(list(made.commands())) == 2
+    assert len(list(made.segment.commands)) == 2
     assert count(made) == 0
     check_result(graph)
 
@@ -105,7 +105,7 @@ def test_join_copies_what_it_can_not_place() -> None:
     x = build.input("x", 8, 4)
     a = build.node(Scale(), x)
     graph = build.graph(build.node(Join(), x, a, a))
-    assert sum(isinstance(command, Copy) for command in plan(graph).commands()) == 2
+    assert sum(isinstance(command, Copy) for command in plan(graph).segment.commands) == 2
     check_result(graph)
 
 
@@ -119,7 +119,7 @@ def test_join_copies_to_offsets_that_kernels_can_not_take_16_bytes_at() -> None:
     arrays = {**X, "odd": np.arange(3, dtype=np.float32).reshape(3, 1)}
     made = plan_graph(graph, specs_of(arrays), Target.named("sm_90")).plan
     # The first part lies at 0; the second would lie at 12.
-    assert sum(isinstance(command, Copy) for command in made.commands()) == 1
+    assert sum(isinstance(command, Copy) for command in made.segment.commands) == 1
     for got, expected in zip(run_graph(graph, arrays), compute_graph(graph, arrays), strict=True):
         np.testing.assert_array_equal(got, expected)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuexec.graph import Graph
-from gpuexec.plan import Plan, Segment
+from gpuexec.plan import Plan
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.target import Target
@@ -57,9 +57,8 @@ def test_removed_edges_show_in_some_order() -> None:
 
 
 def without_one_edge(plan: Plan) -> list[Plan]:
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
+    segment = plan.segment
     return [
-        replace(plan, steps=(replace(segment, edges=segment.edges[:i] + segment.edges[i + 1 :]),))
+        replace(plan, segment=replace(segment, edges=segment.edges[:i] + segment.edges[i + 1 :]))
         for i in range(len(segment.edges))
     ]

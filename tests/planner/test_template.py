@@ -94,11 +94,11 @@ def test_variants_give_what_exact_computation_gives() -> None:
 @pytest.mark.parametrize("target", [CPU, GPU])
 def test_commands_that_do_not_change_are_the_same_objects(target: Target) -> None:
     (template,) = decode(target, range(33, 34))
-    plan = template.plan.steps[0].commands  # type: ignore[union-attr]
-    origins = template.plan.steps[0].origins  # type: ignore[union-attr]
-    first = template.specialise(specs_of(step(40))).segments[0]
-    again = template.specialise(specs_of(step(40))).segments[0]
-    other = template.specialise(specs_of(step(41))).segments[0]
+    plan = template.plan.segment.commands
+    origins = template.plan.segment.origins
+    first = template.specialise(specs_of(step(40))).commands
+    again = template.specialise(specs_of(step(40))).commands
+    other = template.specialise(specs_of(step(41))).commands
     assert all(a is b for a, b in zip(first, again, strict=True))
     for origin, own, one, two in zip(origins, plan, first, other, strict=True):
         if origin == "sum0":
@@ -117,7 +117,7 @@ def test_variant_of_a_random_graph_equals_its_exact_plan(seed: int, target: Targ
     variant = template.specialise(specs_of(arrays))
     verify(template.plan, variant)
     exact = Template(graph, specs_of(arrays), target)
-    assert [type(c) for c in variant.segments[0]] == [type(c) for c in exact.plan.commands()]
+    assert [type(c) for c in variant.commands] == [type(c) for c in exact.plan.segment.commands]
     assert variant.outputs == tuple(port.spec for port in exact.plan.outputs)
     if target is CPU:
         got = run_template(template, graph, arrays, CpuDevice())
@@ -185,7 +185,7 @@ def test_size_that_needs_other_commands_raises_and_leaves_the_template_usable(ex
     template.specialise(rows(6))
     with pytest.raises(PlanError, match=message):
         template.specialise(rows(extent))
-    assert template.specialise(rows(8)).segments == (template.plan.steps[0].commands,)  # type: ignore[union-attr]
+    assert template.specialise(rows(8)).commands == template.plan.segment.commands
 
 
 def test_size_that_reads_content_which_the_class_does_not_raises_each_time() -> None:
@@ -228,7 +228,7 @@ def test_operators_without_lowering_are_refused_together_where_there_are_kernels
     with pytest.raises(UnsupportedError, match=r"test.NoKernel \(2: a, b\)"):
         plan_graph(graph, specs, GPU)
     plan = plan_graph(graph, specs, CPU).plan
-    assert [c.operator for c in plan.commands() if isinstance(c, HostCall)] == ["test.NoKernel"] * 2
+    assert [c.operator for c in plan.segment.commands if isinstance(c, HostCall)] == ["test.NoKernel"] * 2
 
 
 def test_planning_twice_gives_equal_plans() -> None:

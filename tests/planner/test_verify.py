@@ -9,7 +9,7 @@ import pytest
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Slot
 from gpuexec.errors import PlanError
-from gpuexec.plan import ArenaLayout, Branch, Buffer, Plan, Port, Repeat, Role, Segment, Variant
+from gpuexec.plan import ArenaLayout, Buffer, Plan, Port, Role, Segment, Variant
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
 from gpuexec.spec import TensorSpec
@@ -54,7 +54,7 @@ def plan_of(
         target="cpu",
         buffers=buffers,
         layout=ArenaLayout(((A, offsets[0]), (B, offsets[1])), nbytes, 0),
-        steps=(Segment(commands, edges, tuple(f"n{i}" for i in range(len(commands)))),),
+        segment=Segment(commands, edges, tuple(f"n{i}" for i in range(len(commands)))),
         inputs=(Port("x", INPUT, TensorSpec((8,), BYTE)),),
         outputs=(Port("y", OUTPUT, TensorSpec((8,), BYTE)),),
     )
@@ -105,24 +105,15 @@ def test_reader_must_come_before_the_next_writer() -> None:
         verify(plan_of(commands, ((0, 2), (1, 2), (0, 3))))
 
 
-def test_bodies_are_verified() -> None:
-    good, bad = plan_of(), plan_of(edges=())
-    condition = Slot(INPUT, 0, TensorSpec((), np.dtype(np.bool_)), ())
-    verify(replace(good, steps=(Branch(condition, good, good), Repeat(good, None, None, ()))))
-    for step in (Branch(condition, good, bad), Branch(condition, bad, good), Repeat(bad, None, None, ())):
-        with pytest.raises(PlanError, match="no path"):
-            verify(replace(good, steps=(step,)))
-
-
 def test_variant_is_verified_in_place_of_the_plans_own_commands() -> None:
     plan = plan_of()
     specs = (TensorSpec((8,), BYTE),)
-    verify(plan, Variant((COMMANDS,), specs, specs))
+    verify(plan, Variant(COMMANDS, specs, specs))
     for command, message in (
         (call(window(A, 4), window(B), window(OUTPUT)), "outside"),
         (call(window(A), window(A), window(OUTPUT)), ""),
     ):
-        variant = Variant(((*COMMANDS[:2], command),), specs, specs)
+        variant = Variant((*COMMANDS[:2], command), specs, specs)
         if message:
             with pytest.raises(PlanError, match=message):
                 verify(plan, variant)
@@ -143,16 +134,15 @@ def test_variant_whose_windows_meet_without_a_path_is_rejected() -> None:
     specs = (TensorSpec((8,), BYTE),)
     verify(plan)
     with pytest.raises(PlanError, match=r"Command 0 \(n0\) and Command 1 \(n1\) touch the same bytes of %2"):
-        verify(plan, Variant((commands(3),), specs, specs))
+        verify(plan, Variant(commands(3), specs, specs))
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_plan_whose_edge_was_removed_is_rejected(seed: int) -> None:
     plan = plan_graph(random_graph(seed), {"x": TensorSpec((8, 4), FLOAT)}, Target.named("cpu")).plan
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
+    segment = plan.segment
     verify(plan)
     for edge in segment.edges:
         less = replace(segment, edges=tuple(e for e in segment.edges if e != edge))
         with pytest.raises(PlanError):
-            verify(replace(plan, steps=(less,)))
+            verify(replace(plan, segment=less))

@@ -108,6 +108,7 @@ class Standin:
             Device=lambda ordinal: Device(self, ordinal),
             Stream=type("Stream", (Stream,), {"_standin": self}),
             Event=lambda *, block, disable_timing: Event(self, block, disable_timing),
+            get_elapsed_time=lambda start, end: end.below.elapsed_ms(start.below),
             alloc=lambda nbytes: Pointer(self._call(self.device.allocate, nbytes)),
             alloc_pinned_memory=lambda nbytes: make_pinned_pointer(self._call(self.device.allocate_pinned, nbytes)),
         )
@@ -403,9 +404,10 @@ class Stream:
 
 class Event:
     def __init__(self, standin: Standin, block: bool, disable_timing: bool) -> None:
-        assert block and disable_timing
+        assert block
         standin._require_current()
-        self._standin, self.below = standin, standin._call(standin.device.create_event)
+        create = standin.device.create_event if disable_timing else standin.device.create_timed_event
+        self._standin, self.below = standin, standin._call(create)
         self.ptr = standin.handles.add(self.below)
 
     def synchronize(self) -> None:

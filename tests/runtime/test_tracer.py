@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuexec.command import Kernel
-from gpuexec.plan import Role, Segment
+from gpuexec.plan import Role
 from gpuexec.planner.template import plan_graph
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.tracer import TracerDevice, TracerStream
@@ -52,8 +52,7 @@ def test_plan_for_a_gpu_runs_through() -> None:
     device = TracerDevice(is_writing=False)
     plan = plan_graph(build.graph(value), {"x": TensorSpec((300,), FLOAT)}, device.target).plan
     device.load(plan.kernels())
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
+    segment = plan.segment
     regions = {b.id: Region(device.allocate(b.nbytes), 0, b.nbytes) for b in plan.buffers}
     bound = {b.id: regions[b.id] for b in plan.buffers if b.role in (Role.INPUT, Role.OUTPUT)}
     recording = device.record(segment, {b: r for b, r in regions.items() if b not in bound})

@@ -23,7 +23,7 @@ from gpuexec.runtime.simulator.memory import AddressMap, DeviceMemory, PinnedMem
 from gpuexec.runtime.simulator.module import FindingsError, Function, load_files
 from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.simulator.ordering import Ordering
-from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
+from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
 from gpuexec.runtime.simulator.stream_thread import StreamThread
 from gpuexec.target import Target
 
@@ -117,6 +117,11 @@ class SimulatorDevice:
         """Return an event, not recorded."""
         self.check_alive()
         return SimulatorEvent(self)
+
+    def create_timed_event(self) -> SimulatorTimedEvent:
+        """Return an event that notes the time, not recorded."""
+        self.check_alive()
+        return SimulatorTimedEvent(self)
 
     def create_graph(self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> SimulatorGraph:
         """Return a graph of prepared commands with pairs (before, after) of positions as edges."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import ByteArray, Event, Function
+from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
 from gpuexec.runtime.simulator.library import Extent
 from gpuexec.runtime.simulator.module import Function as SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
@@ -30,6 +31,10 @@ class SimulatorEvent:
         self.point: threading.Event | None = None
         # What the point stands for; set after it, so that who finds a mark finds its point or a later one.
         self.mark: Clock = {}
+
+    def make_point(self) -> threading.Event:
+        """Return what a record makes of the event, not reached yet."""
+        return threading.Event()
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done; never waits.
@@ -56,6 +61,29 @@ class SimulatorEvent:
         if done:
             self._device.ordering.see(mark)
         return done
+
+
+class SimulatorTimedEvent(SimulatorEvent):
+    """An event that notes when the stream's thread came by."""
+
+    def make_point(self) -> threading.Event:
+        """Return a point that notes the time when it is reached."""
+        return _TimedPoint()
+
+    def elapsed_ms(self, since: TimedEvent) -> float:
+        """Return how much later than ``since`` this was reached."""
+        assert isinstance(since, SimulatorTimedEvent)
+        start, end = since.point, self.point
+        assert isinstance(start, _TimedPoint) and isinstance(end, _TimedPoint)
+        return (end.reached_s - start.reached_s) * 1e3
+
+
+class _TimedPoint(threading.Event):
+    reached_s = 0.0
+
+    def set(self) -> None:
+        self.reached_s = time.perf_counter()
+        super().set()
 
 
 class SimulatorStream:
@@ -145,7 +173,7 @@ class SimulatorStream:
         assert isinstance(event, SimulatorEvent)
         self._device.check_alive()
         mark = self._device.ordering.mark(self._timeline)
-        event.point = self.thread.mark()
+        event.point = self.thread.mark(event.make_point())
         event.mark = mark
 
     def wait(self, event: Event) -> None:

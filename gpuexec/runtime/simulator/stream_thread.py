@@ -57,9 +57,9 @@ class StreamThread:
                 self._thread.start()
             self._queue.put(item)
 
-    def mark(self) -> threading.Event:
-        """Return an event that is set when all that was queued is done."""
-        point = threading.Event()
+    def mark(self, point: threading.Event | None = None) -> threading.Event:
+        """Return an event, a new one unless given, that is set when all that was queued is done."""
+        point = threading.Event() if point is None else point
         if self.is_done():
             point.set()
         else:

@@ -28,8 +28,7 @@ _ARENA, _STEP = 1 << 40, 1 << 30
 def make_plan(seed: int) -> tuple[Plan, Segment]:
     spec = TensorSpec((16, 4), np.dtype(np.float32))
     plan = plan_graph(random_graph(seed), {"x": spec}, Target.named("sm_80")).plan
-    (segment,) = plan.steps
-    assert isinstance(segment, Segment)
+    segment = plan.segment
     return plan, segment
 
 
@@ -87,7 +86,7 @@ def test_removed_edge_is_found_where_it_kept_uses_of_a_byte_apart(seed: int) -> 
     for edge in segment.edges:
         left = tuple(each for each in segment.edges if each != edge)
         with pytest.raises(PlanError):
-            verify(replace(plan, steps=(replace(segment, edges=left),)))
+            verify(replace(plan, segment=replace(segment, edges=left)))
         assert is_refused(blocks, operations, left) == has_conflict(operations, left)
 
 
