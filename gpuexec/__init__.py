@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuexec.run import Run as Run
     from gpuexec.run import Step as Step
     from gpuexec.runtime.backend import BackendType as BackendType
+    from gpuexec.syncs import no_implicit_sync as no_implicit_sync
     from gpuexec.tensor import Tensor as Tensor
     from gpuexec.worker import Worker as Worker
 
@@ -30,6 +31,7 @@ _HOMES = {
     "gpuexec.model": ("Model", "load"),
     "gpuexec.worker": ("Worker",),
     "gpuexec.run": ("Run", "Step"),
+    "gpuexec.syncs": ("no_implicit_sync",),
     "gpuexec.tensor": ("Tensor",),
     "gpuexec.readback": ("ReadbackRequest",),
     "gpuexec.runtime.backend": ("BackendType",),
@@ -40,6 +42,7 @@ _HOMES = {
         "DeviceLostError",
         "DeviceNotFoundError",
         "GpuexecError",
+        "ImplicitSyncError",
         "InputError",
         "KernelError",
         "MismatchError",

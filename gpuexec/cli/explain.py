@@ -1,22 +1,33 @@
-"""gpuexec explain: the plan of a model, its arena beside the lower bound, and every value kept on the host."""
+"""gpuexec explain: the plans of a model, their arena beside the lower bound, and what the host has a say in."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from gpuexec import model as models
 from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_feeds
+from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.plan import Plan
+from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
+from gpuexec.worker import Worker
+
+Array = np.ndarray[Any, Any]
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "explain", help="print the plan: commands, memory, values kept on the host"
+        "explain", help="print the plans: commands, memory, values kept or read on the host"
     )
     add_arguments(parser)
     parser.add_argument(
@@ -27,17 +38,24 @@ def add_parser(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(highlight=False, soft_wrap=True)
     model = models.load(options.model)
     feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), parse_rows(options.rows))
     for note in notes:
         console.print(note, style="dim", markup=False)
-    specs = {name: TensorSpec(array.shape, array.dtype).with_value(array) for name, array in feeds.items()}
-    template = plan_graph(model.graph, specs, _target(options), model.dims)
-    plan = template.plan
+    specs = {value: TensorSpec.of(feeds[value.name]) for value in model.graph.inputs}
+    cut = find_cut(model.graph, specs, _target(options))
+    if cut.ready is not None:
+        given = {value.name: specs[value] for value in cut.ready.inputs}
+        _print_plan(console, plan_graph(cut.ready, given, _target(options), model.dims).plan)
+    if cut.reads or cut.host_nodes or cut.repeat or cut.rest:
+        _print_cut(console, cut)
+        if options.target is None:
+            _print_run(console, model, feeds, options)
+    return 0
+
+
+def _print_plan(console: Console, plan: Plan) -> None:
     console.print(str(plan), markup=False)
     console.print(f"arena {plan.layout.nbytes:,} bytes, lower bound {plan.layout.lower_bound:,} bytes")
     kept = Table("kept on the host", "reader", "why", "bytes", box=None)
@@ -47,7 +65,31 @@ def main(options: argparse.Namespace) -> int:
         console.print(kept)
     else:
         console.print("no value is kept on the host")
-    return 0
+
+
+def _print_cut(console: Console, cut: Cut) -> None:
+    """Print why the plan does not hold the whole model."""
+    reads = Table("then the host reads", "reader", "why", box=None)
+    for read in cut.reads:
+        reads.add_row(escape(read.value.name), escape(read.reader), read.role)
+    if cut.reads:
+        console.print(reads)
+    for node in cut.host_nodes:
+        why = "no lowering for this device" if node in cut.host_calls else "light"
+        console.print(f"then the host computes {node}: {why}", markup=False)
+    if cut.repeat is not None:
+        console.print(f"then {cut.repeat} runs its body, planned by itself", markup=False)
+    if cut.rest is not None:
+        console.print(f"then {len(cut.rest.nodes)} nodes are planned from what is known by then")
+
+
+def _print_run(console: Console, model: models.Model, feeds: dict[str, Array], options: argparse.Namespace) -> None:
+    """Run once, and print what was planned on the way and what it cost the host."""
+    with Worker(model, backend=BackendType(options.backend)) as worker:
+        worker.run(feeds)
+        for plan in worker.plans[-2::-1]:
+            _print_plan(console, plan)
+        print_host_rows(console, worker.report())
 
 
 def _target(options: argparse.Namespace) -> Target:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec import model as models
 from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_array, read_feeds
+from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.errors import InputError
 from gpuexec.runtime.backend import BackendType
 from gpuexec.worker import Worker
@@ -68,6 +69,7 @@ def main(options: argparse.Namespace) -> int:
         )
         if options.repeat > 0:
             _time(console, worker, feeds, options.repeat)
+        print_host_rows(console, worker.report())
         status = _check(console, options.model, feeds, outputs) if options.check else 0
         for name, array in outputs.items():
             console.print(f"{name}: {array.dtype}{list(array.shape)}, {_describe(array)}", markup=False)

@@ -379,7 +379,7 @@ class _Cutter:
             if value is self._condition:
                 self._on_host.update(chain)
                 for source in sources:
-                    self._reads.setdefault(source, HostRead(source, value.name, "condition"))
+                    self._reads.setdefault(source, HostRead(source, self._producers[value].name, "condition"))
             elif not sources and spec.size == 1 and spec.dtype.kind in "iub":
                 self._on_host.update(chain)
 

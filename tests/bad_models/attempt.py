@@ -17,6 +17,7 @@ from gpuexec.runtime.tracer import TracerDevice
 
 # Inputs and plans up to here are run; beyond, planning them is enough.
 _LARGEST_RUN_BYTES = 32 << 20
+_LONGEST_RUN_S = 5.0
 _FREE_EXTENTS = (1, 2, 3)
 # Errors about the file as a whole, which has no nodes or values that could be named yet.
 _WHOLE_FILE = re.compile(
@@ -39,7 +40,8 @@ _READING = (
 class Outcome:
     """What became of a bad model.
 
-    ``kind`` is "ran", "planned" (too large to run here), "refused", or "bad"; ``error`` the class of what was raised.
+    ``kind`` is "ran", "planned" (too large to run here), "given up" (it would run for years), "refused", or "bad";
+    ``error`` the class of what was raised.
     """
 
     kind: str
@@ -83,7 +85,12 @@ def _run(path: Path, seed: int) -> Outcome:
         worker.prepare(feeds)
         if sum(buffer.nbytes for plan in worker.plans for buffer in plan.buffers) > 4 * _LARGEST_RUN_BYTES:
             return Outcome("planned")
-        worker.run(feeds)
+        run = worker.schedule(feeds)
+        if not run.wait(_LONGEST_RUN_S):
+            # A Loop of 2**62 turns is no mistake of ours; that it can be given up is our promise.
+            return Outcome("given up") if run.cancel() else Outcome("bad", "cancel", "a run without end goes on")
+        for name in run.outputs:
+            worker.read_output(name)
     return Outcome("ran")
 
 
