@@ -91,9 +91,9 @@ def count_terms(operator: Operator, inputs: Sequence[Array | None], position: in
         return max([array.size for array in inputs if array is not None], default=1)
     marked = list(inputs)
     place = next(i for i, array in enumerate(inputs) if _is_float(array) and array is not None and array.size == most)
-    copy = np.array(marked[place], order="C")
-    copy.reshape(-1)[most // 2] = np.nan
-    marked[place] = copy
+    marked[place] = copy = np.array(marked[place])
+    # The middle of every axis, away from borders, where windows are cut off.
+    copy[tuple([extent // 2 for extent in copy.shape])] = np.nan
     found = _compute(operator, marked, position)
     shown = int(np.count_nonzero(found != found))
     return -(-2 * shown * most // found.size) if shown else most

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +27,13 @@ from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
 from gpuexec.pool import ExchangePool
 from gpuexec.run import Pause, Turn
-from gpuexec.runtime.device import Event, Region, Stream, begin_host_read, begin_host_write
+from gpuexec.runtime.device import Event, Memory, Region, Stream, begin_host_read, begin_host_write
 from gpuexec.spec import TensorSpec
 from gpuexec.stopwatch import Stopwatch
 from gpuexec.submission import Submission
 from gpuexec.syncs import SyncLog
 
+Array = np.ndarray[Any, Any]
 Env = dict[Value, Held]
 
 
@@ -198,8 +201,6 @@ class Course:
             held.region, held.owner = lent.region, lent
             if held.spec.size == 1:
                 self._stream.fill(held.region.address, raw.tobytes(), 1)
-            elif raw.nbytes and not self._device.target.has_kernels:
-                self._stream.copy_to_device(held.region.address, raw)
             elif raw.nbytes:
                 staging = self._site.backend.staging
                 block = staging.take(raw.nbytes)
@@ -216,53 +217,42 @@ class Course:
 
     def _read(self, cut: Cut, env: Env) -> Iterator[Turn]:
         """Fetch content that the host needs: exactly those bytes, in one go."""
-        reads = [read for read in cut.reads if env[read.value].array is None]
-        if not reads:
+        rows = [(read, env[read.value]) for read in cut.reads if env[read.value].array is None]
+        if not rows:
             return
-        rows = [(read, env[read.value]) for read in reads]
-        is_allowed = self._bound.run.allows_syncs
-        for read in reads:
-            self._road.syncs.check(read.value.name, f"{read.reader} ({read.role})", is_allowed=is_allowed)
-        total = sum(-(-held.spec.nbytes // 8) * 8 for _, held in rows)
+        for read, _ in rows:
+            why = f"{read.reader} ({read.role})"
+            self._road.syncs.check(read.value.name, why, is_allowed=self._bound.run.allows_syncs)
+        places = list(accumulate((_pad(held.spec.nbytes) for _, held in rows), initial=0))
         staging = self._site.backend.staging
-        has_kernels = self._device.target.has_kernels
-        block = staging.take(total) if has_kernels else None
+        block = staging.take(places[-1]) if self._device.target.has_kernels else None
         before, after = self._device.create_event(), self._device.create_event()
         start = time.perf_counter()
-        with self._road.lock:
-            self._stream.record(before)
-            offset = 0
-            for _, held in rows:
-                region = self._locate(held)
-                if block is not None and held.spec.nbytes:
-                    assert block.array is not None
-                    self._stream.copy_to_host(block.array[offset : offset + held.spec.nbytes], region.address)
-                offset += -(-held.spec.nbytes // 8) * 8
-            self._stream.record(after)
-        yield from self._wait(before, cut)
-        reached = time.perf_counter()
-        yield from self._wait(after, cut)
-        end = time.perf_counter()
-        if block is not None:
-            begin_host_read(block, total)
-        offset = 0
-        for read, held in rows:
-            nbytes = held.spec.nbytes
-            raw = np.empty(0, np.uint8)
-            if nbytes:
-                region = self._locate(held)
-                source = block.array if block is not None else region.memory.array
-                first = offset if block is not None else region.offset
-                assert source is not None
-                raw = source[first : first + nbytes].copy()
-            offset += -(-nbytes // 8) * 8
-            held.array, held.is_computed = raw.view(held.spec.dtype).reshape(held.spec.shape), True
-            share = nbytes / total if total else 0.0
-            self._road.syncs.note_read(
-                read, nbytes, (reached - start) * 1e3 if read is reads[0] else 0.0, (end - reached) * 1e3 * share
-            )
-        if block is not None:
-            staging.give_back(block)
+        try:
+            with self._road.lock:
+                self._stream.record(before)
+                regions = [self._locate(held) for _, held in rows]
+                for region, (_, held), place in zip(regions, rows, places, strict=False):
+                    if block is not None and held.spec.nbytes:
+                        assert block.array is not None
+                        self._stream.copy_to_host(block.array[place : place + held.spec.nbytes], region.address)
+                self._stream.record(after)
+            yield from self._wait(before, cut)
+            reached = time.perf_counter()
+            yield from self._wait(after, cut)
+            waited_ms, copied_ms = (reached - start) * 1e3, (time.perf_counter() - reached) * 1e3
+            if block is not None:
+                begin_host_read(block, places[-1])
+            for region, (read, held), place in zip(regions, rows, places, strict=False):
+                source, first = (region.memory, region.offset) if block is None else (block, place)
+                held.array, held.is_computed = _take_out(source, first, held.spec), True
+                share = held.spec.nbytes / places[-1] if places[-1] else 0.0
+                self._road.syncs.note_read(read, held.spec.nbytes, waited_ms, copied_ms * share)
+                waited_ms = 0.0
+        finally:
+            # The copy of a run that is given up here is still on the stream.
+            if block is not None:
+                staging.give_back(block, after)
 
     def _wait(self, event: Event, cut: Cut) -> Iterator[Turn]:
         """Wait for the device; a step ends before it, if it has to."""
@@ -295,6 +285,19 @@ class Course:
                 left -= 1
                 if pacer.is_full:
                     yield pacer.take(left)
+
+
+def _pad(nbytes: int) -> int:
+    """Round up to what any dtype may start at."""
+    return -(-nbytes // 8) * 8
+
+
+def _take_out(memory: Memory, first: int, spec: TensorSpec) -> Array:
+    """Return content that lies in memory of the host as an array of its own."""
+    if not spec.nbytes:
+        return np.empty(spec.shape, spec.dtype)
+    assert memory.array is not None
+    return memory.array[first : first + spec.nbytes].copy().view(spec.dtype).reshape(spec.shape)
 
 
 def _count_nodes(cut: Cut) -> int:

@@ -22,12 +22,14 @@ from gpuexec.ops.trips import read_count, read_flag, scalar_shape
 from gpuexec.part import Part
 from gpuexec.plan_cache import Site
 from gpuexec.pool import ExchangePool, Lent
-from gpuexec.run import Turn
+from gpuexec.run import Pause, Turn
 from gpuexec.runtime.device import Region, Stream
 from gpuexec.spec import TensorSpec
 
 Env = dict[Value, Held]
 _Result = TypeVar("_Result")
+# Nothing to wait for: where whoever advances a run sees that it was cancelled.
+_BETWEEN_TRIPS = Pause(lambda: True, lambda: None)
 # Turns of a run, and then a result.
 _Making = Generator[Turn, None, _Result]
 _FIRST_ROWS = 4
@@ -134,6 +136,7 @@ class Looper:
             assert held is not None
             env[value] = held
         yield from self._follow(part, env)
+        yield _BETWEEN_TRIPS
         return [env[value] for value in part.graph.outputs]
 
     def _slice(self, held: Held, place: int) -> Held:

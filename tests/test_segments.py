@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.cpu import CpuDevice
 from tests.control_models import MODELS as CONTROL
 from tests.control_models import ControlModel
+from tests.devices.opening import make_simulator
 from tests.small_models import CPU, hold
 from tests.staged_models import MODELS, StagedModel, inputs
 
@@ -26,6 +29,15 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture(params=MODELS)
 def staged(request: pytest.FixtureRequest) -> StagedModel:
     return MODELS[request.param]
+
+
+@pytest.fixture(params=BACKENDS)
+def own_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A backend of the test's own, so that nobody else's memory is counted."""
+    type = BACKENDS[request.param]
+    device = CpuDevice() if type is CPU else make_simulator()
+    yield Backend(device, type, "for a test")
+    device.close()
 
 
 def hold_run(worker: gx.Worker) -> threading.Event:
@@ -105,8 +117,8 @@ def test_runs_in_flight_come_in_order_and_keep_apart(staged: StagedModel, backen
             staged.check(inputs(number), [request.result() for request in row])
 
 
-def test_run_after_run_takes_the_same_plans_and_memory(staged: StagedModel, backend: Backend) -> None:
-    with gx.Worker(staged.load(), backend=backend) as worker:
+def test_run_after_run_takes_the_same_plans_and_memory(staged: StagedModel, own_backend: Backend) -> None:
+    with gx.Worker(staged.load(), backend=own_backend) as worker:
         held = []
         for turn in range(12):
             x = inputs(turn % 3)
@@ -154,9 +166,9 @@ def test_waiting_for_everything_works_between_steps(staged: StagedModel, backend
 # ---------------------------------------------------------------- giving up
 
 
-def test_run_is_cancelled_at_every_step(staged: StagedModel, backend: Backend) -> None:
+def test_run_is_cancelled_at_every_step(staged: StagedModel, own_backend: Backend) -> None:
     x, other = inputs(0), inputs(1)
-    with gx.Worker(staged.load(), backend=backend) as worker:
+    with gx.Worker(staged.load(), backend=own_backend) as worker:
         total = sum(1 for _ in worker.schedule_iterable(x))
         worker.run(other)
         worker.wait_for_completion()
@@ -179,9 +191,9 @@ def test_run_is_cancelled_at_every_step(staged: StagedModel, backend: Backend) -
             assert worker.memory_stats() == held, f"after {count} steps"
 
 
-def test_run_on_the_driver_thread_is_cancelled(staged: StagedModel, backend: Backend) -> None:
+def test_run_on_the_driver_thread_is_cancelled(staged: StagedModel, own_backend: Backend) -> None:
     x, other = inputs(0), inputs(1)
-    with gx.Worker(staged.load(), backend=backend) as worker:
+    with gx.Worker(staged.load(), backend=own_backend) as worker:
         held = None
         for _ in range(4):
             gate = hold_run(worker)

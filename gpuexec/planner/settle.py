@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuexec.command import Command, Slot
-from gpuexec.errors import PlanError
+from gpuexec.errors import GpuexecError, PlanError, locate
 from gpuexec.graph import Graph
 from gpuexec.plan import Role
 from gpuexec.planner.draft import Draft, DraftBuffer, Group, GroupKey, Place, dense, find_root, slots_of
@@ -110,7 +110,10 @@ class OutputCopies:
             if own is None:
                 spec = TensorSpec(slot.shape, slot.dtype)
                 own = draft.new_buffer(DraftBuffer(Role.OUTPUT, spec.nbytes, value.name))
-                commands = self._copy(draft, position, dense(own, spec), slot)
+                try:
+                    commands = self._copy(draft, position, dense(own, spec), slot)
+                except GpuexecError as error:
+                    raise locate(error, f"Output {value}") from None
                 if commands:
                     draft.groups.append(Group(("output", position), value.name, commands))
             elif slot.buffer != own or slot.offset_bytes or not slot.is_contiguous:

@@ -82,9 +82,10 @@ class PreparedLaunch:
 
     def issue(self, stream: Stream) -> None:
         """Launch the kernel."""
-        stream.launch(
-            self.function, self.grid, self.block, self.shared_bytes, self.arguments, cooperative=self.cooperative
-        )
+        if self.cooperative:
+            stream.launch(self.function, self.grid, self.block, self.shared_bytes, self.arguments, cooperative=True)
+        else:
+            stream.launch(self.function, self.grid, self.block, self.shared_bytes, self.arguments)
 
 
 class PreparedCopy:

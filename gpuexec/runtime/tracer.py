@@ -97,7 +97,8 @@ class TracerStream:
             self._packed, 0, function.handle, *grid, *block, shared_bytes, self.number, arguments.address, 0
         )
         self.launches += 1
-        self._device.elapsed_ms += self._device.launch_ms(function.kernel)
+        if self._device.launch_ms is not None:
+            self._device.elapsed_ms += self._device.launch_ms(function.kernel)
         if self._device.is_writing:
             name = "cooperative launch" if cooperative else "launch"
             self._device.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
@@ -146,14 +147,14 @@ class TracerDevice:
 
     Args:
         target: What plans are made for, by name.
-        launch_ms: How long a launch of a kernel takes, as timed events tell; nothing is waited for.
+        launch_ms: How long a launch of a kernel takes, as timed events tell (None: no time); nothing is waited for.
     """
 
     def __init__(
         self,
         target: str = "sm_90",
         is_writing: bool = True,
-        launch_ms: Callable[[Kernel], float] = lambda kernel: 0.0,
+        launch_ms: Callable[[Kernel], float] | None = None,
     ) -> None:
         self.target = Target.named(target)
         self.name = f"tracer ({target})"

@@ -60,10 +60,27 @@ def attempt(path: Path, seed: int) -> Outcome:
         warnings.simplefilter("error", RuntimeWarning)
         try:
             return _run(path, seed)
-        except gx.GpuexecError as error:
-            return _judge(error, path)
         except BaseException as error:
-            return Outcome("bad", type(error).__name__, str(error))
+            return judge(error)
+
+
+def judge(error: BaseException) -> Outcome:
+    """Say of an error whether it is a good one: ours, it says where, and nothing raw stands behind it."""
+    kind, text = type(error).__name__, str(error)
+    if not isinstance(error, gx.GpuexecError):
+        return Outcome("bad", kind, text)
+    cause: BaseException | None = error
+    while (cause := cause.__cause__) is not None:
+        # onnx says by these what is wrong with data in another file, or with a function.
+        is_known = type(cause).__name__ in _READING
+        is_known |= bool(re.search("can't be (read|expanded)", text)) and type(cause) in (ValueError, RuntimeError)
+        if not isinstance(cause, gx.GpuexecError) and not is_known:
+            return Outcome("bad", kind, f"behind it a {type(cause).__name__}: {text}")
+    is_located = error.node or error.value or isinstance(error, gx.UnsupportedError) or _WHOLE_FILE.search(text)
+    # What has no name is told by its operator and first output: Conv 'y'.
+    if not is_located and not re.search(r"%|\w '", text):
+        return Outcome("bad", kind, f"no place is named: {text}")
+    return Outcome("refused", kind, text)
 
 
 def _run(path: Path, seed: int) -> Outcome:
@@ -111,20 +128,3 @@ def _fill(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> Any:
     if array.size > 3 and rng.random() < 0.3:
         array.reshape(-1)[:3] = [np.nan, np.inf, -np.inf]
     return array.astype(dtype)
-
-
-def _judge(error: gx.GpuexecError, path: Path) -> Outcome:
-    """An error of ours is good if it says where, and nothing raw stands behind it."""
-    kind, text = type(error).__name__, str(error)
-    cause: BaseException | None = error
-    while (cause := cause.__cause__) is not None:
-        # onnx says by these what is wrong with data in another file, or with a function.
-        is_known = type(cause).__name__ in _READING
-        is_known |= bool(re.search("can't be (read|expanded)", text)) and type(cause) in (ValueError, RuntimeError)
-        if not isinstance(cause, gx.GpuexecError) and not is_known:
-            return Outcome("bad", kind, f"behind it a {type(cause).__name__}: {text}")
-    is_located = error.node or error.value or isinstance(error, gx.UnsupportedError) or _WHOLE_FILE.search(text)
-    # What has no name is told by its operator and first output: Conv 'y'.
-    if not is_located and not re.search(r"%|\w '", text):
-        return Outcome("bad", kind, f"no place is named: {text}")
-    return Outcome("refused", kind, text)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bad_models.attempt import Outcome
+from tests.bad_models.seeds import ROOT
 
 # A guard against hangs, far above what the slowest mutant takes (2 s).
 LIMIT_S = 60.0
+CHILD = (sys.executable, "-m", "tests.bad_models.child")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +29,24 @@ class Row:
     seconds: float = LIMIT_S
 
 
-def try_mutants(numbers: Sequence[int], folder: Path | None = None) -> Iterator[Row]:
+def try_mutants(
+    numbers: Sequence[int],
+    folder: Path | None = None,
+    *,
+    child: Sequence[str] = CHILD,
+    limit_s: float = LIMIT_S,
+) -> Iterator[Row]:
     """Yield what becomes of each mutant. One that ends or blocks its process counts as bad, and the rest goes on."""
     left = list(numbers)
     while left:
-        for row in _try_in_one_process(left, folder):
+        command = [*child, str(folder or ""), *map(str, left)]
+        for row in _try_in_one_process(command, limit_s):
             left.remove(row.number)
             yield row
 
 
-def _try_in_one_process(numbers: Sequence[int], folder: Path | None) -> Iterator[Row]:
-    command = [sys.executable, "-m", "tests.bad_models.child", str(folder or ""), *map(str, numbers)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+def _try_in_one_process(command: Sequence[str], limit_s: float) -> Iterator[Row]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout is not None and child.stderr is not None
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         errors: list[str] = []
@@ -51,7 +59,7 @@ def _try_in_one_process(numbers: Sequence[int], folder: Path | None) -> Iterator
         begun = None
         try:
             while True:
-                line = lines.get(timeout=LIMIT_S)
+                line = lines.get(timeout=limit_s)
                 if not line:
                     break
                 row = json.loads(line)
@@ -66,7 +74,7 @@ def _try_in_one_process(numbers: Sequence[int], folder: Path | None) -> Iterator
         except queue.Empty:
             child.kill()
             assert begun is not None, "the process did not begin"
-            yield Row(begun["begin"], begun["mutant"], Outcome("bad", "hang", f"more than {LIMIT_S} s"))
+            yield Row(begun["begin"], begun["mutant"], Outcome("bad", "hang", f"more than {limit_s} s"))
             return
         finally:
             child.kill()

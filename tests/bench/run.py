@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gpuexec import knobs
+from tests.bench.budgets import measure_budgets
 from tests.bench.cpu_models import measure_models
 from tests.bench.decoding import measure_decoding
 from tests.bench.host_time import measure_schedule
@@ -28,6 +29,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "models": lambda options: measure_models(options.model, options.repeat),
     "overlap": lambda options: measure_overlap(options.repeat),
     "schedule": lambda options: measure_schedule(options.repeat * 50),
+    "budget": lambda options: measure_budgets(options.repeat),
     "decode": lambda options: measure_decoding(knobs.models_dir()),
 }
 

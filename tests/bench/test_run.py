@@ -75,7 +75,8 @@ def test_tables_are_printed_and_written(
     printed = capsys.readouterr().out
     written = json.loads(file.read_text())
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
-    assert [each["bench"] for each in written["figures"]] == ["models", "overlap", "schedule", "schedule", "decode"]
+    benches = [each["bench"] for each in written["figures"]]
+    assert benches == ["models", "overlap", "schedule", "schedule", "budget", "decode"]
     assert "Not measured: GPUEXEC_MODELS" in printed
     assert "load average" in printed
 

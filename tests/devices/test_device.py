@@ -107,6 +107,24 @@ def test_event_is_done_before_it_is_recorded_and_after_its_work(device: Device) 
 
 
 @on_answering
+def test_timed_events_tell_how_long_work_took(device: Device) -> None:
+    stream = device.create_stream()
+    first, second, third = (device.create_timed_event() for _ in range(3))
+    memory = upload(device, stream, np.zeros(1 << 16, np.uint8))
+    stream.record(first)
+    stream.fill(memory.address, b"\x01", memory.nbytes)
+    stream.record(second)
+    stream.fill(memory.address, b"\x02", memory.nbytes)
+    stream.record(third)
+    third.synchronize()
+    assert first.is_done() and second.is_done() and third.is_done()
+    parts = [second.elapsed_ms(first), third.elapsed_ms(second)]
+    assert min(parts) > 0
+    # A GPU counts in half microseconds.
+    assert third.elapsed_ms(first) == pytest.approx(sum(parts), abs=2e-3)
+
+
+@on_answering
 def test_wait_orders_work_of_two_streams(device: Device) -> None:
     first, second, event = device.create_stream(), device.create_stream(), device.create_event()
     x, y = device.allocate(1 << 20), device.allocate(1 << 20)

@@ -21,6 +21,7 @@ from tests.mutants.trials import Attempt, try_mutants
 
 RESULTS = Path(__file__).parent / "results.txt"
 MODES = ("simulator", "check")
+Trials = Mapping[str, Trial]
 LEAST_RATE = 0.9
 _COUNTED = ("caught", "survived")
 
@@ -52,8 +53,10 @@ def main() -> int:
         path = Path(scratch) / "launches.json"
         collect_launches(path, ["sm_80"])
         tests_of = read_tests(path)
-    trials = {file: choose_trial(file, folder, tests_of) for file in files}
-    rows = try_all([mutant for file in files for mutant in find_mutants(folder / file)], trials)
+    rounds = [
+        {file: choose_trial(file, folder, tests_of, is_thorough) for file in files} for is_thorough in (False, True)
+    ]
+    rows = try_all([mutant for file in files for mutant in find_mutants(folder / file)], rounds)
     text = format_rows(rows)
     print(text, f"{time.monotonic() - started:.0f} s", sep="\n")
     if not options.files:
@@ -61,27 +64,35 @@ def main() -> int:
     return 0 if rate_of(rows) >= LEAST_RATE else 1
 
 
-def try_all(mutants: Sequence[Mutant], trials: Mapping[str, Trial], paths: Sequence[str] = ("tests/ops",)) -> list[Row]:
-    """Try mutants in each mode until something notices; the files as they are must pass.
+def try_all(mutants: Sequence[Mutant], rounds: Sequence[Trials], paths: Sequence[str] = ("tests/ops",)) -> list[Row]:
+    """Try mutants in each mode until something notices, round for round; the files as they are must pass.
 
     Args:
         mutants: What to try.
-        trials: How, by file.
+        rounds: How, by file: each round is for the survivors of those before.
         paths: Where the tests are collected.
     """
     found: dict[Mutant, Report] = {}
-    trials = {file: trial for file, trial in trials.items() if trial.tests}
-    left = [mutant for mutant in mutants if mutant.file in trials and not reason_of(mutant)]
-    for mode in MODES:
-        sound = [Attempt(None, file, trial, mode) for file, trial in trials.items()]
-        attempts = [*sound, *(Attempt(mutant, mutant.file, trials[mutant.file], mode) for mutant in left)]
-        for attempt, report in zip(attempts, try_mutants(attempts, paths), strict=True):
-            if attempt.mutant is not None:
-                found[attempt.mutant] = report
-            elif report.outcome != "survived":
-                sys.exit(f"{attempt.file} fails as it is ({mode}): {report.by}")
-        left = [mutant for mutant in left if found[mutant].outcome == "survived"]
+    left = [mutant for mutant in mutants if not reason_of(mutant)]
+    for trials in rounds:
+        for mode in MODES:
+            left = [mutant for mutant in left if mutant.file in trials and trials[mutant.file].tests]
+            found |= _try_once(left, trials, mode, paths)
+            left = [mutant for mutant in left if found[mutant].outcome == "survived"]
     return [_row_of(mutant, found) for mutant in mutants]
+
+
+def _try_once(mutants: Sequence[Mutant], trials: Trials, mode: str, paths: Sequence[str]) -> dict[Mutant, Report]:
+    files = dict.fromkeys(mutant.file for mutant in mutants)
+    attempts = [Attempt(None, file, trials[file], mode) for file in files]
+    attempts += [Attempt(mutant, mutant.file, trials[mutant.file], mode) for mutant in mutants]
+    found = {}
+    for attempt, report in zip(attempts, try_mutants(attempts, paths) if attempts else [], strict=True):
+        if attempt.mutant is not None:
+            found[attempt.mutant] = report
+        elif report.outcome != "survived":
+            sys.exit(f"{attempt.file} fails as it is ({mode}): {report.by}")
+    return found
 
 
 def _row_of(mutant: Mutant, found: Mapping[Mutant, Report]) -> Row:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from gpuexec.command import Kernel
 
-TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
-TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try
+_TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
+_TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try
 _INSTANCES_PER_ARGUMENT = 2
+_ALL = 200  # what tries a mutant that survived the above
 _INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
@@ -23,21 +24,23 @@ class Trial:
     instances: Mapping[str, tuple[str, ...]]
 
 
-def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
+def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], is_thorough: bool = False) -> Trial:
     """Return what tries the mutants of a kernel file.
 
-    A header is tried by all files that include it.
+    A header is tried by all files that include it. A thorough trial has all tests that bear on it.
 
     Args:
         file: Name of a ``.cu`` or ``.cuh``.
         folder: Where it stands.
         tests_of: The tests that launch each kernel.
+        is_thorough: Whether no test is left out, rather than most.
     """
     is_header = not file.endswith(".cu")
     sources = _including(file, folder, tests_of) if is_header else {file}
-    most = TESTS_OF_HEADERS if is_header else TESTS_PER_KERNEL
+    most = _ALL if is_thorough else _TESTS_OF_HEADERS if is_header else _TESTS_PER_KERNEL
+    kernels = [kernel for kernel in tests_of if kernel.source in sources]
     by_kernel: dict[str, dict[str, None]] = {}
-    for kernel in _pick_instances([kernel for kernel in tests_of if kernel.source in sources], tests_of):
+    for kernel in kernels if is_thorough else _pick_instances(kernels, tests_of):
         own = [test for test in tests_of[kernel] if f"/test_{Path(kernel.source).stem}.py" in test]
         by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(own or tests_of[kernel]))
     chosen = dict.fromkeys(test for tests in by_kernel.values() for test in _spread(list(tests), most))

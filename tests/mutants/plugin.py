@@ -30,7 +30,7 @@ from tests.devices import opening
 
 PROCESSES = 2
 _MESSAGE_LENGTH = 200
-CPU_SECONDS = 40  # of a child without the compilers it starts: one that takes more hangs
+CPU_SECONDS = 100  # of a child without the compilers it starts: one that takes more hangs
 
 
 @dataclass(frozen=True, slots=True)

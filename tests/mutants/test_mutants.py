@@ -80,7 +80,7 @@ def test_find_mutants_makes_each_mistake_once(tmp_path: Path) -> None:
 def test_handful_is_caught() -> None:
     mutants = [pick(*row) for row in HANDFUL]
     assert {mutant.kind for mutant in mutants} == set(CHANGES)
-    rows = try_all(mutants, TRIALS, sorted({test.partition("::")[0] for t in TRIALS.values() for test in t.tests}))
+    rows = try_all(mutants, [TRIALS], sorted({test.partition("::")[0] for t in TRIALS.values() for test in t.tests}))
     assert [f"{row}" for row in rows if row.outcome != "caught"] == []
 
 
@@ -120,6 +120,17 @@ def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_pa
     assert choose_trial("a.cu", tmp_path, tests_of) == Trial((own,), {"a.cu": ("f<int>",), "b.cu": ("g",)})
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
     assert choose_trial("b.cu", tmp_path, tests_of).tests == (other,)
+
+
+def test_thorough_trial_leaves_no_test_out(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("\n")
+    tests = {
+        Kernel("a.cu", f"f<int, {i}>"): tuple(f"tests/ops/test_a.py::t[plan-{i}-{k}]" for k in range(50))
+        for i in range(3)
+    }
+    assert len(choose_trial("a.cu", tmp_path, tests).tests) == 40
+    thorough = choose_trial("a.cu", tmp_path, tests, is_thorough=True)
+    assert len(thorough.tests) == 150 and len(thorough.instances["a.cu"]) == 3
 
 
 def test_rate_counts_what_could_be_caught() -> None:

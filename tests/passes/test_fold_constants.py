@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.passes.fold_constants import FREE_NBYTES, fold_constants
+from gpuexec.passes.fold_constants import FREE_NBYTES, FREE_NBYTES_IN_ALL, fold_constants
 from tests.passes.harness import check_same, load, operators
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -81,3 +81,12 @@ def test_node_that_can_not_be_computed_is_left_for_planning_to_report() -> None:
 def test_node_without_constants_stays() -> None:
     graph = load("agraph (float[2, 3] x) => (float[2, 3] y) <float a = {2.0}> { y = Mul (x, a) }")
     assert operators(fold_constants(graph)) == ["Mul"]
+
+
+def test_what_doubles_again_and_again_is_folded_only_so_far() -> None:
+    body = " ".join(f"t{i + 1} = Concat <axis = 0> (t{i}, t{i})" for i in range(60))
+    text = f"agraph (float[1] x) => (float[n] y) <float[1] t0 = {{1}}> {{ {body} y = Add (x, t60) }}"
+    graph = fold_constants(load(text))
+    held = sum(array.nbytes for array in graph.constants.values())
+    assert FREE_NBYTES <= held <= FREE_NBYTES_IN_ALL
+    assert graph.nodes[0].operator.name == "Concat", "the rest is left to the planner"
