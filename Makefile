@@ -27,7 +27,7 @@ setup: $(BIN)/python  ## make .venv with everything for development: tests, lint
 	$(call install,run test dev $(TEST_CUDA))
 
 test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUEXEC_MODELS=folder adds those over models)
-	$(call install,run test $(TEST_CUDA))
+	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/python -m pytest $(ARGS)
 
 conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU and the simulator, and count (ARGS=--help)
@@ -115,7 +115,7 @@ define install
 endef
 
 about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
-about_test := + pytest, hypothesis, onnxruntime (25 MB)
+about_test := + pytest, hypothesis, onnxruntime, hatchling (25 MB)
 about_dev := + ruff, mypy (25 MB)
 about_cuda13 := + cupy, NVRTC and headers of CUDA 13 (140 MB)
 about_cuda12 := + cupy, NVRTC and headers of CUDA 12 (240 MB)

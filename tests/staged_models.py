@@ -13,6 +13,7 @@ from onnx import parser
 
 import gpuexec as gx
 import tests.operators  # noqa: F401 (registers NoKernel and Call)
+from gpuexec.runtime.backend import Backend
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -35,6 +36,10 @@ class StagedModel:
     reads: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
     expected: Callable[[Array], Sequence[Array]] | None = None
+
+    def is_whole(self, backend: Backend) -> bool:
+        """Return whether a run is one plan."""
+        return bool(self.calls) and not backend.device.target.has_kernels
 
     def parse(self) -> onnx.ModelProto:
         return parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "test": 1]> agraph {self.text}')

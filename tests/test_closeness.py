@@ -125,6 +125,7 @@ def test_sums_may_round_otherwise_but_not_lose_a_term(name: str, attributes: Any
     ("name", "attributes", "inputs"),
     [
         ("LayerNormalization", {}, [make(8, 8) + 1000, np.ones(8, np.float32), None]),
+        ("MatMul", {}, [np.tile(LARGE, (1, 2)), np.concatenate([LARGE.T, -LARGE.T])]),
         ("Gemm", {"alpha": -1.0, "beta": 1000.0}, [LARGE, LARGE.T, LARGE @ LARGE.T / 1000]),
     ],
 )

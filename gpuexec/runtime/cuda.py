@@ -61,16 +61,21 @@ class CudaEvent:
         self._device = device
         with device.calling("creating an event"):
             self.event = device.cupy.cuda.Event(block=True, disable_timing=not is_timed)
+        self.command: object = None  # the last one before the record
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done; never waits."""
-        return self._device.is_success(self._device.cupy.cuda.runtime.eventQuery(self.event.ptr))
+        is_done = self._device.is_success(self._device.cupy.cuda.runtime.eventQuery(self.event.ptr))
+        if is_done and self.command is not None:
+            self._device.note_done(self.command)
+        return is_done
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
         """Wait until done; False when the time ran out. CUDA knows no timeout, so with one this polls."""
         if timeout_s is None:
             with self._device.calling("waiting for an event"):
                 self.event.synchronize()
+            self._device.note_done(self.command)
             return True
         end, pause = time.monotonic() + timeout_s, 1e-5
         while not self.is_done():
@@ -116,6 +121,7 @@ class CudaStream:
             else:
                 self.stream = device.cupy.cuda.Stream.from_external(_ExternalHandle(external))
         self.handle: int = self.stream.ptr
+        self._command: object = None  # the last one issued
 
     def launch(
         self,
@@ -140,6 +146,7 @@ class CudaStream:
                 # CuPy passes arrays of one element by value whatever their dtype, but no scalar structs or bfloat16.
                 values = tuple(np.asarray(item) for item in arguments.items())
                 function.raw(grid, block, values, shared_mem=shared_bytes, stream=self.stream)
+        self._command = function.kernel
 
     def _launch_cooperatively(
         self,
@@ -194,6 +201,7 @@ class CudaStream:
         assert isinstance(event, CudaEvent)
         with self._device.calling("recording an event"):
             self.stream.record(event.event)
+        event.command = self._command
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for the event's last record; the caller does not wait."""
@@ -209,6 +217,7 @@ class CudaStream:
         """Wait for all work issued."""
         with self._device.calling("waiting for a stream"):
             self.stream.synchronize()
+        self._device.note_done(self._command)
 
     def close(self) -> None:
         """Do nothing: CuPy destroys the stream once nobody holds it, and CUDA ends its work first."""
@@ -313,6 +322,10 @@ class CudaDevice:
         if results[0] != SUCCESS:
             raise self.cupy.cuda.driver.CUDADriverError(int(results[0]))
         return results[1] if len(results) > 1 else None
+
+    def note_done(self, command: object) -> None:
+        """Remember the last command known to be done: should the context end, it is named."""
+        self._context.done = command or self._context.done
 
     def is_success(self, status: int) -> bool:
         """Return what a query says: done or not.

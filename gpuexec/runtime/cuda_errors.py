@@ -31,6 +31,8 @@ class CallContext:
     def __init__(self, device: Any, name: str, errors: tuple[type[BaseException], ...]) -> None:
         self.device, self.name, self.errors = device, name, errors
         self.lost: str | None = None
+        # The last command that an event has told to be done.
+        self.done: object = None
 
     def calling(self, what: str, kernel: Kernel | None = None) -> _Calling:
         """Return a context manager for one call; ``what`` and ``kernel`` go into the message should it fail."""
@@ -41,8 +43,9 @@ class CallContext:
         status = getattr(error, "status", OUT_OF_MEMORY)
         where = f"{self.name}: {what}{f' {kernel}' if kernel else ''} failed: {error}"
         if status in FAULTS:
+            known = "No command is known to be done" if self.done is None else f"Known to be done, last, is {self.done}"
             self.lost = self.lost or (
-                f"{where}. A fault has ended the context, so this process can't use the GPU any more."
+                f"{where}. A fault has ended the context, so this process can't use the GPU any more. {known};"
                 " GPUEXEC_SYNC_EACH=1 finds the command that caused it."
             )
             return DeviceLostError(self.lost)
