@@ -13,7 +13,6 @@ import pytest
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.cpu import CpuDevice
-from tests.control_models import MODELS as CONTROL
 from tests.control_models import ControlModel
 from tests.devices.opening import make_simulator
 from tests.small_models import CPU, hold
@@ -258,7 +257,8 @@ def test_outputs_of_unknown_shape_are_inputs_of_another_worker(
         answer = consumer.schedule(producer.schedule(x).peek_output()).peek_output().readback_and_clone()
         np.testing.assert_allclose(answer, -expected, rtol=1e-4, atol=1e-4)
         # The consumer is planned for the shape: who asks for that waits for it, and it is counted.
-        assert producer.report().host_syncs == (("y", "its shape is an input of another run"),)
+        wait = ("y", "its shape is an input of another run")
+        assert producer.report().host_syncs == (() if staged.is_whole(backend) else (wait,))
 
 
 def test_staged_runs_are_chained() -> None:
@@ -277,23 +277,3 @@ def test_copy_of_an_output_waits_for_its_shape_and_is_counted(backend: Backend) 
         worker.run(inputs(1))
         staged.check(x, [copy.readback_and_clone()])
         assert [what for what, _ in worker.report().host_syncs] == ["y"]
-
-
-# ---------------------------------------------------------------- what others schedule
-
-
-@pytest.mark.parametrize("name", CONTROL)
-def test_models_with_bodies_run_step_by_step(name: str, backend: Backend) -> None:
-    import onnxruntime
-
-    model = CONTROL[name]
-    proto = model.parse()
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    with gx.Worker(gx.load(proto.SerializeToString()), backend=backend) as worker:
-        for feed in (*model.feeds(), model.feeds()[0]):
-            list(worker.schedule_iterable(feed))
-            assert worker.schedule_progress == 1.0
-            for output, expected in zip(worker._require_run().outputs.values(), session.run(None, feed), strict=True):
-                made = output.readback_and_clone()
-                assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
-                np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)

@@ -7,7 +7,6 @@ go through ``cuda.bindings``. The current device and stream of the caller's thre
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,24 +18,21 @@ from gpuexec.plan import Segment
 from gpuexec.runtime import driver as probing
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda_errors import NOT_READY, SUCCESS, CallContext
+from gpuexec.runtime.cuda_event import CudaEvent, CudaTimedEvent
 from gpuexec.runtime.cuda_graph import CudaGraph
-from gpuexec.runtime.device import ByteArray, Event, Function, Recording, Region, TimedEvent
+from gpuexec.runtime.device import ByteArray, Event, Function, Recording, Region
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.recording import Prepared, record_launches
 from gpuexec.runtime.residency import check_residency
 from gpuexec.target import OLDEST_ARCHITECTURE, Target
-
-_LONGEST_POLL_S = 1e-3
 
 
 class CudaMemory:
     """Device memory from CuPy's pool, or pinned host memory, which alone has an ``array``."""
 
     def __init__(self, pointer: Any, nbytes: int, array: ByteArray | None = None) -> None:
-        self._pointer = pointer
+        self._pointer, self.nbytes, self.array = pointer, nbytes, array
         self.address: int = pointer.ptr
-        self.nbytes = nbytes
-        self.array = array
 
     def free(self) -> None:
         """Give the bytes back to the pool; a view of pinned bytes that someone still holds keeps them alive."""
@@ -52,52 +48,6 @@ class CudaFunction:
         self.kernel = kernel
         self.raw = raw
         self.handle: int = raw.kernel.ptr
-
-
-class CudaEvent:
-    """An event, without timing unless asked for; who waits for it sleeps instead of spinning."""
-
-    def __init__(self, device: CudaDevice, *, is_timed: bool = False) -> None:
-        self._device = device
-        with device.calling("creating an event"):
-            self.event = device.cupy.cuda.Event(block=True, disable_timing=not is_timed)
-        self.command: object = None  # the last one before the record
-
-    def is_done(self) -> bool:
-        """Return whether the work recorded is done; never waits."""
-        is_done = self._device.is_success(self._device.cupy.cuda.runtime.eventQuery(self.event.ptr))
-        if is_done and self.command is not None:
-            self._device.note_done(self.command)
-        return is_done
-
-    def synchronize(self, timeout_s: float | None = None) -> bool:
-        """Wait until done; False when the time ran out. CUDA knows no timeout, so with one this polls."""
-        if timeout_s is None:
-            with self._device.calling("waiting for an event"):
-                self.event.synchronize()
-            self._device.note_done(self.command)
-            return True
-        end, pause = time.monotonic() + timeout_s, 1e-5
-        while not self.is_done():
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_POLL_S)
-        return True
-
-
-class CudaTimedEvent(CudaEvent):
-    """An event that notes the time as the GPU counts it, to about half a microsecond."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        super().__init__(device, is_timed=True)
-
-    def elapsed_ms(self, since: TimedEvent) -> float:
-        """Return how much later than ``since`` the GPU reached this."""
-        assert isinstance(since, CudaTimedEvent)
-        with self._device.calling("reading the time of events"):
-            return float(self._device.cupy.cuda.get_elapsed_time(since.event, self.event))
 
 
 class _ExternalHandle:
@@ -235,8 +185,7 @@ class CudaDevice:
     """
 
     def __init__(self, ordinal: int = 0, *, packed_launch: bool = False) -> None:
-        self.cupy, self.driver = _import_cuda()
-        self.packed_launch = packed_launch
+        (self.cupy, self.driver), self.packed_launch = _import_cuda(), packed_launch
         runtime = self.cupy.cuda.runtime
         try:
             count = runtime.getDeviceCount()
