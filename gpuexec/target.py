@@ -12,6 +12,8 @@ _KIB = 1024
 # capability).
 _SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 OLDEST_ARCHITECTURE = 75
+# What the addresses of a process reach on x86-64: the limit of memory where no device says less.
+ADDRESSABLE_BYTES = 1 << 47
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,9 @@ class Target:
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     shared_bytes_per_block: int = 0
     warp_size: int = 32
-    # The most a tensor of a plan, or all of them, may take; without a device what 47-bit addresses reach. Two targets
-    # that differ in nothing else are equal: the same plan comes out, where one comes out.
-    memory_bytes: int = field(default=1 << 47, compare=False)
+    # The most a tensor of a plan, or all of them, may take. Two targets that differ in nothing else are equal: the same
+    # plan comes out, where one comes out.
+    memory_bytes: int = field(default=ADDRESSABLE_BYTES, compare=False)
 
     @property
     def name(self) -> str:

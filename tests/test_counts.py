@@ -16,8 +16,8 @@ from tests.small_models import CPU
 
 Array = np.ndarray[Any, Any]
 RUNS = 200
-SIDE = 160
-BOXES = 1200
+SIDE = 136
+BOXES = 300
 
 NON_ZERO = "(float[n, m] x) => (int64[2, k] y, int64[k, 2] z) { y = NonZero (x) z = Transpose <perm = [1, 0]> (y) }"
 COMPRESS = """(float[n, m] x) => (float[k, m] y, float[k] z) <float zero = {0}, int64[1] axis = {1}> {
@@ -56,16 +56,18 @@ def boxes_of(number: int, share: float) -> dict[str, Array]:
     return {"x": boxes, "scores": scores}
 
 
-# The text, what makes inputs of it, and the most plans that runs may take. A size that data decides falls in a bucket:
-# up to 160 rows those of 1, 2, 4, ..., 256; none is a plan of its own where it changes what is launched. What a plan
-# lacks room for is planned anew with twice the room, so that the largest size met costs a few more.
-MODELS: dict[str, tuple[str, Callable[[int, float], dict[str, Array]], int]] = {
-    "NonZero": (NON_ZERO, rows_of, 0),
-    "Compress": (COMPRESS, rows_of, 0),
-    "Unique": (UNIQUE, rows_of, 0),
-    "TopK": (TOP_K, rows_of, 0),
-    "NonMaxSuppression": (SUPPRESSION, boxes_of, 0),
+# The text, and what makes inputs of it.
+MODELS: dict[str, tuple[str, Callable[[int, float], dict[str, Array]]]] = {
+    "NonZero": (NON_ZERO, rows_of),
+    "Compress": (COMPRESS, rows_of),
+    "Unique": (UNIQUE, rows_of),
+    "TopK": (TOP_K, rows_of),
+    "NonMaxSuppression": (SUPPRESSION, boxes_of),
 }
+# One plan for what comes before the read and one or two for what follows it, which are made anew where there are no rows
+# at all, and where there are more than there is room for. A plan that lacked room gets twice what it needs, and every
+# tenth run has all rows: so that happens once or twice.
+MOST_PLANS = 6
 
 
 @pytest.fixture(params=["cpu", "simulator"])
@@ -75,7 +77,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_counts_change_from_run_to_run(name: str, backend: Backend) -> None:
-    text, make, most_plans = MODELS[name]
+    text, make = MODELS[name]
     model = ControlModel(text, (), 18).parse().SerializeToString()
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(7)
@@ -91,4 +93,4 @@ def test_counts_change_from_run_to_run(name: str, backend: Backend) -> None:
                 np.testing.assert_array_equal(made, expected)
         plans, variants = worker.report().plans, worker.report().variants
     print(f"{name}: {RUNS} runs took {plans} plans, {variants} sizes")
-    assert plans <= most_plans
+    assert plans <= MOST_PLANS

@@ -355,3 +355,8 @@ def test_conv_transpose_output_refuses_pads_that_cut_everything() -> None:
         geometry.conv_transpose_output([1], [2], [1], [1], [2, 2])
     with pytest.raises(InputError, match="auto_pad"):
         geometry.conv_transpose_output([1], [2], [1], [1], auto_pad="same")
+
+
+def test_window_pads_below_zero_are_refused() -> None:
+    with pytest.raises(InputError, match=r"pads must hold entries of 0 or more, got \[1, -1\]"):
+        geometry.window_pads([5], [3], [1], [1], [1, -1])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
+import sys
 from pathlib import Path
+
+from gpuexec.target import ADDRESSABLE_BYTES
 
 # Version 2 and version 1 of control groups: what a container may hold, in bytes, or "max".
 _CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -15,6 +17,10 @@ def host_memory_bytes(cgroup_files: tuple[Path, ...] = _CGROUP_FILES) -> int:
 
     Not what is free now: that changes, and a plan must not depend on it.
     """
+    if sys.platform == "win32":
+        return ADDRESSABLE_BYTES  # Windows tells neither in this way
+    import resource
+
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     limits += [soft for soft, _ in map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_DATA)) if soft >= 0]
     for path in cgroup_files:

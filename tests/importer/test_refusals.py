@@ -142,6 +142,11 @@ def test_attribute_that_onnx_requires_is_missed_at_load() -> None:
         load_graph(model)
 
 
+def test_cast_to_an_unknown_type_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"operator Cast: Element type 77 is not supported.*: 1 \(Cast_0\)"):
+        load_graph(parse("{ y = Cast <to = 77> (x) }"))
+
+
 def test_attribute_of_a_later_opset_is_refused() -> None:
     model = parse("{ y = MaxPool <kernel_shape = [1], dilations = 2> (x) }")
     model.opset_import[0].version = 8

@@ -223,3 +223,9 @@ def test_attributes_are_those_of_the_standard(name: str) -> None:
 def test_tile_asks_for_repeats() -> None:
     with pytest.raises(NeedsHostValue):
         build("Tile", {}).infer(spec(2), spec(1, dtype=np.int64))
+
+
+def test_concat_of_other_ranks_is_refused_at_the_axis_that_one_lacks() -> None:
+    specs = [TensorSpec((2, 4, 0), np.dtype(np.float32)), TensorSpec((2, 4), np.dtype(np.float32))]
+    with pytest.raises(InputError, match=r"input 1 is float32\[2,4\], input 0 is float32\[2,4,0\]"):
+        copy.Concat(2).infer(*specs)
