@@ -6,6 +6,7 @@ copied. Only the condition comes to the host, where the host can't count along.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from typing import Any, TypeVar
@@ -23,12 +24,14 @@ from gpuexec.part import Part
 from gpuexec.plan_cache import Site
 from gpuexec.pool import ExchangePool, Lent
 from gpuexec.run import Pause, Turn
-from gpuexec.runtime.device import Region, Stream
+from gpuexec.runtime.device import Event, Region, Stream
 from gpuexec.spec import TensorSpec
 
 Env = dict[Value, Held]
 _Result = TypeVar("_Result")
 # Nothing to wait for: where whoever advances a run sees that it was cancelled.
+# Trips between two marks on the stream, and marks that may lie ahead of the device.
+_TRIPS_MARKED, _MARKS_AHEAD = 16, 4
 _BETWEEN_TRIPS = Pause(lambda: True, lambda: None)
 # Turns of a run, and then a result.
 _Making = Generator[Turn, None, _Result]
@@ -55,6 +58,8 @@ class Looper:
     ) -> None:
         self._site, self._stream, self._pool = site, stream, pool
         self._follow, self._locate = follow, locate
+        self._trips = 0
+        self._marks: deque[Event] = deque()
 
     def repeat(self, node: Node, env: Env) -> Iterator[Turn]:
         """Run a Loop or Scan; ``env`` holds its outputs then.
@@ -136,8 +141,20 @@ class Looper:
             assert held is not None
             env[value] = held
         yield from self._follow(part, env)
-        yield _BETWEEN_TRIPS
+        yield self._keep_pace()
         return [env[value] for value in part.graph.outputs]
+
+    def _keep_pace(self) -> Pause:
+        """Return where a run may be cancelled, or waits: the host must not run far ahead of the device."""
+        self._trips += 1
+        if self._trips % _TRIPS_MARKED == 0:
+            event = self._site.backend.device.create_event()
+            self._stream.record(event)
+            self._marks.append(event)
+        if len(self._marks) <= _MARKS_AHEAD:
+            return _BETWEEN_TRIPS
+        oldest = self._marks.popleft()
+        return Pause(oldest.is_done, oldest.synchronize)
 
     def _slice(self, held: Held, place: int) -> Held:
         """Return one slice along the first axis: the bytes where they lie, or a copy where they start at odd places."""

@@ -149,7 +149,8 @@ def test_steps_wait_instead_of_blocking(staged: StagedModel, backend: Backend) -
         staged.check(x, [worker.read_output(name) for name in worker._require_run().outputs])
         has_calls = bool(worker.report().host_calls)
     assert (progress[0], progress[-1]) == (0.0, 1.0) and progress == sorted(progress)
-    assert (waited > 0) == bool(staged.reads) or backend.type is CPU
+    # A loop far ahead of the device waits too.
+    assert waited > 0 or not staged.reads or backend.type is CPU
     assert ("NoKernel_1" in nodes) == bool(staged.calls)
     assert has_calls == (bool(staged.calls) and backend.type is not CPU)
 
