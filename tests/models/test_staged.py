@@ -28,6 +28,8 @@ READS: dict[str, set[str]] = {
     "segformer__l17": set(),
     "detr__l17": set(),
 }
+# So small, and given by NumPy, that the host counts what is kept by itself.
+UNREAD = {"arch/hand_nms_topk.case0.npz"}
 # What the host computes on a device with kernels as long as there are none for it; its inputs are read.
 CALLED = {"LSTM", "GRU"}
 # A run of these takes seconds on the simulator: one will do.
@@ -48,7 +50,9 @@ def test_model_gives_what_the_reference_gave(model: str, case: str, backend: gx.
         report = worker.report()
     calls = {row.node for row in report.host_calls}
     assert {row.operator for row in report.host_calls} <= CALLED
-    assert {row.value for row in report.host_reads if row.node not in calls} == READS[model]
+    assert {row.value for row in report.host_reads if row.node not in calls} == (
+        set() if case in UNREAD else READS[model]
+    )
     assert report.host_syncs == ()
 
 
