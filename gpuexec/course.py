@@ -17,17 +17,20 @@ import numpy as np
 
 from gpuexec.binding import Bound
 from gpuexec.comparing import Comparer, Comparison
-from gpuexec.graph import Graph, Value
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.graph import Value
 from gpuexec.held import Held
 from gpuexec.loops import Looper
+from gpuexec.memory import Weights
 from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
+from gpuexec.plan import Plan
 from gpuexec.plan_cache import Choice, Site
 from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
 from gpuexec.pool import ExchangePool
 from gpuexec.run import Pause, Turn
-from gpuexec.runtime.device import Event, Memory, Region, Stream, begin_host_read, begin_host_write
+from gpuexec.runtime.device import Event, Memory, Recording, Region, Stream, begin_host_read, begin_host_write
 from gpuexec.spec import TensorSpec
 from gpuexec.stopwatch import Stopwatch
 from gpuexec.submission import Submission
@@ -125,26 +128,12 @@ class Course:
 
     def _issue(self, stage: Stage, choice: Choice, env: Env, *, is_main: bool) -> Iterator[Turn]:
         """Put a plan on the stream; ``env`` has its outputs then."""
-        graph, plan = stage.cut.ready, choice.prepared.plan
-        assert graph is not None and stage.plans is not None
         origins = choice.prepared.plan.segment.origins
         with self._road.lock:
-            recording = stage.plans.record(choice, self._stream)
-            bindings = {}
-            for value, port in zip(graph.inputs, plan.inputs, strict=True):
-                if port.buffer is not None:
-                    bindings[port.buffer] = self._locate(env[value])
-            made: Env = {}
-            for value, port, spec in zip(graph.outputs, plan.outputs, choice.variant.outputs, strict=True):
-                assert port.buffer is not None
-                nbytes = plan.buffers[port.buffer].nbytes
-                if is_main and value in self._outputs:
-                    owner, region = None, self._bound.frame.output(value.name, nbytes)
-                else:
-                    owner = self._road.pool.lend(nbytes)
-                    region = owner.region
-                bindings[port.buffer] = region
-                made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+            try:
+                recording, bindings, made = self._place(stage, choice, env, is_main=is_main)
+            except OutOfMemoryError:
+                recording, bindings, made = self._place_again(stage, choice, env, is_main=is_main)
             submission = Submission(
                 self._device,
                 self._stream,
@@ -152,7 +141,7 @@ class Course:
                 bindings,
                 origins,
                 is_synchronous=self._road.is_synchronous,
-                comparison=self._open_comparison(graph, choice, {**env, **made}),
+                comparison=self._open_comparison(stage, choice, {**env, **made}),
             )
             if self._pacer is None:
                 submission.advance(len(origins))
@@ -162,6 +151,47 @@ class Course:
         env.update(made)
         if self._pacer is not None and self._pacer.is_full:
             yield from self._end_step(_count_nodes(stage.cut))
+
+    def _place(
+        self, stage: Stage, choice: Choice, env: Env, *, is_main: bool
+    ) -> tuple[Recording, dict[int, Region], Env]:
+        """Return the recording of a plan, where its inputs and outputs are, and what will be made there."""
+        graph, plan = stage.cut.ready, choice.prepared.plan
+        assert graph is not None and stage.plans is not None
+        recording = stage.plans.record(choice, self._stream)
+        bindings = {}
+        for value, port in zip(graph.inputs, plan.inputs, strict=True):
+            if port.buffer is not None:
+                bindings[port.buffer] = self._locate(env[value])
+        made: Env = {}
+        for value, port, spec in zip(graph.outputs, plan.outputs, choice.variant.outputs, strict=True):
+            assert port.buffer is not None
+            nbytes = plan.buffers[port.buffer].nbytes
+            if is_main and value in self._outputs:
+                owner, region = None, self._bound.frame.output(value.name, nbytes)
+            else:
+                owner = self._road.pool.lend(nbytes)
+                region = owner.region
+            bindings[port.buffer] = region
+            made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+        return recording, bindings, made
+
+    def _place_again(
+        self, stage: Stage, choice: Choice, env: Env, *, is_main: bool
+    ) -> tuple[Recording, dict[int, Region], Env]:
+        """Place a plan once what nobody needs is given back.
+
+        Raises:
+            OutOfMemoryError: The device has no room all the same; tells what the plan needs.
+        """
+        self._road.syncs.note_wait(f"run {self._bound.run.number}", "the device was out of memory")
+        self._stream.synchronize()
+        self._road.pool.trim()
+        self._site.arena.release_retired()
+        try:
+            return self._place(stage, choice, env, is_main=is_main)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(f"{error} {_describe_needs(choice.prepared.plan, self._site.weights)}") from error
 
     def _issue_layers(self, pacer: Pacer, submission: Submission, choice: Choice, later: int) -> Iterator[Turn]:
         """Put the layers of a plan on the stream; ``later`` nodes follow it."""
@@ -183,9 +213,9 @@ class Course:
         if self._pacer is not None and self._pacer.has_layers:
             yield self._pacer.take(left)
 
-    def _open_comparison(self, graph: Graph, choice: Choice, held: Env) -> Comparison | None:
-        comparer, prepared = self._road.comparer, choice.prepared
-        if comparer is None:
+    def _open_comparison(self, stage: Stage, choice: Choice, held: Env) -> Comparison | None:
+        comparer, prepared, graph = self._road.comparer, choice.prepared, stage.cut.ready
+        if comparer is None or graph is None:
             return None
         return Comparison(comparer, graph, prepared.plan, prepared.plan.segment.commands, held)
 
@@ -259,6 +289,8 @@ class Course:
         if not event.is_done():
             yield from self._end_step(_count_nodes(cut))
         yield Pause(event.is_done, event.synchronize)
+        # Who only asked whether it is over has not been told what went wrong.
+        event.synchronize()
 
     def _compute(self, stage: Stage, env: Env) -> Iterator[Turn]:
         """Compute nodes on the host: those without a kernel here, which are layers, and light ones."""
@@ -285,6 +317,13 @@ class Course:
                 left -= 1
                 if pacer.is_full:
                     yield pacer.take(left)
+
+
+def _describe_needs(plan: Plan, weights: Weights) -> str:
+    """Say how much memory a plan needs."""
+    outputs = sum(plan.buffers[port.buffer].nbytes for port in plan.outputs if port.buffer is not None)
+    arena = plan.layout.nbytes
+    return f"The plan needs {arena} bytes of arena and {outputs} of outputs, beside {weights.nbytes} of weights."
 
 
 def _pad(nbytes: int) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Iterator
 from functools import partial
 
 from gpuexec.binding import Bound
 from gpuexec.course import Course, Road
 from gpuexec.driver_thread import DriverThread
-from gpuexec.errors import CancelledError
+from gpuexec.errors import CancelledError, GpuexecError
 from gpuexec.fence import Fence
 from gpuexec.pacing import Pacer
 from gpuexec.run import Pause, Run, Turn
@@ -32,15 +33,28 @@ class Issuer:
             Whether the run is wholly on the stream.
 
         Raises:
-            GpuexecError: It can't be run; the run ends with the same error.
+            GpuexecError: It can't be run, as is known before anything has to be waited for; the run ends with the same
+                error.
         """
         turns = bound.turns = self.take(bound, None)
-        for turn in turns:
-            if isinstance(turn, Pause) and (turn.is_work or not turn.is_over()):
-                if not self._road.is_synchronous:
-                    self.driver.put(partial(self._drive, bound, turn))
-                    return False
-                turn.wait()
+        has_waited = False
+        try:
+            for turn in turns:
+                if isinstance(turn, Pause):
+                    if turn.is_work or not turn.is_over():
+                        if not self._road.is_synchronous:
+                            self.driver.put(partial(self._drive, bound, turn))
+                            return False
+                        turn.wait()
+                    has_waited = True
+        except GpuexecError as error:
+            with self.lock:
+                self.end(bound, error)
+            # Whether the caller or the driver thread gets this far is chance: either way it is the run that tells.
+            if self._road.is_synchronous or not has_waited:
+                raise
+        if self._road.is_synchronous:
+            bound.run.wait()
         return True
 
     def take(self, bound: Bound, pacer: Pacer | None) -> Iterator[Turn]:
@@ -82,6 +96,8 @@ class Issuer:
                 # A wait that fails ends the run as work that fails does.
                 with self.lock:
                     self.end(bound, error)
+                # Whoever waits keeps the error, which should keep nothing of the run but where it came about.
+                traceback.clear_frames(error.__traceback__)
 
     def end(self, bound: Bound, error: BaseException | None) -> None:
         """Say that nothing more of a run will come; what it uses is free once the work issued so far is done."""

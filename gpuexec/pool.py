@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import threading
 
 from gpuexec.errors import OutOfMemoryError
@@ -21,9 +20,11 @@ class ExchangePool:
 
     def __init__(self, backend: Backend, stream: Stream) -> None:
         self._backend, self._stream = backend, stream
-        self._free: list[tuple[int, int, Memory]] = []
+        self._free: dict[int, list[Memory]] = {}
+        # Those that are lent too: a collection that finds holders of a block to be garbage must not find the block so.
+        self._blocks: dict[int, Memory] = {}
+        # Reentrant: a collection may give blocks back in the middle of a call.
         self._lock = threading.RLock()
-        self._serial = 0
         self._is_closed = False
         self.nbytes = 0
 
@@ -35,16 +36,17 @@ class ExchangePool:
         """
         size = max(_SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
         with self._lock:
-            position = bisect.bisect_left(self._free, (size, 0))
-            # One up to twice the size will do; more would starve those who need it.
-            if position < len(self._free) and self._free[position][0] <= 2 * size:
-                return Lent(self, self._free.pop(position)[2], nbytes)
+            # One of twice the size will do; more would starve those who need it.
+            rows = self._free.get(size) or self._free.get(2 * size)
+            if rows:
+                return Lent(self, rows.pop(), nbytes)
         try:
             memory = self._backend.device.allocate(size)
         except OutOfMemoryError:
             self.trim()
             memory = self._backend.device.allocate(size)
         with self._lock:
+            self._blocks[id(memory)] = memory
             self.nbytes += size
         return Lent(self, memory, nbytes)
 
@@ -52,28 +54,35 @@ class ExchangePool:
         """Take a block back; what is on the stream may use it still."""
         with self._lock:
             if self._is_closed:
-                return  # it is freed with its last holder, who may be a readback under way
-            self._serial += 1
-            bisect.insort(self._free, (memory.nbytes, self._serial, memory), key=lambda row: row[:2])
+                # It is freed with its last holder, who may be a readback under way.
+                self._blocks.pop(id(memory), None)
+            else:
+                self._free.setdefault(memory.nbytes, []).append(memory)
 
     def trim(self) -> None:
         """Free the blocks nobody holds, once the work that uses them is done."""
-        with self._lock:
-            free, self._free = self._free, []
-            self.nbytes -= sum(size for size, _, _ in free)
+        free = self._take_free()
         if free:
             self._stream.synchronize()
-        for _, _, memory in free:
+        for memory in free:
             memory.free()
 
     def close(self) -> None:
         """Free the blocks; the caller has waited for all work."""
-        with self._lock:
-            self._is_closed = True
-            free, self._free = self._free, []
-        for _, _, memory in free:
+        self._is_closed = True
+        for memory in self._take_free():
             memory.free()
         self.nbytes = 0
+
+    def _take_free(self) -> list[Memory]:
+        """Return the blocks nobody holds; they are the pool's no more."""
+        with self._lock:
+            rows, self._free = self._free, {}
+            free = [memory for row in rows.values() for memory in row]
+            for memory in free:
+                del self._blocks[id(memory)]
+                self.nbytes -= memory.nbytes
+        return free
 
 
 class Lent:

@@ -16,8 +16,9 @@ from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.spec import TensorSpec
 from tests.devices.opening import SCALE_SOURCE, make_simulator
+from tests.host_value_cases import ints, put_on_device
 from tests.operators import CALLED
-from tests.small_models import CPU
+from tests.small_models import CPU, make_tracer, ramp
 from tests.staged_models import MODELS, inputs
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +28,7 @@ SIMULATOR = gx.BackendType.SIMULATOR
 @operator("Fault", "test")
 @dataclass(frozen=True, slots=True)
 class Fault(Operator):
-    """Pass on; on a device with kernels, write where nothing is."""
+    """Fail; on a device with kernels, read where nothing is."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
 
@@ -38,7 +39,7 @@ class Fault(Operator):
         raise ValueError("nothing is there")
 
     def lower(self, emit: Emitter, inputs: Any, outputs: Any) -> None:
-        emit.launch(Kernel(SCALE_SOURCE, "fault"), (1, 1, 1), (1, 1, 1), [None, outputs[0]], [1])
+        emit.launch(Kernel(SCALE_SOURCE, "fault_reading"), (1, 1, 1), (1, 1, 1), [outputs[0], None], [0])
 
 
 @pytest.fixture(params=["cpu", "simulator"])
@@ -87,7 +88,7 @@ def test_exception_in_a_host_function_names_the_node_and_the_worker_goes_on(back
             assert worker.memory_stats() == held
 
 
-def test_exception_in_a_host_function_ends_the_steps(backend: Backend) -> None:
+def test_exception_in_a_host_function_ends_a_run_of_steps(backend: Backend) -> None:
     def fail(x: Array) -> Array:
         raise ZeroDivisionError("no more numbers")
 
@@ -95,10 +96,25 @@ def test_exception_in_a_host_function_ends_the_steps(backend: Backend) -> None:
     CALLED["in the middle"] = fail
     with gx.Worker(load(CALLING), backend=backend) as worker:
         with pytest.raises(gx.DeviceError, match="Call_1"):
-            list(worker.schedule_iterable(x))
+            # On the CPU it is a command among others, whose error comes where the run is waited for.
+            list(worker.schedule_iterable(x)) and worker.read_output("z")
         CALLED["in the middle"] = np.negative
         list(worker.schedule_iterable(x))
         np.testing.assert_array_equal(worker.read_output("z"), -np.maximum(x, 0))
+
+
+def test_error_behind_a_read_is_told_by_the_run_though_the_caller_got_so_far() -> None:
+    # Nothing on the tracer takes time, and what is read from it is zeros, which x can't be reshaped to.
+    backend = make_tracer()
+    text = "(float[n] x, int64[2] shape) => (float[a, b] y) { y = Reshape (x, shape) }"
+    with gx.Worker(load(text), backend=backend) as worker:
+        run = worker.schedule({"x": ramp(6), "shape": put_on_device(ints(2, 3), backend)})
+        with pytest.raises(gx.InputError, match="Reshape_0") as caught:
+            run.wait()
+        assert caught.value.node == "Reshape_0"
+        with pytest.raises(gx.InputError):
+            run.peek_output().readback_and_clone()
+        worker.schedule({"x": ramp(6), "shape": ints(2, 3)}).wait()
 
 
 # ---------------------------------------------------------------- refused memory

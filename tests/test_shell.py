@@ -159,7 +159,7 @@ def test_test_installs_once_for_each_pyproject(checkout: Path, tools: Path) -> N
     add_python(tools, "python3", "3.12")
     add_compiler(tools)
     assert make(checkout, tools, "test", "ARGS=-k arena").returncode == 0
-    install = "python -m pip install --disable-pip-version-check -e .[test,cuda13]"
+    install = "python -m pip install --disable-pip-version-check -e .[test,dev,cuda13]"
     assert calls(checkout) == [install, "python -m pytest -k arena"]
     make(checkout, tools, "test")
     assert calls(checkout) == ["python -m pytest"]
@@ -173,7 +173,7 @@ def test_tests_take_cuda_12_where_the_driver_does(checkout: Path, tools: Path) -
     add_python(tools, "python3", "3.12", extra="cuda12")
     add_compiler(tools)
     make(checkout, tools, "test")
-    assert calls(checkout)[0].endswith(".[test,cuda12]")
+    assert calls(checkout)[0].endswith(".[test,dev,cuda12]")
 
 
 def test_setup_leaves_nothing_to_install_for_the_other_targets(checkout: Path, tools: Path) -> None:

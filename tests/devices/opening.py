@@ -17,7 +17,7 @@ from gpuexec.runtime.tracer import TracerDevice
 SCALE_SOURCE = str(Path(__file__).parent / "kernels" / "scale.cu")
 TOGETHER_SOURCE = str(Path(__file__).parent / "kernels" / "together.cu")
 EXPRESSIONS = {
-    SCALE_SOURCE: ("scale<float>", "scale<int>", "fault"),
+    SCALE_SOURCE: ("scale<float>", "scale<int>", "fault", "fault_reading"),
     TOGETHER_SOURCE: ("share<0>", "share<1>", "sum_by_last<0>", "sum_by_last<1>"),
 }
 

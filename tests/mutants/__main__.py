@@ -88,6 +88,8 @@ def _try_once(mutants: Sequence[Mutant], trials: Trials, mode: str, paths: Seque
     attempts += [Attempt(mutant, mutant.file, trials[mutant.file], mode) for mutant in mutants]
     found = {}
     for attempt, report in zip(attempts, try_mutants(attempts, paths) if attempts else [], strict=True):
+        if report.outcome == "broken":
+            sys.exit(f"{attempt.mutant or attempt.file} could not be tried: {report.by}")
         if attempt.mutant is not None:
             found[attempt.mutant] = report
         elif report.outcome != "survived":

@@ -35,7 +35,10 @@ CPU_SECONDS = 100  # of a child without the compilers it starts: one that takes 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a mutant: ``"caught"``, ``"survived"`` or ``"refused"`` (by the compiler); by what, in a line."""
+    """What came of a mutant, and by what in a line.
+
+    ``"caught"``, ``"survived"``, ``"refused"`` by the compiler, or ``"broken"`` where it was not tried at all.
+    """
 
     outcome: str
     by: str = ""
@@ -63,7 +66,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             path = Path(folder) / f"{number}.json"
             child = os.fork()
             if child == 0:
-                _live(row, [items[test] for test in row["tests"]], path, Path(folder))
+                _live(row, [items[test] for test in row["tests"]], path)
             running[child] = number, path
         while running:
             _wait(running, reports)
@@ -81,6 +84,7 @@ def _wait(running: dict[int, tuple[int, Path]], reports: dict[int, Report]) -> N
     """Wait for one child and enter its report."""
     child, status = os.wait()
     number, path = running.pop(child)
+    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
     if path.exists():
         reports[number] = Report(*json.loads(path.read_text()))
     else:
@@ -89,7 +93,7 @@ def _wait(running: dict[int, tuple[int, Path]], reports: dict[int, Report]) -> N
         reports[number] = Report("caught", "hangs" if ended == signal.SIGXCPU else f"ends the process with {name}")
 
 
-def _live(row: Mapping[str, Any], items: Sequence[pytest.Item], path: Path, folder: Path) -> None:
+def _live(row: Mapping[str, Any], items: Sequence[pytest.Item], path: Path) -> None:
     """Be the child: run the tests, write the report, and end without what the parent has to do at its end."""
     try:
         os.setpgid(0, 0)
@@ -97,7 +101,7 @@ def _live(row: Mapping[str, Any], items: Sequence[pytest.Item], path: Path, fold
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        _change_kernels(row, folder / f"kernels-{os.getpid()}")
+        _change_kernels(row, path.with_suffix(""))
         _shuffle_threads()
         report = _run(items)
     except BaseException:

@@ -297,6 +297,7 @@ def views() -> list[Case]:
     x = sample((4, 5, 6, 7))
     shown = {
         "transposed": x.transpose(3, 1, 0, 2),
+        "channels-last": x.transpose(0, 3, 1, 2),
         "reversed": x[:, ::-1, :, ::-1],
         "every-other": x[::2, :, 1::3],
         "broadcast": np.broadcast_to(x[:, :1], (4, 9, 6, 7)),

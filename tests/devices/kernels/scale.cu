@@ -13,3 +13,6 @@ __global__ void __launch_bounds__(64) scale(const T* __restrict__ x, T* y, T fac
 
 // Faults when given a null pointer.
 extern "C" __global__ void fault(int* x) { x[0] = 1; }
+
+// Faults when given a null pointer to read.
+extern "C" __global__ void fault_reading(int* x, const int* y) { x[0] = y[0]; }
