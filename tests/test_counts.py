@@ -64,9 +64,9 @@ MODELS: dict[str, tuple[str, Callable[[int, float], dict[str, Array]]]] = {
     "TopK": (TOP_K, rows_of),
     "NonMaxSuppression": (SUPPRESSION, boxes_of),
 }
-# One plan for what comes before the read and one or two for what follows it, which are made anew where there are no rows
-# at all, and where there are more than there is room for. A plan that lacked room gets twice what it needs, and every
-# tenth run has all rows: so that happens once or twice.
+# One plan for what comes before the read, and one or two for what follows it, which are made anew where there are no
+# rows at all, and where there are more than there is room for. A plan that lacked room gets twice what it needs, and
+# every tenth run has all rows: so that happens once or twice.
 MOST_PLANS = 6
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import gpuexec as gx
 from gpuexec.errors import GpuexecError
 from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Stream
 from tests.bench.cpu_models import open_onnxruntime
 from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import BenchModel
@@ -113,19 +114,16 @@ def _measure_model(
     )
 
 
-def _time_in_a_row(backend: Backend, worker: gx.Worker, stream: Any) -> float | None:
-    """Return milliseconds of a run by the device's own clock; None where it has none."""
-    cuda = getattr(getattr(backend.device, "cupy", None), "cuda", None)
-    if not hasattr(cuda, "get_elapsed_time"):
-        return None
-    first, last = cuda.Event(), cuda.Event()
+def _time_in_a_row(backend: Backend, worker: gx.Worker, stream: Stream) -> float:
+    """Return milliseconds of a run by the device's own clock."""
+    first, last = backend.device.create_timed_event(), backend.device.create_timed_event()
     worker.schedule().wait()
-    first.record(stream.stream)
+    stream.record(first)
     for _ in range(_IN_A_ROW):
         worker.schedule()
-    last.record(stream.stream)
+    stream.record(last)
     last.synchronize()
-    return float(cuda.get_elapsed_time(first, last)) / _IN_A_ROW
+    return last.elapsed_ms(first) / _IN_A_ROW
 
 
 def _time_torch(call: Callable[[], Any], repeats: int) -> float:
