@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
-
-import numpy as np
 
 from gpuexec.binding import Bound
 from gpuexec.comparing import Comparer, Comparison
+from gpuexec.crossing import Crossing
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.graph import Value
 from gpuexec.held import Held
@@ -30,13 +27,12 @@ from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
 from gpuexec.pool import ExchangePool
 from gpuexec.run import Pause, Turn
-from gpuexec.runtime.device import Event, Memory, Recording, Region, Stream, begin_host_read, begin_host_write
+from gpuexec.runtime.device import Event, Recording, Region, Stream
 from gpuexec.spec import TensorSpec
 from gpuexec.stopwatch import Stopwatch
 from gpuexec.submission import Submission
 from gpuexec.syncs import SyncLog
 
-Array = np.ndarray[Any, Any]
 Env = dict[Value, Held]
 
 
@@ -64,6 +60,7 @@ class Course:
         self._road, self._bound, self._pacer = road, bound, pacer
         self._site, self._stream = road.site, road.stream
         self._device = road.site.backend.device
+        self._crossing = Crossing(road.site.backend, road.stream, road.pool, road.site.weights)
         self._outputs = set(road.site.model.graph.outputs)
 
     def follow(self) -> Iterator[Turn]:
@@ -104,7 +101,7 @@ class Course:
             if cut.repeat is not None:
                 # Trips without end may follow one another without a pause.
                 yield Pause(lambda: False, lambda: None, is_work=True)
-                looper = Looper(self._site, self._stream, self._road.pool, self._follow_part, self._locate)
+                looper = Looper(self._site, self._stream, self._road.pool, self._follow_part, self._crossing.locate)
                 yield from looper.repeat(cut.repeat, env)
             if stage.rest is None:
                 return
@@ -162,7 +159,7 @@ class Course:
         bindings = {}
         for value, port in zip(graph.inputs, plan.inputs, strict=True):
             if port.buffer is not None:
-                bindings[port.buffer] = self._locate(env[value])
+                bindings[port.buffer] = self._crossing.locate(env[value])
         made: Env = {}
         for value, port, spec in zip(graph.outputs, plan.outputs, choice.variant.outputs, strict=True):
             assert port.buffer is not None
@@ -219,30 +216,6 @@ class Course:
             return None
         return Comparison(comparer, graph, prepared.plan, prepared.plan.segment.commands, held)
 
-    def _locate(self, held: Held) -> Region:
-        """Return the bytes of a value on the device, where they are brought if they are not there yet."""
-        if held.region is None:
-            assert held.array is not None, "a value is nowhere"
-            if held.is_weight:
-                held.region = self._site.weights.place_array(held.array, self._stream)
-                return held.region
-            raw = np.ascontiguousarray(held.array).reshape(-1).view(np.uint8)
-            lent = self._road.pool.lend(raw.nbytes)
-            held.region, held.owner = lent.region, lent
-            if held.spec.size == 1:
-                self._stream.fill(held.region.address, raw.tobytes(), 1)
-            elif raw.nbytes:
-                staging = self._site.backend.staging
-                block = staging.take(raw.nbytes)
-                assert block.array is not None
-                begin_host_write(block, raw.nbytes)
-                block.array[: raw.nbytes] = raw
-                self._stream.copy_to_device(held.region.address, block.array[: raw.nbytes])
-                event = self._device.create_event()
-                self._stream.record(event)
-                staging.give_back(block, event)
-        return held.region
-
     # ---- the host's part
 
     def _read(self, cut: Cut, env: Env) -> Iterator[Turn]:
@@ -253,36 +226,21 @@ class Course:
         for read, _ in rows:
             why = f"{read.reader} ({read.role})"
             self._road.syncs.check(read.value.name, why, is_allowed=self._bound.run.allows_syncs)
-        places = list(accumulate((_pad(held.spec.nbytes) for _, held in rows), initial=0))
-        staging = self._site.backend.staging
-        block = staging.take(places[-1]) if self._device.target.has_kernels else None
-        before, after = self._device.create_event(), self._device.create_event()
         start = time.perf_counter()
+        with self._road.lock:
+            fetch = self._crossing.fetch([held for _, held in rows])
         try:
-            with self._road.lock:
-                self._stream.record(before)
-                regions = [self._locate(held) for _, held in rows]
-                for region, (_, held), place in zip(regions, rows, places, strict=False):
-                    if block is not None and held.spec.nbytes:
-                        assert block.array is not None
-                        self._stream.copy_to_host(block.array[place : place + held.spec.nbytes], region.address)
-                self._stream.record(after)
-            yield from self._wait(before, cut)
+            yield from self._wait(fetch.before, cut)
             reached = time.perf_counter()
-            yield from self._wait(after, cut)
+            yield from self._wait(fetch.after, cut)
             waited_ms, copied_ms = (reached - start) * 1e3, (time.perf_counter() - reached) * 1e3
-            if block is not None:
-                begin_host_read(block, places[-1])
-            for region, (read, held), place in zip(regions, rows, places, strict=False):
-                source, first = (region.memory, region.offset) if block is None else (block, place)
-                held.array, held.is_computed = _take_out(source, first, held.spec), True
-                share = held.spec.nbytes / places[-1] if places[-1] else 0.0
-                self._road.syncs.note_read(read, held.spec.nbytes, waited_ms, copied_ms * share)
-                waited_ms = 0.0
+            fetch.finish()
         finally:
-            # The copy of a run that is given up here is still on the stream.
-            if block is not None:
-                staging.give_back(block, after)
+            fetch.close()
+        for read, held in rows:
+            share = held.spec.nbytes / fetch.nbytes if fetch.nbytes else 0.0
+            self._road.syncs.note_read(read, held.spec.nbytes, waited_ms, copied_ms * share)
+            waited_ms = 0.0  # they were waited for together
 
     def _wait(self, event: Event, cut: Cut) -> Iterator[Turn]:
         """Wait for the device; a step ends before it, if it has to."""
@@ -324,19 +282,6 @@ def _describe_needs(plan: Plan, weights: Weights) -> str:
     outputs = sum(plan.buffers[port.buffer].nbytes for port in plan.outputs if port.buffer is not None)
     arena = plan.layout.nbytes
     return f"The plan needs {arena} bytes of arena and {outputs} of outputs, beside {weights.nbytes} of weights."
-
-
-def _pad(nbytes: int) -> int:
-    """Round up to what any dtype may start at."""
-    return -(-nbytes // 8) * 8
-
-
-def _take_out(memory: Memory, first: int, spec: TensorSpec) -> Array:
-    """Return content that lies in memory of the host as an array of its own."""
-    if not spec.nbytes:
-        return np.empty(spec.shape, spec.dtype)
-    assert memory.array is not None
-    return memory.array[first : first + spec.nbytes].copy().view(spec.dtype).reshape(spec.shape)
 
 
 def _count_nodes(cut: Cut) -> int:

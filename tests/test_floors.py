@@ -15,8 +15,8 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # package anything goes. The modules that users hold have an order, so each is a floor of its own here.
 HELD = (
     *("model", "memory", "pool", "fence", "syncs", "frames", "place", "readback", "content", "exchange", "tensor"),
-    *("inputs", "stopwatch", "plan_cache", "part", "held", "closeness", "comparing", "submission", "run", "pacing"),
-    *("binding", "loops", "course", "driver_thread", "issuer"),
+    *("inputs", "stopwatch", "plan_cache", "part", "held", "crossing", "closeness", "comparing", "submission"),
+    *("run", "pacing", "binding", "loops", "course", "driver_thread", "issuer"),
     *("engine", "program", "worker"),
 )
 FLOORS = (
