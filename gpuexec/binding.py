@@ -16,6 +16,7 @@ from gpuexec.held import Held
 from gpuexec.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.memory import BorrowedMemory
 from gpuexec.part import Stage
+from gpuexec.place import Place
 from gpuexec.plan_cache import Choice
 from gpuexec.readback import ReadbackRequest
 from gpuexec.run import Run, Turn
@@ -40,6 +41,7 @@ class Bound:
         reading: Issued when the run is; who made the inputs waits for it before writing them again.
         finish: Called with the event that stands for the end of the run.
         keep: What must live until then.
+        borrowed: Inputs that lie on the device, and their places.
         turns: What is left to do, done piece by piece as it is iterated.
         is_over: Nothing more of it will come.
     """
@@ -56,8 +58,16 @@ class Bound:
     reading: Fence = field(default_factory=Fence)
     finish: list[Callable[[Event], None]] = field(default_factory=list)
     keep: list[object] = field(default_factory=list)
+    borrowed: list[tuple[Held, Place]] = field(default_factory=list)
     turns: Iterator[Turn] = field(default_factory=lambda: iter(()))
     is_over: bool = False
+
+    def locate(self, held: Held, place: Place) -> None:
+        """Note where an input on the device lies."""
+        held.region = place.region
+        self.keep.append(held.region.memory)
+        # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
+        self.frame.take_out(held.region.memory)
 
     def is_ready(self) -> bool:
         """Return whether the run can be put on its stream without the caller waiting for anything."""
@@ -117,12 +127,13 @@ class InputBinder:
 
     def _bind_device(self, bound: Bound, value: Value, item: DeviceArray) -> None:
         bound.sources.append(item.fence)
-        bound.keep += [item.source, item.region.memory]
-        # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
-        bound.frame.take_out(item.region.memory)
+        bound.keep.append(item.source)
         if item.readers is not None and item.readers is not bound.frame.readers:
             item.readers.add(bound.reading)
-        bound.env[value] = Held(item.spec, item.region)
+        held = bound.env[value] = Held(item.spec)
+        bound.borrowed.append((held, item.place))
+        if item.place.is_known:
+            bound.locate(held, item.place)
 
     def _find_bytes(self, item: HostArray) -> ByteArray | None:
         """Return the bytes of a borrowed array where they can be used as they lie."""

@@ -77,6 +77,9 @@ class Course:
                     raise fence.failure
                 for each in fence.events:
                     self._stream.wait(each)
+            # Where an input lies is certain once the run that makes it is on its stream.
+            for held, place in bound.borrowed:
+                bound.locate(held, place)
             if bound.upload is not None:
                 bound.upload()
         yield from self._follow(bound.stage, bound.choice, bound.env, is_main=True)

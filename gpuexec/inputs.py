@@ -13,9 +13,10 @@ from gpuexec.exchange import import_cuda, import_dlpack
 from gpuexec.fence import Fence
 from gpuexec.frames import Readers
 from gpuexec.model import Model, ModelPort
+from gpuexec.place import Place
 from gpuexec.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Region, Stream
+from gpuexec.runtime.device import Stream
 from gpuexec.spec import TensorSpec
 from gpuexec.tensor import Tensor
 
@@ -37,13 +38,20 @@ class HostArray:
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """An input on the backend's device, borrowed until the run is done. ``fence`` says when its content is there."""
+    """An input on the backend's device, borrowed until the run is done.
 
-    spec: TensorSpec
-    region: Region
+    ``fence`` says when its content is there; only then need ``place`` know where the bytes are.
+    """
+
+    place: Place
     source: object
     fence: Fence
     readers: Readers | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return self.place.spec
 
 
 GivenInput = HostArray | DeviceArray
@@ -121,19 +129,20 @@ class Acceptor:
             taken = import_dlpack(item, self.backend, self.stream)
             if isinstance(taken, np.ndarray):
                 return HostArray(TensorSpec(taken.shape, taken.dtype), taken, is_borrowed=not copy)
-            return DeviceArray(taken[0], taken[1], item, taken[2])
+            return DeviceArray(Place(port.name, taken[0], taken[1]), item, taken[2])
         if hasattr(item, "__cuda_array_interface__"):
             spec, region, fence = import_cuda(item, self.backend)
-            return DeviceArray(spec, region, item, fence)
+            return DeviceArray(Place(port.name, spec, region), item, fence)
         array = np.asarray(item)
         return HostArray(TensorSpec(array.shape, array.dtype), array)
 
     def _take_tensor(self, tensor: Tensor) -> GivenInput:
         content = tensor._content
         content.check()
-        content.wait_known("its shape is an input of another run")
+        if not content.place.has_spec:
+            content.wait_known("its shape is an input of another run")
         if content.backend.device is self.backend.device:
-            return DeviceArray(content.spec, content.region, tensor, content.fence, content.lease.readers)
+            return DeviceArray(content.place, tensor, content.fence, content.lease.readers)
         # From another device: the run waits for the readback; the caller does not.
         return HostArray(content.spec, request=content.read_privately())
 

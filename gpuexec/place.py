@@ -25,6 +25,11 @@ class Place:
         self.name, self._spec, self._region, self.bound = name, spec, region, bound
 
     @property
+    def has_spec(self) -> bool:
+        """Whether the spec is known."""
+        return self._spec is not None
+
+    @property
     def is_known(self) -> bool:
         """Whether both spec and bytes are known."""
         return self._spec is not None and self._region is not None
