@@ -18,11 +18,9 @@ from gpuexec.errors import OutOfMemoryError
 from gpuexec.graph import Value
 from gpuexec.held import Held
 from gpuexec.loops import Looper
-from gpuexec.memory import Weights
 from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
-from gpuexec.plan import Plan
-from gpuexec.plan_cache import Choice, Site
+from gpuexec.plan_cache import Choice, Site, describe_needs
 from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
 from gpuexec.pool import ExchangePool
@@ -191,7 +189,7 @@ class Course:
         try:
             return self._place(stage, choice, env, is_main=is_main)
         except OutOfMemoryError as error:
-            raise OutOfMemoryError(f"{error} {_describe_needs(choice.prepared.plan, self._site.weights)}") from error
+            raise OutOfMemoryError(f"{error} {describe_needs(choice, self._site.weights)}") from error
 
     def _issue_layers(self, pacer: Pacer, submission: Submission, choice: Choice, later: int) -> Iterator[Turn]:
         """Put the layers of a plan on the stream; ``later`` nodes follow it."""
@@ -278,13 +276,6 @@ class Course:
                 left -= 1
                 if pacer.is_full:
                     yield pacer.take(left)
-
-
-def _describe_needs(plan: Plan, weights: Weights) -> str:
-    """Say how much memory a plan needs."""
-    outputs = sum(plan.buffers[port.buffer].nbytes for port in plan.outputs if port.buffer is not None)
-    arena = plan.layout.nbytes
-    return f"The plan needs {arena} bytes of arena and {outputs} of outputs, beside {weights.nbytes} of weights."
 
 
 def _count_nodes(cut: Cut) -> int:

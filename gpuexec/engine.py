@@ -27,7 +27,7 @@ from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
 from gpuexec.place import Place
 from gpuexec.plan import Plan
-from gpuexec.plan_cache import Choice, Site
+from gpuexec.plan_cache import Choice, Site, describe_needs
 from gpuexec.pool import ExchangePool
 from gpuexec.run import Issued, Pause, Run, Step
 from gpuexec.runtime.backend import Backend
@@ -238,7 +238,8 @@ class Engine:
             try:
                 self._reserve(stage, choice, given)
             except OutOfMemoryError as error:
-                raise OutOfMemoryError(f"{error} {self._describe(choice)}") from error
+                needs = describe_needs(choice, self.weights, len(self.frames))
+                raise OutOfMemoryError(f"{error} {needs}") from error
         return self._take_frame(given, stage, choice)
 
     def _choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
@@ -307,16 +308,6 @@ class Engine:
 
     def _next_frame(self) -> Frame:
         return self.frames[self.turns.number % len(self.frames)]
-
-    def _describe(self, choice: Choice | None) -> str:
-        plan = None if choice is None else choice.prepared.plan
-        arena = 0 if plan is None else plan.layout.nbytes
-        ports = () if plan is None else plan.outputs
-        outputs = sum(plan.buffers[port.buffer].nbytes for port in ports if plan and port.buffer is not None)
-        return (
-            f"The plan needs {arena} bytes of arena and {outputs} of outputs in each of"
-            f" {len(self.frames)} frames, beside {self.weights.nbytes} of weights."
-        )
 
     # ---- piece by piece
 

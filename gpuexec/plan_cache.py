@@ -190,6 +190,15 @@ class PlanCache:
         return Choice(prepared, variant)
 
 
+def describe_needs(choice: Choice | None, weights: Weights, frames: int = 1) -> str:
+    """Say how much memory a plan needs, for the message where there is none; None: the run begins on the host."""
+    plan = None if choice is None else choice.prepared.plan
+    arena = 0 if plan is None else plan.layout.nbytes
+    outputs = 0 if plan is None else sum(plan.buffers[p.buffer].nbytes for p in plan.outputs if p.buffer is not None)
+    each = f" in each of {frames} frames" if frames > 1 else ""
+    return f"The plan needs {arena} bytes of arena and {outputs} of outputs{each}, beside {weights.nbytes} of weights."
+
+
 def _contents(specs: Mapping[str, TensorSpec], names: tuple[str, ...]) -> _Contents | None:
     """Return the content of these inputs; None where one is not on the host."""
     rows = []
