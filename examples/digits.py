@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ HERE = Path(__file__).resolve().parent
 Array = np.ndarray[Any, Any]
 
 
-def load_model() -> gx.Model:
+def load_model(dims: Mapping[str, int | tuple[int, int]] | None = None) -> gx.Model:
     """Return the trained net: ``image`` float32 [batch, 1, 8, 8] -> ``logits`` and ``probabilities`` [batch, 10]."""
-    return gx.load(HERE / "models" / "digits.onnx")
+    return gx.load(HERE / "models" / "digits.onnx", dims=dims)
 
 
 def load_images(count: int) -> tuple[Array, Array]:

@@ -15,6 +15,8 @@ SAMPLES = {
     "basic_execution.py": ["one input", "by name", "blocking"],
     "execute_in_parts.py": ["in parts"],
     "manual_schedule.py": ["frame by frame"],
+    "asyncio_server.py": ["served"],
+    "frame_budget.py": ["within the budget"],
     "readback.py": ["polled", "awaited", "blocked for"],
 }
 # Tried by tests of their own, or shared by the others.
