@@ -1,8 +1,8 @@
 """Pack buffers into one arena: where two are never alive together, they may share bytes.
 
 Finding the smallest arena is NP-hard (dynamic storage allocation), yet most models are easy: a portfolio of greedy
-orders meets the lower bound, and stops there. What is left goes to two searches with a fixed amount of work.
-``verify`` checks the outcome and shares no code with this file.
+orders meets the lower bound, and stops there. What is left goes to an exact search, and then to one that squeezes,
+both with a fixed amount of work. ``verify`` checks the outcome and shares no code with this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from gpuexec.errors import PlanError
 from gpuexec.geometry import ceil_div
-from gpuexec.planner.arena_search import Offsets, Problem, improve, place, search
+from gpuexec.planner.arena_search import Offsets, Problem, place, search
+from gpuexec.planner.arena_squeeze import squeeze
 
 ALIGNMENT = 256
 
@@ -166,8 +167,8 @@ def _solve(problem: Problem) -> tuple[Offsets, str]:
     found, is_least = search(problem, height)
     if found:
         best, height, winner = found, problem.measure(found), "exact search"
-    if not is_least and (found := improve(problem, best, height)):
-        best, winner = found, f"{winner}, improved"
+    if not is_least and (found := squeeze(problem, best, height)):
+        best, winner = found, f"{winner}, squeezed"
     return best, winner
 
 

@@ -1,17 +1,15 @@
-"""Place buffers whose sizes and conflicts are given: one greedy placement, an exact search, and an improving one.
+"""Place buffers whose sizes and conflicts are given: one greedy placement, and an exact search.
 
-Both searches do a fixed amount of work and watch no clock, so equal problems end equally on every machine.
+The search does a fixed amount of work and watches no clock, so equal problems end equally on every machine.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Work of each search, in visits of a buffer: about 0.1 s each on one 3 GHz core.
+# Work of the search, in visits of a buffer: about 0.1 s on one 3 GHz core.
 _EXACT_VISITS = 200_000
-_IMPROVE_VISITS = 400_000
 
 Offsets = list[int]
 
@@ -125,30 +123,3 @@ def _candidates(
     ceiling = min((floors[index] + sizes[index] for index in free), default=0)
     legal = [(floors[index], index) for index in free if previous < (floors[index], index) < (ceiling, -1)]
     return sorted(legal, key=lambda each: (-each[0], problem.loads[each[1]], sizes[each[1]], -each[1]))
-
-
-def improve(problem: Problem, best: Sequence[int], limit: int) -> Offsets | None:
-    """Move what reaches the top, or what stands in its way, forward in the order, and keep what does not get worse."""
-    count = len(problem.sizes)
-    cost = count + sum(len(neighbours) for neighbours in problem.neighbours)
-    chance = random.Random(count)
-    order = sorted(range(count), key=lambda index: (best[index], index))
-    found: Offsets | None = None
-    height, offsets = limit, best
-    for _ in range(_IMPROVE_VISITS // cost):
-        top = [index for index in range(count) if offsets[index] + problem.sizes[index] == height]
-        moved = top[int(chance.random() * len(top))]
-        if chance.random() < 0.5:
-            moved = problem.neighbours[moved][int(chance.random() * len(problem.neighbours[moved]))]
-        trial = order.copy()
-        trial.remove(moved)
-        trial.insert(int(chance.random() * (order.index(moved) + 1)), moved)
-        placed = place(problem, trial, "lowest", height + 1)
-        if placed is None:
-            continue
-        order, offsets, height = trial, placed, problem.measure(placed)
-        if height < limit:
-            found, limit = placed, height
-        if height <= problem.bound:
-            break
-    return found

@@ -18,20 +18,22 @@ HEAVY_BYTES = 1 << 20
 
 def lay_out(buffers: Sequence[Buffer], commands: Sequence[Command]) -> ArenaLayout:
     """Pack the temporaries among the buffers by when commands, in plan order, use them."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for position, command in enumerate(commands):
-        for slot, _ in slots_of(command):
-            first.setdefault(slot.buffer, position)
-            last[slot.buffer] = position + 1
+    lives = find_lives(commands)
     apart = _find_apart(commands)
     lifetimes = [
-        Lifetime(b.id, b.nbytes, first[b.id], last[b.id], frozenset(apart.get(b.id, ())))
-        for b in buffers
-        if b.role is Role.TEMP
+        Lifetime(b.id, b.nbytes, *lives[b.id], frozenset(apart.get(b.id, ()))) for b in buffers if b.role is Role.TEMP
     ]
     packing = pack(lifetimes)
     return ArenaLayout(tuple(sorted(packing.offsets.items())), packing.nbytes, packing.lower_bound)
+
+
+def find_lives(commands: Sequence[Command]) -> dict[int, tuple[int, int]]:
+    """Return the commands ``[first, last)`` from the first to the last that uses each buffer."""
+    lives: dict[int, tuple[int, int]] = {}
+    for position, command in enumerate(commands):
+        for slot, _ in slots_of(command):
+            lives[slot.buffer] = (lives.get(slot.buffer, (position,))[0], position + 1)
+    return lives
 
 
 def check_room(
@@ -45,20 +47,32 @@ def check_room(
     Raises:
         OutOfMemoryError: One buffer is too large, or all are together; names the node that writes the largest.
     """
-    largest = max(buffers, key=lambda buffer: buffer.nbytes, default=None)
+    largest = max((buffer.nbytes for buffer in buffers), default=0)
     held = layout.nbytes + sum(b.nbytes for b in buffers if b.role not in (Role.TEMP, Role.CONSTANT))
-    if largest is None or max(held, largest.nbytes) <= target.memory_bytes:
+    if max(held, largest) <= target.memory_bytes:
         return
-    rows = zip(origins, commands, strict=True)
-    writer = next((o for o, c in rows if any(s.buffer == largest.id for s in c.writes_to())), None)
-    where = f"%{largest.name}" if largest.name else f"a result of {writer!r}"
+    text, node, value = describe_largest(buffers, commands, origins)
     raise OutOfMemoryError(
-        f"The plan needs {held} bytes for temporaries, inputs and outputs, of which {where}"
-        f"{f' (made by {writer!r})' if largest.name and writer else ''} takes {largest.nbytes};"
+        f"The plan needs {held} bytes for temporaries, inputs and outputs, the most of them for {text};"
         f" {target.name} has {target.memory_bytes} bytes of memory.",
-        node=writer,
-        value=largest.name or None,
+        node=node,
+        value=value,
     )
+
+
+def describe_largest(
+    buffers: Sequence[Buffer], commands: Sequence[Command], origins: Sequence[str]
+) -> tuple[str, str | None, str | None]:
+    """Return the largest buffer in words, the node that makes it (or else reads it), and its name."""
+    largest = max(buffers, key=lambda buffer: buffer.nbytes, default=None)
+    if largest is None:
+        return "none", None, None
+    rows = list(zip(origins, commands, strict=True))
+    maker = next((o for o, c in rows if any(s.buffer == largest.id for s in c.writes_to())), None)
+    reader = next((o for o, c in rows if any(s.buffer == largest.id for s in c.reads_from())), None)
+    by = f"made by {maker!r}" if maker else f"read by {reader!r}" if reader else largest.role.value
+    text = f"%{largest.name} ({by})" if largest.name else f"a result of {maker!r}"
+    return f"{text}, which takes {largest.nbytes}", maker or reader, largest.name or None
 
 
 def _find_apart(commands: Sequence[Command]) -> dict[int, set[int]]:

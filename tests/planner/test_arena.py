@@ -179,7 +179,7 @@ def test_pack_finds_by_search_what_no_greedy_order_finds() -> None:
     assert len({each.order for each in packings}) > 4
 
 
-def test_pack_improves_to_the_bound_what_is_too_large_for_the_exact_search() -> None:
+def test_pack_squeezes_to_the_bound_what_is_too_large_for_the_exact_search() -> None:
     chance = random.Random(2)
     lifetimes = []
     for buffer in range(50):
@@ -187,7 +187,7 @@ def test_pack_improves_to_the_bound_what_is_too_large_for_the_exact_search() -> 
         lifetimes.append(Lifetime(buffer, nbytes, first, first + 1 + int(chance.expovariate(1 / 10))))
     packing = pack(lifetimes)
     check(lifetimes, packing)
-    assert packing.order.endswith("improved")
+    assert packing.order.endswith("squeezed")
     assert packing.nbytes == packing.lower_bound
 
 
