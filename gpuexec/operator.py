@@ -80,6 +80,12 @@ class Emitter(Protocol):
     def place(self, source: Slot, window: Slot) -> bool:
         """Try to make an input's bytes lie where ``window`` of an output is; False where they must be copied."""
 
+    def grow(self, output: Slot, source: Slot) -> bool:
+        """Let an output be an input's bytes and those behind them, where the input is a memory with room; else False.
+
+        Strides are the input's. Whoever asks writes what the input does not have.
+        """
+
     def contiguous(self, slot: Slot) -> Slot:
         """Return the slot itself if dense, else a dense copy."""
 
@@ -242,7 +248,8 @@ def upgrades_for(name: str, opset: int) -> tuple[Callable[..., Any], ...]:
 def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that says in other operators what a node of this operator does.
 
-    For operators whose output size depends on data: one node sizes, others write what is cut to the size. The function
+    For operators whose output size depends on data: one node sizes, others write what is cut to the size; and for those
+    that keep something from run to run beside what they compute, such as the cache of Attention. The function
     takes a `gpuexec.graph.Node` and returns a tuple of nodes in order, which make the node's outputs and new values
     named after it; it stands beside the operator. The pass of the same name applies it.
     """

@@ -1,6 +1,8 @@
 """The operators, one file per family. Importing this package fills the registry."""
 
 from gpuexec.ops import align as align
+from gpuexec.ops import append as append
+from gpuexec.ops import attention as attention
 from gpuexec.ops import batch_norm as batch_norm
 from gpuexec.ops import control as control
 from gpuexec.ops import conv as conv
@@ -15,6 +17,7 @@ from gpuexec.ops import elementwise_select as elementwise_select
 from gpuexec.ops import elementwise_unary as elementwise_unary
 from gpuexec.ops import elementwise_variadic as elementwise_variadic
 from gpuexec.ops import gather as gather
+from gpuexec.ops import heads as heads
 from gpuexec.ops import layout as layout
 from gpuexec.ops import lp_norm as lp_norm
 from gpuexec.ops import lrn as lrn
@@ -32,6 +35,7 @@ from gpuexec.ops import reduce_pool as reduce_pool
 from gpuexec.ops import resize as resize
 from gpuexec.ops import reverse_sequence as reverse_sequence
 from gpuexec.ops import rnn as rnn
+from gpuexec.ops import rotary as rotary
 from gpuexec.ops import scatter as scatter
 from gpuexec.ops import shape as shape
 from gpuexec.ops import slice as slice

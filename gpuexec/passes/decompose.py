@@ -1,4 +1,4 @@
-"""Operators whose output size depends on data become one that sizes and others that write."""
+"""Operators that say so become others: one that sizes and others that write, or a cache and what reads it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from gpuexec.operator import decomposition_for
 
 
 def decompose(graph: Graph) -> Graph:
-    """Replace operators whose output size depends on data by ones that size and ones that write.
+    """Replace operators by those they say they are made of.
 
-    What a shape then depends on is a count that a node before it makes: eight bytes to be read, where NonZero itself
-    would need all of its input. Every operator says beside its class what it becomes.
+    Where an output's size depends on data, the shape then depends on a count that a node before it makes: eight bytes
+    to be read, where NonZero itself would need all of its input. Where an operator keeps a cache, a Concat makes it,
+    which may then grow in place. Every operator says beside its class what it becomes.
     """
     if all(decomposition_for(node.operator.name) is None for node in graph.nodes):
         return graph

@@ -32,6 +32,9 @@ class Budget:
 
 # By file and kernel name, or by one instance of it.
 LARGER: Mapping[str, Budget] = {
+    "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
+    "attention.cu:attend<double>": Budget(160, "the same in doubles, half as many; one block of 256 threads fits"),
+    "attention.cu:attention_scores<double>": Budget(72, "two rows and the running sum of a softmax, in doubles"),
     "conv.cu:conv_direct": Budget(72, "a thread keeps four sums beside two walks over a window"),
     "conv.cu:conv_gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
     "conv.cu:conv_transpose": Budget(120, "the divisions by the strides of three axes stay in registers"),

@@ -1,0 +1,270 @@
+"""Scaled dot-product attention: Attention, and what it is taken apart to where it keeps keys and values.
+
+With a past, or where the present is wanted, a node becomes a Concat of past and new keys (whose output is the present),
+another of values, and `AttentionOverCache`, which reads them by strides. So whoever keeps the present in place, in a
+buffer with room to spare, need know nothing of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import sqrt
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.command import Slot
+from gpuexec.errors import InputError
+from gpuexec.graph import Node, Value
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.ops.attention_host import Rule, attend
+from gpuexec.ops.attention_launch import FLOATS, MASK_TYPES, Operands, launch_attention
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.copy import Concat
+from gpuexec.ops.heads import SplitHeads, join_heads, split_array, split_shape, split_slot
+from gpuexec.ops.layout import Slots, window
+from gpuexec.spec import TensorSpec
+
+_LENGTH = np.dtype(np.int64)
+_PRECISIONS = (1, 10, 11, 16)  # codes of float, half, double, bfloat16
+_ROWS = 2  # axis of [batch, heads, rows, size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention(Operator):
+    """What both forms share: the attributes of ONNX, and attention over all keys and values, with four axes.
+
+    ``softmax_precision`` is a lower bound here: the softmax is worked out in float, or double for doubles.
+    """
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+    is_causal: int = 0
+    kv_num_heads: int | None = None
+    left_window_size: int = -1
+    q_num_heads: int | None = None
+    qk_matmul_output_mode: int = 0
+    right_window_size: int = -1
+    scale: float | None = None
+    softcap: float = 0.0
+    softmax_precision: int | None = None
+
+    def _infer(
+        self, q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None, lengths: TensorSpec | None
+    ) -> tuple[TensorSpec, TensorSpec]:
+        """Return the specs of y and the scores."""
+        self._check_attributes()
+        batch, heads, queries, depth = split_shape(self.name, "Q", q.shape, self.q_num_heads)
+        _, of_keys, keys, _ = k.shape
+        columns = v.shape[3]
+        expected = [batch, of_keys, keys, depth], [batch, of_keys, keys, columns]
+        if (list(k.shape), list(v.shape)) != expected:
+            raise InputError(
+                f"{self.name} expects K {expected[0]} and V {expected[1]}, [batch, heads, keys, size], for Q {q}, "
+                f"got {list(k.shape)} and {list(v.shape)}."
+            )
+        if heads % of_keys if of_keys else heads:
+            raise InputError(
+                f"{self.name} expects as many heads of Q as of K or a multiple, got {heads} and {of_keys}."
+            )
+        self._check_mask(mask, (batch, heads, queries, keys))
+        if lengths is not None and check_dtype(self.name, lengths, (_LENGTH,), "nonpad_kv_seqlen").shape != (batch,):
+            raise InputError(f"{self.name} expects nonpad_kv_seqlen of shape {[batch]}, got {lengths}.")
+        shape = (batch, heads, queries, columns) if q.rank == 4 else (batch, queries, heads * columns)
+        return q.with_shape(shape), q.with_shape((batch, heads, queries, keys))
+
+    def _check_attributes(self) -> None:
+        for name in ("left_window_size", "right_window_size"):
+            if getattr(self, name) < -1:
+                raise InputError(f"{self.name} expects {name} of -1 or more, got {getattr(self, name)}.")
+        if self.qk_matmul_output_mode not in (0, 1, 2, 3):
+            raise InputError(f"{self.name} expects qk_matmul_output_mode 0 to 3, got {self.qk_matmul_output_mode}.")
+        if self.softmax_precision not in (None, *_PRECISIONS):
+            raise InputError(
+                f"{self.name} expects softmax_precision 1, 10, 11 or 16 (a float type), got {self.softmax_precision}."
+            )
+
+    def _check_mask(self, mask: TensorSpec | None, shape: tuple[int, int, int, int]) -> None:
+        if mask is None:
+            return
+        check_dtype(self.name, mask, MASK_TYPES, "attn_mask")
+        leading = zip(reversed(mask.shape[:-1]), reversed(shape[:-1]), strict=False)
+        if (
+            not 1 <= mask.rank <= 4
+            or mask.shape[-1] > shape[-1]
+            or any(have not in (1, want) for have, want in leading)
+        ):
+            raise InputError(
+                f"{self.name} expects attn_mask to broadcast to {list(shape)}, or to fewer keys, got {mask}."
+            )
+
+    def _rule(self, depth: int, past: int) -> Rule:
+        scale = (1 / sqrt(depth) if depth else 1.0) if self.scale is None else self.scale
+        right = 0 if self.is_causal else self.right_window_size
+        return Rule(scale, self.softcap, self.left_window_size, right, past)
+
+    def _compute(
+        self, arrays: Sequence[Array | None], past: int, out: Sequence[Array | None] | None, place: int
+    ) -> tuple[Array, Array | None]:
+        """Return y and, where output ``place`` is wanted, the scores."""
+        q, k, v, mask, lengths = arrays
+        assert q is not None and k is not None and v is not None
+        heads = split_array(q, self.q_num_heads)
+        is_wanted = out is None or (len(out) > place and out[place] is not None)
+        mode = self.qk_matmul_output_mode if is_wanted else None
+        y, scores = attend(heads, k, v, mask, lengths, self._rule(heads.shape[3], past), mode)
+        return (y if q.ndim == 4 else join_heads(y)), scores
+
+    def _lower(self, emit: Emitter, operands: Operands, past: int, y: Slot | None, scores: Slot | None) -> None:
+        depth = operands.q.shape[3]
+        y = None if y is None else split_slot(y, self.q_num_heads)
+        launch_attention(emit, operands, self._rule(depth, past), y, scores, self.qk_matmul_output_mode)
+
+
+@operator("Attention")
+@dataclass(frozen=True, slots=True)
+class Attention(_Attention):
+    """``softmax(softcapped(scale * Q @ K') + mask) @ V``; heads of K and V may each serve several heads of Q.
+
+    A mask that is False or -inf takes a key out: whatever it holds, NaN included, is not looked at. So do windows,
+    causality and lengths. A query without keys gives zeros. The fourth output holds scores by
+    ``qk_matmul_output_mode``: 0 scaled, 1 softcapped, 2 masked, 3 their softmax.
+    """
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of y, present keys, present values and scores.
+
+        Raises:
+            InputError: Types differ, shapes don't fit, or a past is given together with lengths or only by half.
+        """
+        q, k, v, mask, past_key, past_value, lengths = (*inputs, *(None,) * 7)[:7]
+        q = check_dtype(self.name, q, FLOATS, "Q")
+        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, (q.dtype,), "V")
+        if not q.rank == k.rank == v.rank:
+            raise InputError(f"{self.name} expects Q, K and V of one rank, 3 or 4, got {q}, {k} and {v}.")
+        if (past_key is None) != (past_value is None) or (past_key is not None and lengths is not None):
+            raise InputError(f"{self.name} expects past_key and past_value together, and then no nonpad_kv_seqlen.")
+        k = self._extend("key", k, past_key)
+        v = self._extend("value", v, past_value)
+        y, scores = self._infer(q, k, v, mask, lengths)
+        return y, k.with_shape(k.shape), v.with_shape(v.shape), scores
+
+    def _extend(self, role: str, new: TensorSpec, past: TensorSpec | None) -> TensorSpec:
+        shape = split_shape(self.name, role.title(), new.shape, self.kv_num_heads)
+        if past is None:
+            return new.with_shape(shape)
+        check_dtype(self.name, past, (new.dtype,), f"past_{role}")
+        expected = (*shape[:_ROWS], past.shape[_ROWS] if past.rank == 4 else 0, *shape[_ROWS + 1 :])
+        if past.shape != expected:
+            raise InputError(
+                f"{self.name} expects past_{role} [batch, heads, past, size] to go with {list(shape)}, got {past}."
+            )
+        return new.with_shape((*shape[:_ROWS], past.shape[_ROWS] + shape[_ROWS], *shape[_ROWS + 1 :]))
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Append to the past, then work out with NumPy; half and bfloat16 in float, rounded once."""
+        q, k, v, mask, past_key, past_value, lengths = (*inputs, *(None,) * 7)[:7]
+        assert k is not None and v is not None
+        k, v = split_array(k, self.kv_num_heads), split_array(v, self.kv_num_heads)
+        past = 0
+        if past_key is not None and past_value is not None:
+            past = past_key.shape[_ROWS]
+            k, v = np.concatenate((past_key, k), axis=_ROWS), np.concatenate((past_value, v), axis=_ROWS)
+        y, scores = self._compute((q, k, v, mask, lengths), past, out, 3)
+        return y, k, v, scores
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Append to the past, then launch attention."""
+        q, k, v, mask, past_key, past_value, lengths = (*inputs, *(None,) * 7)[:7]
+        y, present_key, present_value, scores = (*outputs, *(None,) * 4)[:4]
+        assert q is not None and k is not None and v is not None
+        k = self._append(emit, k, past_key, present_key)
+        v = self._append(emit, v, past_value, present_value)
+        operands = Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths)
+        self._lower(emit, operands, 0 if past_key is None else past_key.shape[_ROWS], y, scores)
+
+    def _append(self, emit: Emitter, new: Slot, past: Slot | None, present: Slot | None) -> Slot:
+        new = split_slot(new, self.kv_num_heads)
+        if past is None:
+            if present is not None:
+                emit.alias(present, new)
+            return new
+        rows = past.shape[_ROWS]
+        shape = (*new.shape[:_ROWS], rows + new.shape[_ROWS], new.shape[3])
+        whole = emit.temp(shape, new.dtype) if present is None else present
+        emit.copy(window(whole, past.shape, whole.strides), past)
+        emit.copy(window(whole, new.shape, whole.strides, rows * whole.strides[_ROWS]), new)
+        return whole
+
+
+@operator("AttentionOverCache", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class AttentionOverCache(_Attention):
+    """Attention over keys and values that hold the past already, ``[batch, heads, keys, size]``.
+
+    Inputs: Q as Attention takes it, keys, values, mask, the new keys (only their number counts: those before them are
+    the past; absent: there is none), lengths. Outputs: y and scores.
+    """
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of y and scores.
+
+        Raises:
+            InputError: Types differ, or shapes don't fit.
+        """
+        q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
+        q = check_dtype(self.name, q, FLOATS, "Q")
+        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, (q.dtype,), "V")
+        if k.rank != 4 or v.rank != 4 or (new is not None and (new.rank != 4 or new.shape[_ROWS] > k.shape[_ROWS])):
+            raise InputError(
+                f"{self.name} expects keys and values of four axes, the new ones among them, got {k}, {v}."
+            )
+        return self._infer(q, k, v, mask, lengths)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Work out with NumPy; half and bfloat16 in float, rounded once."""
+        q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
+        assert k is not None
+        past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
+        return self._compute((q, k, v, mask, lengths), past, out, 1)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch attention."""
+        q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
+        y, scores = (*outputs, None)[:2]
+        assert q is not None and k is not None and v is not None
+        past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
+        self._lower(emit, Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths), past, y, scores)
+
+
+@decompose("Attention")
+def _take_cache_out(node: Node) -> tuple[Node, ...]:
+    """Let Concat make the present of the past and what is new, and attention read it."""
+    op = node.operator
+    assert isinstance(op, Attention)
+    q, k, v, mask, past_key, past_value, lengths = (*node.inputs, *(None,) * 7)[:7]
+    y, present_key, present_value, scores = (*node.outputs, *(None,) * 4)[:4]
+    is_whole = (past_key is None) == (past_value is None) and (past_key is None or lengths is None)
+    if k is None or v is None or not is_whole or not (past_key or present_key or present_value):
+        return (node,)
+    nodes: list[Node] = []
+
+    def extend(role: str, new: Value, past: Value | None, present: Value | None) -> tuple[Value, Value]:
+        """Return the new rows with four axes, and all rows."""
+        whole = Value(f"{node.name}.{role}") if present is None else present
+        rows = new if past is not None and op.kv_num_heads is None else Value(f"{node.name}.new_{role}")
+        if past is None:
+            nodes.append(Node(SplitHeads(op.kv_num_heads), (new,), (whole,), whole.name))
+            return whole, whole
+        if rows is not new:
+            nodes.append(Node(SplitHeads(op.kv_num_heads), (new,), (rows,), rows.name))
+        nodes.append(Node(Concat(_ROWS), (past, rows), (whole,), whole.name))
+        return rows, whole
+
+    new_keys, keys = extend("keys", k, past_key, present_key)
+    _, values = extend("values", v, past_value, present_value)
+    inner = AttentionOverCache(**{f.name: getattr(op, f.name) for f in fields(op)})
+    counted = None if past_key is None else new_keys
+    nodes.append(Node(inner, (q, keys, values, mask, counted, lengths), (y, scores), node.name))
+    return tuple(nodes)
