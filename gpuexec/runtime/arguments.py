@@ -25,7 +25,10 @@ class PackedArguments:
         origin: The node it stems from.
     """
 
-    __slots__ = ("_block", "_bytes", "_offsets", "_places", "_pointers", "_values", "address", "command", "origin")
+    __slots__ = (
+        *("_block", "_bytes", "_offsets", "_places", "_pointers", "_values", "_words"),
+        *("address", "command", "origin"),
+    )
 
     def __init__(
         self, values: Sequence[np.generic | bytes | None], command: Launch | None = None, origin: str = ""
@@ -41,7 +44,9 @@ class PackedArguments:
         self._offsets = tuple(offsets)
         # NumPy aligns to 16 bytes, which is all a parameter needs.
         self._block = np.zeros(-(-max(end, 1) // 8), np.uint64)
-        self._bytes = self._block.data.cast("B")
+        # Storing by a memoryview takes half the time that storing in the array does.
+        self._words = self._block.data
+        self._bytes = self._words.cast("B")
         self._places = np.array([self._block.ctypes.data + offset for offset in offsets] or [0], np.uint64)
         self._pointers = {i: offsets[i] // 8 for i, value in enumerate(values) if value is None}
         self.address: int = self._places.ctypes.data
@@ -65,7 +70,11 @@ class PackedArguments:
 
     def set_pointer(self, position: int, address: int) -> None:
         """Set the pointer argument at ``position``."""
-        self._block[self._pointers[position]] = address
+        self._words[self._pointers[position]] = address
+
+    def find_pointer(self, position: int) -> tuple[memoryview, int]:
+        """Return the words of the block, and the index of the one that holds the pointer argument at ``position``."""
+        return self._words, self._pointers[position]
 
     def pointer(self, position: int) -> int:
         """Return the pointer argument at ``position``."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
-from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, StateError
+from gpuexec import knobs
+from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, InputError, StateError
 from gpuexec.runtime import driver
 from gpuexec.runtime.completion import Completion
 from gpuexec.runtime.device import Device
@@ -55,34 +56,45 @@ class Backend:
         return f"Backend({self.type.name}: {self.device.name}; {self.reason})"
 
 
-_open: dict[tuple[int, BackendType], Backend] = {}
+_open: dict[tuple[int, BackendType, int], Backend] = {}
 _lock = threading.Lock()
 
 
-def open_backend(type: BackendType) -> Backend:
-    """Return the process's backend of a type, opening its device the first time.
+def open_backend(type: BackendType, ordinal: int = 0) -> Backend:
+    """Return the process's backend of a type and ordinal, opening its device the first time.
 
     Raises:
-        DeviceNotFoundError: The device can't run here; names what is missing and the command that installs it.
+        DeviceNotFoundError: The device can't run here; names what is missing and the command that installs it, or
+            which devices there are.
+        InputError: The ordinal is none.
     """
     if type is BackendType.AUTO:
-        return choose_backend(type)[0]
-    key = (os.getpid(), type)
+        return choose_backend(type, ordinal)[0]
+    if not isinstance(ordinal, int) or isinstance(ordinal, bool) or ordinal < 0:
+        raise InputError(f"device must be an ordinal, counted from 0, got {ordinal!r}.")
+    key = (os.getpid(), type, ordinal)
     with _lock:
         if key not in _open:
-            _open[key] = _OPENERS[type]()
+            _open[key] = _OPENERS[type](ordinal)
         return _open[key]
 
 
-def choose_backend(type: BackendType) -> tuple[Backend, str]:
+def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backend, str]:
     """Return the backend of a type, and why it is that one: for AUTO the GPU when one works, else the CPU.
+
+    Args:
+        type: Which kind of device.
+        ordinal: Which of them. With AUTO, who names one other than the first wants a GPU.
 
     Raises:
         DeviceNotFoundError: As `open_backend`.
+        InputError: As `open_backend`.
     """
     if type is not BackendType.AUTO:
-        backend = open_backend(type)
+        backend = open_backend(type, 0 if ordinal is None else ordinal)
         return backend, backend.reason
+    if ordinal:
+        return open_backend(BackendType.GPU_COMPUTE, ordinal), f"GPU {ordinal} was asked for"
     try:
         return open_backend(BackendType.GPU_COMPUTE), "a GPU works here"
     except DeviceError as error:
@@ -92,21 +104,37 @@ def choose_backend(type: BackendType) -> tuple[Backend, str]:
     return open_backend(BackendType.CPU), reason
 
 
-def _open_cpu() -> Backend:
+def find_backend(given: BackendType | Backend, ordinal: int | None) -> tuple[Backend, str]:
+    """Return the backend that a type and an ordinal stand for, or a backend itself, and why it is that one.
+
+    Raises:
+        DeviceNotFoundError: As `open_backend`.
+        InputError: As `open_backend`, or the backend given has another ordinal.
+    """
+    if isinstance(given, BackendType):
+        return choose_backend(given, ordinal)
+    if ordinal not in (None, given.device.ordinal):
+        raise InputError(f"device={ordinal!r} is not that of {given!r}, which is {given.device.ordinal}.")
+    return given, given.reason
+
+
+def _open_cpu(ordinal: int) -> Backend:
     from gpuexec.runtime.cpu import CpuDevice
 
+    _check_ordinal("CPU", ordinal, ["this machine's processor"])
     return Backend(CpuDevice(), BackendType.CPU, "asked for")
 
 
-def _open_simulator() -> Backend:
+def _open_simulator(ordinal: int) -> Backend:
     import gpuexec.ops  # noqa: F401  (fills the table of instantiations)
     from gpuexec.operator import instantiations
     from gpuexec.runtime.simulator.device import SimulatorDevice
 
-    return Backend(SimulatorDevice(instantiations), BackendType.SIMULATOR, "asked for")
+    _check_ordinal("simulator", ordinal, ["simulated"] * knobs.simulated_devices())
+    return Backend(SimulatorDevice(instantiations, ordinal=ordinal), BackendType.SIMULATOR, "asked for")
 
 
-def _open_gpu() -> Backend:
+def _open_gpu(ordinal: int) -> Backend:
     found = driver.probe()
     if not found.found or not found.devices:
         # A driver that is there but shows no GPU, or is too old, says so itself.
@@ -114,10 +142,17 @@ def _open_gpu() -> Backend:
         raise DeviceNotFoundError(found.reason + cure)
     from gpuexec.runtime.cuda import CudaDevice
 
-    return Backend(CudaDevice(0), BackendType.GPU_COMPUTE, "asked for")
+    _check_ordinal("GPU", ordinal, [device.name for device in found.devices])
+    return Backend(CudaDevice(ordinal), BackendType.GPU_COMPUTE, "asked for")
 
 
-_OPENERS: dict[BackendType, Callable[[], Backend]] = {
+def _check_ordinal(kind: str, ordinal: int, names: Sequence[str]) -> None:
+    if ordinal >= len(names):
+        there = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
+        raise DeviceNotFoundError(f"There is no {kind} {ordinal}; there is {there}.")
+
+
+_OPENERS: dict[BackendType, Callable[[int], Backend]] = {
     BackendType.CPU: _open_cpu,
     BackendType.SIMULATOR: _open_simulator,
     BackendType.GPU_COMPUTE: _open_gpu,

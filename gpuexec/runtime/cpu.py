@@ -23,6 +23,7 @@ from gpuexec.runtime.cpu_execution import Call, Execution, Order
 from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
 from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
 from gpuexec.runtime.host import host_memory_bytes
+from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
 
 _ALIGNMENT = 256
@@ -75,6 +76,9 @@ class CpuRecording:
             lambda: Execution(calls, order, bound, span, lambda: device.pool, device.order).run(), is_first=first == 0
         )
 
+    def close(self) -> None:
+        """Do nothing: the device holds nothing for it."""
+
 
 class CpuDevice:
     """This machine's processor.
@@ -89,7 +93,7 @@ class CpuDevice:
         self, order: Callable[[int], int] | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.target = Target.named("cpu").with_memory(host_memory_bytes())
-        self.name = "cpu"
+        self.name, self.ordinal = "cpu", 0
         self.order, self.clock = order, clock
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -119,6 +123,10 @@ class CpuDevice:
             self._streams.add(stream)
         return stream
 
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, CpuStream)
+
     def external_stream(self, handle: int) -> Stream:
         """Refuse: streams of the CPU have no handles.
 
@@ -135,7 +143,7 @@ class CpuDevice:
         """Return an event that notes the time, not recorded."""
         return CpuTimedEvent(self.clock)
 
-    def load(self, kernels: Sequence[Kernel]) -> None:
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Refuse kernels; a CPU plan has none."""
         if kernels:
             raise KernelError(f"{kernels[0]}: the CPU device runs host calls, not kernels.")

@@ -54,6 +54,13 @@ class Call:
             case Fill():
                 fill_bytes(self._raw(command.destination, bindings), command.pattern)
 
+    def describe(self, origin: str) -> str:
+        """Return what the command computes, at which node and of what, for messages."""
+        if not isinstance(self.command, HostCall):
+            return origin
+        specs = ", ".join("nothing" if slot is None else str(slot.spec) for slot in self.command.inputs)
+        return f"{self.command.operator} {origin!r} ({specs})"
+
     def _compute(self, command: HostCall, bindings: Mapping[int, Region]) -> None:
         assert self._operator is not None
         inputs = [None if slot is None else self._view(slot, bindings) for slot in command.inputs]
@@ -64,7 +71,7 @@ class Call:
                 continue
             if result is None or result.shape != window.shape or result.dtype != window.dtype:
                 got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
-                raise PlanError(f"{command.operator} was to compute {window.dtype}{list(window.shape)}, got {got}.")
+                raise PlanError(f"expected {window.dtype}{list(window.shape)} to be computed, got {got}.")
             np.copyto(window, result)
 
     def _view(self, slot: Slot, bindings: Mapping[int, Region]) -> np.ndarray[Any, Any]:
@@ -185,9 +192,9 @@ class Execution:
         try:
             self._calls[index].run(self._bindings)
         except GpuexecError as error:
-            return locate(error, origin, origin)
+            return locate(error, self._calls[index].describe(origin), origin)
         except Exception as error:
-            failure = host_failure(origin, error)
+            failure = host_failure(self._calls[index].describe(origin), error)
             failure.node, failure.__cause__ = origin, error
             return failure
         self._order.seconds[index] = time.perf_counter() - start

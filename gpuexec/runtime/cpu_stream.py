@@ -173,6 +173,10 @@ class CpuStream:
         """Return whether all work issued is done."""
         return self._finished == self._issued
 
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs here."""
+        return False
+
     def synchronize(self) -> None:
         """Wait for all work issued; raise what the last run raised."""
         event = CpuEvent()

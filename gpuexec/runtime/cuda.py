@@ -22,8 +22,10 @@ from gpuexec.runtime.cuda_event import CudaEvent, CudaTimedEvent
 from gpuexec.runtime.cuda_graph import CudaGraph
 from gpuexec.runtime.device import ByteArray, Event, Function, Recording, Region
 from gpuexec.runtime.kernel_library import KernelLibrary
-from gpuexec.runtime.recording import Prepared, record_launches
+from gpuexec.runtime.prepared import Prepared
+from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.residency import check_residency
+from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import OLDEST_ARCHITECTURE, Target
 
 
@@ -71,6 +73,7 @@ class CudaStream:
             else:
                 self.stream = device.cupy.cuda.Stream.from_external(_ExternalHandle(external))
         self.handle: int = self.stream.ptr
+        self._is_external = external is not None
         self._command: object = None  # the last one issued
 
     def launch(
@@ -89,8 +92,9 @@ class CudaStream:
             if cooperative:
                 self._launch_cooperatively(function, grid, block, shared_bytes, arguments)
             elif self._device.packed_launch:
+                (x, y, z), (width, height, depth) = grid, block
                 self._device.cupy.cuda.driver.launchKernel(
-                    function.handle, *grid, *block, shared_bytes, self.stream.ptr, arguments.address, 0
+                    function.handle, x, y, z, width, height, depth, shared_bytes, self.handle, arguments.address, 0
                 )
             else:
                 # CuPy passes arrays of one element by value whatever their dtype, but no scalar structs or bfloat16.
@@ -146,6 +150,10 @@ class CudaStream:
                 call = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}[len(pattern)]
                 self._device.check(call(address, int.from_bytes(pattern, "little"), count, stream))
 
+    def note_launched(self, graph: object) -> None:
+        """Say what was put on the stream other than by its methods: should the context end, it can be named."""
+        self._command = graph
+
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, CudaEvent)
@@ -162,6 +170,13 @@ class CudaStream:
     def is_done(self) -> bool:
         """Return whether all work issued is done; never waits."""
         return self._device.is_success(self._device.cupy.cuda.runtime.streamQuery(self.stream.ptr))
+
+    def is_capturing(self) -> bool:
+        """Return whether its holder is making a graph of what is put on the stream; streams of ours have none."""
+        if not self._is_external:
+            return False
+        with self._device.calling("asking whether a stream is capturing"):
+            return bool(self.stream.is_capturing())
 
     def synchronize(self) -> None:
         """Wait for all work issued."""
@@ -195,6 +210,7 @@ class CudaDevice:
             raise DeviceNotFoundError(f"There is no GPU {ordinal}; CUDA shows {count}, counted from 0.")
         properties = runtime.getDeviceProperties(ordinal)
         self.name: str = properties["name"].decode()
+        self.ordinal = ordinal
         architecture = 10 * properties["major"] + properties["minor"]
         if architecture < OLDEST_ARCHITECTURE:
             raise DeviceNotFoundError(
@@ -227,6 +243,10 @@ class CudaDevice:
         """Return a stream that waits for no other."""
         return CudaStream(self)
 
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, CudaStream) and stream._device is self
+
     def external_stream(self, handle: int) -> CudaStream:
         """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams."""
         return CudaStream(self, handle)
@@ -239,9 +259,9 @@ class CudaDevice:
         """Return an event that notes the time, not recorded."""
         return CudaTimedEvent(self)
 
-    def load(self, kernels: Sequence[Kernel]) -> None:
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) and load kernels, with all the shared memory that a block may have."""
-        self._library.compile(kernels)
+        self._library.compile(kernels, code)
         for kernel in kernels:
             if kernel not in self._functions:
                 with self.calling("loading", kernel):
@@ -257,9 +277,11 @@ class CudaDevice:
         """Return the recording of a segment as a stream of launches."""
         return record_launches(self, segment, memory)
 
-    def create_graph(self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> CudaGraph:
+    def create_graph(
+        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+    ) -> CudaGraph:
         """Return an executable graph of prepared commands; ``edges`` are pairs (before, after) of positions."""
-        return CudaGraph(self, commands, edges)
+        return CudaGraph(self, commands, edges, origins)
 
     def close(self) -> None:
         """Drop the kernels. Memory, streams and events go as their holders let go of them."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuexec.runtime.recording import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.errors import DeviceLostError
+from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
 
 if TYPE_CHECKING:
     from gpuexec.runtime.cuda import CudaDevice, CudaStream
@@ -18,51 +20,76 @@ class CudaGraph:
         device: Where it will run.
         commands: Prepared, with every address set.
         edges: Pairs (before, after) of positions in ``commands``, before < after.
+        origins: The node of the model that each command stems from, for messages.
     """
 
-    def __init__(self, device: CudaDevice, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        commands: Sequence[Prepared],
+        edges: Sequence[tuple[int, int]],
+        origins: Sequence[str] = (),
+    ) -> None:
         self._device, self._driver = device, device.driver
+        self._name = f"a graph of {len(commands)} commands" + (
+            f", {origins[0]!r} to {origins[-1]!r}" if origins else ""
+        )
         self._nodes: list[list[Any]] = []
+        # The parameters a launch was given last, which are those of its next update: pointers and scalars lie in the
+        # block they name, which stays where it is.
+        self._given: dict[int, tuple[tuple[object, ...], Any]] = {}
         before: list[list[int]] = [[] for _ in commands]
         for first, second in edges:
             before[second].append(first)
-        with device.calling("building a graph"):
+        # Made once: they are for the message of a failure, and each launch has one ready.
+        self._launching, self._updating = f"launching {self._name}", f"updating {self._name}"
+        with device.calling(f"building {self._name}"):
             self._context: int = device.cupy.cuda.driver.ctxGetCurrent()
             self._graph = device.check(self._driver.cuGraphCreate(0))
-            for command, sources in zip(commands, before, strict=True):
-                dependencies = [node for source in sources for node in self._nodes[source]]
-                self._nodes.append(self._add(command, dependencies))
-            self._executable = device.check(self._driver.cuGraphInstantiate(self._graph, 0))
+            try:
+                for position, (command, sources) in enumerate(zip(commands, before, strict=True)):
+                    dependencies = [node for source in sources for node in self._nodes[source]]
+                    self._nodes.append(self._add(position, command, dependencies))
+                self._executable = device.check(self._driver.cuGraphInstantiate(self._graph, 0))
+            except BaseException:
+                self._driver.cuGraphDestroy(self._graph)
+                raise
 
-    def update(self, position: int, command: Prepared) -> None:
-        """Give the command at ``position`` other addresses, scalars or extents; runs already launched keep theirs."""
-        driver, check = self._driver, self._device.check
-        with self._device.calling("updating a graph"):
-            for node, parameters in zip(self._nodes[position], self._describe(command), strict=True):
-                match command:
-                    case PreparedLaunch():
-                        check(driver.cuGraphExecKernelNodeSetParams(self._executable, node, parameters))
-                    case PreparedCopy():
-                        check(driver.cuGraphExecMemcpyNodeSetParams(self._executable, node, parameters, self._context))
-                    case _:
-                        check(driver.cuGraphExecMemsetNodeSetParams(self._executable, node, parameters, self._context))
+    def __str__(self) -> str:
+        return self._name
+
+    def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
+        """Give the commands at ``positions`` what they have in ``commands``; runs already launched keep theirs."""
+        driver, check, executable = self._driver, self._device.check, self._executable
+        with self._device.calling(self._updating):
+            for position in positions:
+                command = commands[position]
+                for node, parameters in zip(self._nodes[position], self._describe(position, command), strict=True):
+                    match command:
+                        case PreparedLaunch():
+                            check(driver.cuGraphExecKernelNodeSetParams(executable, node, parameters))
+                        case PreparedCopy():
+                            check(driver.cuGraphExecMemcpyNodeSetParams(executable, node, parameters, self._context))
+                        case _:
+                            check(driver.cuGraphExecMemsetNodeSetParams(executable, node, parameters, self._context))
 
     def launch(self, stream: CudaStream) -> None:
         """Put the whole graph on a stream."""
-        with self._device.calling("launching a graph"):
-            self._device.check(self._driver.cuGraphLaunch(self._executable, stream.stream.ptr))
+        with self._device.calling(self._launching):
+            self._device.check(self._driver.cuGraphLaunch(self._executable, stream.handle))
+        stream.note_launched(self)
 
     def close(self) -> None:
-        """Destroy the graph; runs under way finish."""
-        if self._executable is not None:
-            with self._device.calling("destroying a graph"):
-                self._device.check(self._driver.cuGraphExecDestroy(self._executable))
+        """Destroy the graph; runs under way finish. A context that has ended took it along."""
+        executable, self._executable = self._executable, None
+        if executable is not None:
+            with contextlib.suppress(DeviceLostError), self._device.calling(f"destroying {self._name}"):
+                self._device.check(self._driver.cuGraphExecDestroy(executable))
                 self._device.check(self._driver.cuGraphDestroy(self._graph))
-            self._executable = None
 
-    def _add(self, command: Prepared, before: list[Any]) -> list[Any]:
+    def _add(self, position: int, command: Prepared, before: list[Any]) -> list[Any]:
         driver, check, graph, count = self._driver, self._device.check, self._graph, len(before)
-        parameters = self._describe(command)
+        parameters = self._describe(position, command)
         match command:
             case PreparedLaunch():
                 return [check(driver.cuGraphAddKernelNode(graph, before, count, row)) for row in parameters]
@@ -75,11 +102,15 @@ class CudaGraph:
                     check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context)) for row in parameters
                 ]
 
-    def _describe(self, command: Prepared) -> list[Any]:
+    def _describe(self, position: int, command: Prepared) -> list[Any]:
         """Return the parameters of a command's nodes."""
         match command:
             case PreparedLaunch():
-                return [self._describe_launch(command)]
+                key = (command.function, command.grid, command.block, command.shared_bytes, command.arguments.address)
+                known = self._given.get(position)
+                if known is None or known[0] != key:
+                    known = self._given[position] = key, self._describe_launch(command)
+                return [known[1]]
             case PreparedCopy():
                 return [self._describe_copy(command)]
             case PreparedFill():

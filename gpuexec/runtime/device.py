@@ -15,6 +15,7 @@ import numpy as np
 from gpuexec.command import Kernel
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
 
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
@@ -149,6 +150,9 @@ class Stream(Protocol):
     def is_done(self) -> bool:
         """Return whether all work issued is done; never waits."""
 
+    def is_capturing(self) -> bool:
+        """Return whether work put on the stream goes into a graph of its holder's instead of being done."""
+
     def synchronize(self) -> None:
         """Wait for all work issued."""
 
@@ -162,12 +166,16 @@ class Recording(Protocol):
     def patch(self, commands: Sequence[Any]) -> None:
         """Take the commands of another size of the same class: grids, scalars and offsets change, kernels don't."""
 
+    def close(self) -> None:
+        """Give back what the device holds for it; work under way finishes. It may be submitted again all the same."""
+
 
 class Device(Protocol):
-    """A place where plans run."""
+    """A place where plans run. ``ordinal`` tells it from others of its kind, counted from 0."""
 
     target: Target
     name: str
+    ordinal: int
 
     def allocate(self, nbytes: int) -> Memory:
         """Return device memory, aligned to 256 bytes, content undefined.
@@ -182,6 +190,9 @@ class Device(Protocol):
     def create_stream(self) -> Stream:
         """Return a stream that waits for no other."""
 
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device, as `create_stream` and `external_stream` return it."""
+
     def external_stream(self, handle: int) -> Stream:
         """Return somebody else's stream by its handle, as CUDA counts: 1 is the default stream, 2 that of the thread.
 
@@ -195,8 +206,10 @@ class Device(Protocol):
     def create_timed_event(self) -> TimedEvent:
         """Return an event that notes the time, not recorded."""
 
-    def load(self, kernels: Sequence[Kernel]) -> None:
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) and load kernels; later `function` calls are look-ups.
+
+        ``code`` was compiled beforehand; a device that can use it needs no compiler for what is there.
 
         Raises:
             KernelError: One does not compile or fit.

@@ -33,11 +33,12 @@ class Keeper:
     def prune(self) -> None:
         """Let go of what is no longer in use."""
         with self._lock:
-            while self._rows and _is_over(self._rows[0][0]):
+            while self._rows and is_over(self._rows[0][0]):
                 self._rows.popleft()
 
 
-def _is_over(event: Event) -> bool:
+def is_over(event: Event) -> bool:
+    """Return whether nothing that an event stands for will touch memory any more: it is done, or the device is lost."""
     try:
         return event.is_done()
     except DeviceError:

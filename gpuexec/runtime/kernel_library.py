@@ -13,6 +13,8 @@ from gpuexec.command import Kernel
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.kernel_cache import CachedCubin, KernelCache, make_key
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
+from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
+from gpuexec.runtime.stored_code import StoredCode
 
 
 def default_cache() -> KernelCache:
@@ -40,8 +42,13 @@ class KernelLibrary:
         self._functions: dict[Kernel, Any] = {}
         self._guard = threading.Lock()
 
-    def compile(self, kernels: Sequence[Kernel]) -> dict[Kernel, CachedCubin]:
+    def compile(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> dict[Kernel, CachedCubin]:
         """Return the cubin of each kernel; what is missing is compiled by as many threads as ``GPUEXEC_BUILD_JOBS``.
+
+        Args:
+            kernels: Which.
+            code: Compiled beforehand; looked at before the cache, so that neither a compiler nor a cache is needed for
+                what is there.
 
         Raises:
             DeviceNotFoundError: NVRTC is not installed.
@@ -51,22 +58,28 @@ class KernelLibrary:
         if missing:
             started = time.perf_counter()
             with ThreadPoolExecutor(min(len(missing), knobs.build_jobs()), "gpuexec-nvrtc") as pool:
-                entries = list(pool.map(self._compile_one, missing))
+                entries = list(
+                    pool.map(lambda kernel: self._find_stored(kernel, code) or self._compile_one(kernel), missing)
+                )
             with self._guard:
                 self._cubins.update(zip(missing, entries, strict=True))
                 self.compile_count += sum(entry.was_compiled for entry in entries)
                 self.compile_seconds += time.perf_counter() - started
         return {kernel: self._cubins[kernel] for kernel in kernels}
 
-    def load(self, kernels: Sequence[Kernel]) -> None:
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Make the functions of kernels ready on the current device, so that no launch compiles or loads.
+
+        Args:
+            kernels: Which.
+            code: As for `compile`.
 
         Raises:
             KernelError: A kernel does not compile.
         """
         import cupy
 
-        for kernel, entry in self.compile(kernels).items():
+        for kernel, entry in self.compile(kernels, code).items():
             if kernel not in self._functions:
                 module = cupy.RawModule(path=str(self._cache.file_of(entry)))
                 function = module.get_function(entry.cubin.kernels[0].lowered_name)
@@ -85,6 +98,18 @@ class KernelLibrary:
             self._functions.clear()
             self._cubins.clear()
         self._cache.close()
+
+    def _find_stored(self, kernel: Kernel, code: StoredCode | None) -> CachedCubin | None:
+        if code is None or not code.kernels:
+            return None
+        found = code.find(kernel, flatten(kernels_dir() / kernel.source), self.architecture, nvrtc.OPTIONS)
+        if found is None:
+            return None
+        compiled = CompiledKernel(
+            kernel.expression, found.lowered_name, found.registers, 0, found.shared_bytes, found.max_threads
+        )
+        cubin = Cubin(kernel.source, bytes(found.image), (compiled,), "")
+        return CachedCubin(found.key, cubin, None, was_compiled=False)
 
     def _compile_one(self, kernel: Kernel) -> CachedCubin:
         text = flatten(kernels_dir() / kernel.source)

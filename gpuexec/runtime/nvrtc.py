@@ -48,7 +48,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """Machine code for one architecture, and the kernels of ``source`` asked for, in the order they were asked for."""
+    """Machine code for one architecture, or PTX, and the kernels of ``source`` asked for, in that order."""
 
     source: str
     image: bytes
@@ -69,7 +69,8 @@ def compile_cubin(
     Args:
         text: CUDA C++ without local includes.
         expressions: Name expressions to instantiate, like ``"unary<Exp, float>"``, or plain kernel names.
-        architecture: ``"sm_90"`` or ``"sm_90a"``.
+        architecture: ``"sm_90"`` or ``"sm_90a"``; ``"compute_90"`` gives PTX in place of machine code, which the
+            driver of any later device translates.
         options: NVRTC options beside architecture and include folder.
         source: File name, for messages and for who looks into a cubin.
 
@@ -79,12 +80,14 @@ def compile_cubin(
             architecture; the message says which one does.
     """
     nvrtc = load_nvrtc()
+    is_ptx = architecture.startswith("compute_")
     check_architecture(architecture)
     program = _call(nvrtc, nvrtc.nvrtcCreateProgram, text.encode(), source.encode(), 0, [], [])
     try:
         for expression in expressions:
             _call(nvrtc, nvrtc.nvrtcAddNameExpression, program, expression.encode())
-        arguments = [*options, f"-arch={architecture}", "--ptxas-options=-v", *_include_options()]
+        verbose = [] if is_ptx else ["--ptxas-options=-v"]
+        arguments = [*options, f"-arch={architecture}", *verbose, *_include_options()]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
         log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -92,12 +95,15 @@ def compile_cubin(
             raise KernelError(
                 f"{source}:{names} does not compile for {architecture} ({result.name}):\n{log}{_header_hint()}"
             )
-        image = _read(nvrtc, program, "CUBIN")
-        ptx = _read(nvrtc, program, "PTX").decode(errors="replace")
+        text_image = _read(nvrtc, program, "PTX")
+        image = text_image if is_ptx else _read(nvrtc, program, "CUBIN")
+        ptx = text_image.decode(errors="replace")
         lowered = [_call(nvrtc, nvrtc.nvrtcGetLoweredName, program, e.encode()).decode() for e in expressions]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    usage, bounds = parse_usage(log), parse_bounds(ptx)
+    # PTX has no registers yet.
+    usage = dict.fromkeys(lowered, (0, 0, 0)) if is_ptx else parse_usage(log)
+    bounds = parse_bounds(ptx)
     kernels = tuple(
         CompiledKernel(expression, name, *usage[name], bounds.get(name, 0))
         for expression, name in zip(expressions, lowered, strict=True)

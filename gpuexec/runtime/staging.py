@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from gpuexec.runtime.device import Device, Event, Memory
+from gpuexec.runtime.keeper import is_over
 
 _SMALLEST = 4096
 
@@ -47,7 +48,7 @@ class Staging:
             for size, rows in self._free.items():
                 kept: list[tuple[Memory, Event | None]] = []
                 for memory, event in rows:
-                    if event is not None and not event.is_done():
+                    if event is not None and not is_over(event):
                         kept.append((memory, event))
                         continue
                     memory.free()

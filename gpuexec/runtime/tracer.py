@@ -16,13 +16,18 @@ from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
+from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
+from gpuexec.runtime.stored_code import StoredCode
+from gpuexec.runtime.tracer_graph import TracerGraph
 from gpuexec.target import Target
 
 _ALIGNMENT = 256
-# The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
 _DEFAULT_STREAMS = 2
+# The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
 _LAUNCH = struct.Struct("Q3I3IIQQQ")
+# The same of its graph launch: graph, stream.
+_GRAPH_LAUNCH = struct.Struct("QQ")
 
 
 class TracerMemory:
@@ -92,16 +97,21 @@ class TracerStream:
         cooperative: bool = False,
     ) -> None:
         """Pack the eleven arguments of the driver's launch, and note the launch."""
-        assert isinstance(function, TracerFunction)
+        (x, y, z), (width, height, depth) = grid, block
+        handle = function.handle  # type: ignore[attr-defined]
         _LAUNCH.pack_into(
-            self._packed, 0, function.handle, *grid, *block, shared_bytes, self.number, arguments.address, 0
+            self._packed, 0, handle, x, y, z, width, height, depth, shared_bytes, self.number, arguments.address, 0
         )
         self.launches += 1
-        if self._device.launch_ms is not None:
-            self._device.elapsed_ms += self._device.launch_ms(function.kernel)
-        if self._device.is_writing:
+        if self._device.is_watching:
             name = "cooperative launch" if cooperative else "launch"
-            self._device.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
+            self._device.note_launch(name, function, grid, block, arguments)
+
+    def launch_graph(self, graph: TracerGraph) -> None:
+        """Pack the arguments of the driver's launch of a graph, and note it."""
+        _GRAPH_LAUNCH.pack_into(self._packed, 0, graph.number, self.number)
+        self._device.elapsed_ms += graph.elapsed_ms
+        self._device.note("graph launch", graph.number)
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Note the copy."""
@@ -134,6 +144,10 @@ class TracerStream:
         """Return True."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Return False: a tracer runs nothing, and captures nothing."""
+        return False
+
     def synchronize(self) -> None:
         """Note the wait of the host."""
         self._device.note("synchronize", self.number)
@@ -157,13 +171,40 @@ class TracerDevice:
         launch_ms: Callable[[Kernel], float] | None = None,
     ) -> None:
         self.target = Target.named(target)
-        self.name = f"tracer ({target})"
-        self.is_writing, self.launch_ms = is_writing, launch_ms
+        self.name, self.ordinal = f"tracer ({target})", 0
+        self.launch_ms = launch_ms
+        self.is_writing = is_writing
         self.elapsed_ms = 0.0
         self.log: list[tuple[object, ...]] = []
         self.loaded: dict[Kernel, TracerFunction] = {}
         self._top = 1 << 40
-        self._streams = 0
+        self._streams = self._graphs = 0
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether rows are written."""
+        return self._is_writing
+
+    @is_writing.setter
+    def is_writing(self, is_writing: bool) -> None:
+        self._is_writing = is_writing
+        # Whether there is more to a launch than packing it: asked once for each.
+        self.is_watching = is_writing or self.launch_ms is not None
+
+    def note_launch(
+        self,
+        name: str,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: PackedArguments,
+    ) -> None:
+        """Append a row for a launch, and let its time pass."""
+        assert isinstance(function, TracerFunction)
+        if self.launch_ms is not None:
+            self.elapsed_ms += self.launch_ms(function.kernel)
+        if self.is_writing:
+            self.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
 
     def note(self, *row: object) -> None:
         """Append a row."""
@@ -187,6 +228,10 @@ class TracerDevice:
         self._streams += 1
         return TracerStream(self, self._streams)
 
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, TracerStream) and stream._device is self
+
     def external_stream(self, handle: int) -> Stream:
         """Return a stream of that handle.
 
@@ -206,7 +251,7 @@ class TracerDevice:
         """Return an event that tells the tracer's own time, not recorded."""
         return TracerTimedEvent()
 
-    def load(self, kernels: Sequence[Kernel]) -> None:
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Note the kernels that were not loaded yet."""
         for kernel in kernels:
             if kernel not in self.loaded:
@@ -216,6 +261,13 @@ class TracerDevice:
     def function(self, kernel: Kernel) -> Function:
         """Return a kernel loaded before."""
         return self.loaded[kernel]
+
+    def create_graph(
+        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+    ) -> TracerGraph:
+        """Return a graph, by its number."""
+        self._graphs += 1
+        return TracerGraph(self, self._graphs, commands, edges)
 
     def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
         """Return the stream form."""

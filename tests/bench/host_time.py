@@ -10,10 +10,12 @@ import numpy as np
 
 import gpuexec as gx
 from gpuexec.command import Kernel
-from gpuexec.plan import Plan, Role, Segment
+from gpuexec.plan import BOUND_ROLES, Plan, Role, Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Device, Recording, Region, Stream
+from gpuexec.runtime.graph_form import GRAPH_US, LAUNCH_US, PATCH_US, STREAM_US
+from gpuexec.runtime.recording import record_graph, record_launches
 from gpuexec.runtime.tracer import TracerDevice
 from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import ModelBuilder
@@ -30,13 +32,16 @@ def open_tracer() -> Backend:
     return Backend(TracerDevice(is_writing=False), gx.BackendType.GPU_COMPUTE, "measured")
 
 
-def make_commands(count: int) -> bytes:
-    """Return a model of ``count`` nodes, each of which becomes one command."""
+def make_commands(count: int, *, is_read_often: bool = False) -> bytes:
+    """Return a model of ``count`` nodes, each of which becomes one command; every Add may read the input once more."""
     build, x = ModelBuilder(7), "x"
     for index in range(count):
         operator = _STEPS[index % len(_STEPS)]
         others = {"Add": (64,), "Mul": (64,), "MatMul": (64, 64)}.get(operator)
-        x = build.node(operator, x, *([build.weight(*others)] if others else []))
+        if is_read_often and operator == "Add":
+            x = build.node(operator, x, "x")
+        else:
+            x = build.node(operator, x, *([build.weight(*others)] if others else []))
     return build.finish("commands", (16, 64), x, (16, 64)).data
 
 
@@ -49,7 +54,7 @@ def measure_schedule(repeats: int) -> list[Figures]:
         worker.schedule(x)
         whole = repeat_ms(lambda: worker.schedule(x), repeats)
         read = repeat_ms(lambda: worker.run(x), repeats)
-    same, changed = measure_submit(plan, backend.device, repeats)
+    forms = measure_forms(backend, repeats)
     launch = _time_launches(backend.device, repeats=5)
     count = len(plan.segment.commands)
     figures = Figures(
@@ -57,19 +62,12 @@ def measure_schedule(repeats: int) -> list[Figures]:
     )
     p50 = percentile(whole, 0.5)
     bound = SCHEDULE_BOUND_MS * 1e3
-    for name, samples in {
-        "schedule": whole,
-        "  submit: issuing, two bindings patched": changed,
-        "  the same with bindings unchanged": same,
-    }.items():
+    for name, samples, limit in [("schedule", whole, bound), *forms]:
         part = percentile(samples, 0.5)
-        is_whole = samples is whole
-        limits = (bound, beside(part * 1e3, bound)) if is_whole else (None, "")
-        figures.add(name, part * 1e3, percentile(samples, 0.99) * 1e3, f"{part / p50:.0%}", *limits)
-    rest = p50 - percentile(changed, 0.5)
-    figures.add("  the rest: inputs, choosing, binding, events", rest * 1e3, None, f"{rest / p50:.0%}", None, "")
+        share = f"{part / p50:.0%}" if samples is whole else None
+        figures.add(name, part * 1e3, percentile(samples, 0.99) * 1e3, share, limit, beside(part * 1e3, limit))
     figures.add("run: schedule and readback", percentile(read, 0.5) * 1e3, percentile(read, 0.99) * 1e3, None, None, "")
-    figures.notes.append(f"{repeats} calls each.")
+    figures.notes.append(f"{repeats} calls each. What is scheduled is launched as a graph from the 4th time on.")
     packing = Figures("One launch on the tracer (ns)", ("part", "best"))
     for name, cost in launch.items():
         packing.add(name, cost)
@@ -77,6 +75,34 @@ def measure_schedule(repeats: int) -> list[Figures]:
         f"Best of 5 times {_LAUNCHES} calls; a launch packs the eleven arguments of the driver's launch."
     )
     return [figures, packing]
+
+
+def measure_forms(backend: Backend, repeats: int) -> list[tuple[str, list[float], float]]:
+    """Return what is measured, times of `Recording.submit` in both forms, and the bound in microseconds of each."""
+    rows, device = [], backend.device
+    for is_read_often in (False, True):
+        with gx.Worker(gx.load(make_commands(COMMANDS, is_read_often=is_read_often)), backend=backend) as worker:
+            plan = worker.prepare(np.ones((16, 64), np.float32))
+        assert plan is not None
+        count, patched = len(plan.segment.commands), _count_bound(plan)
+        launched, graph = partial(record_launches, device), partial(record_graph, device)  # type: ignore[arg-type]
+        stream_bound = STREAM_US + LAUNCH_US * count
+        for name, record, per_node in (("stream", launched, 0.0), ("graph", graph, PATCH_US)):
+            same, changed = measure_submit(plan, device, repeats, record)
+            fixed = stream_bound if name == "stream" else GRAPH_US
+            rows.append((f"  submit as a {name}, {patched} commands patched", changed, fixed + per_node * patched))
+            if not is_read_often:
+                rows.append((f"  submit as a {name}, none patched", same, fixed))
+    return rows
+
+
+def _count_bound(plan: Plan) -> int:
+    """Return how many commands use a buffer that is bound at submit."""
+    bound = {buffer.id for buffer in plan.buffers if buffer.role in BOUND_ROLES}
+    return sum(
+        any(slot.buffer in bound for slot in (*command.reads_from(), *command.writes_to()))
+        for command in plan.segment.commands
+    )
 
 
 def measure_submit(

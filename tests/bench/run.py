@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gpuexec import knobs
+from tests.bench.arenas import measure_arenas
 from tests.bench.budgets import measure_budgets
 from tests.bench.cpu_models import measure_models
 from tests.bench.decoding import measure_decoding
@@ -31,6 +32,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "schedule": lambda options: measure_schedule(options.repeat * 50),
     "budget": lambda options: measure_budgets(options.repeat),
     "decode": lambda options: measure_decoding(knobs.models_dir()),
+    "arenas": lambda options: measure_arenas(knobs.models_dir()),
 }
 
 

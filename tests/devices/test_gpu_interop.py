@@ -114,3 +114,41 @@ def test_two_workers_chained_through_a_pending_tensor(worker: gx.Worker) -> None
     with gx.Worker(gx.load(make_model()), backend=BackendType.GPU_COMPUTE) as second:
         run = second.schedule(worker.schedule(X).peek_output())
         np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect(expect(X)))
+
+
+@pytest.fixture
+def cupy() -> Any:
+    return pytest.importorskip("cupy", reason="CuPy is not installed.")
+
+
+def test_replay_is_in_the_order_of_a_cupy_stream(worker: gx.Worker, cupy: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, y = cupy.asarray(X), cupy.empty_like(X)
+    with worker.record(x, outputs={"y": y}, stream=stream) as replay, stream:
+        assert replay.has_graph
+        results = []
+        for number in range(5):
+            x += np.float32(number)
+            replay.submit()
+            results.append(y.copy())
+        mirror = X.copy()
+        for number, result in enumerate(results):
+            mirror += np.float32(number)
+            np.testing.assert_array_equal(result.get(), expect(mirror))
+
+
+def test_replay_is_captured_in_a_graph_of_the_callers(worker: gx.Worker, cupy: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, y = cupy.asarray(X), cupy.empty_like(X)
+    with worker.record(x, outputs={"y": y}, stream=stream) as replay, stream:
+        replay.submit()
+        stream.synchronize()
+        stream.begin_capture()
+        replay.submit()
+        graph = stream.end_capture()
+        for number in range(3):
+            x[...] = cupy.asarray(X + np.float32(number))
+            graph.launch(stream)
+            np.testing.assert_array_equal(y.get(), expect(X + np.float32(number)))

@@ -18,7 +18,8 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
 from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.runtime.device import Device, Event, Recording, Region, Stream
-from gpuexec.runtime.recording import PreparedSegment, record_graph
+from gpuexec.runtime.prepared import PreparedSegment
+from gpuexec.runtime.recording import record_graph
 from gpuexec.runtime.simulator.library import Schedule
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
@@ -62,6 +63,9 @@ class SpreadRecording:
 
     def patch(self, commands: object) -> None:
         raise AssertionError("the plan's own size is run")
+
+    def close(self) -> None:
+        """Hold nothing."""
 
 
 def make_plan(seed: int, target: str) -> tuple[Graph, Plan]:

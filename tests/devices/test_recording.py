@@ -1,4 +1,4 @@
-"""Both forms of a recording, one suite: a stream of launches, and a graph."""
+"""Both forms of a recording, one suite: a stream of launches, a graph, and whichever costs less."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import PlanError
 from gpuexec.plan import Segment
 from gpuexec.planner.template import plan_graph
+from gpuexec.runtime import graph_form
 from gpuexec.runtime.device import Device, Recording, Region
-from gpuexec.runtime.recording import record_graph, record_launches
+from gpuexec.runtime.graph_cache import GraphCache
+from gpuexec.runtime.recording import record_graph, record_launches, record_segment
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec
 from tests.devices.opening import SCALE_SOURCE
@@ -22,7 +24,24 @@ from tests.devices.test_device import SHIFT, download, on_launching, upload
 from tests.execute import LoadedPlan, Record
 from tests.operators import compute_graph
 
-on_forms = pytest.mark.parametrize("record", [record_launches, record_graph], ids=["stream", "graph"])
+
+def record_both(device: Device, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+    """Return a recording that is a graph from the second submission on, or launches where those cost less."""
+    return record_segment(device, segment, memory, GraphCache(1 << 30))
+
+
+on_forms = pytest.mark.parametrize(
+    "record", [record_launches, record_graph, record_both], ids=["stream", "graph", "either"]
+)
+
+
+@pytest.fixture(autouse=True)
+def early_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make graphs early, and of little, so that both forms take turns here."""
+    monkeypatch.setattr(graph_form, "USES_BEFORE", 1)
+    monkeypatch.setattr(graph_form, "LAUNCH_US", 1.0)
+
+
 KERNEL = Kernel(SCALE_SOURCE, "scale<float>")
 PATTERN = b"\x01\0\0\0\x02\0\0\0"
 Array = np.ndarray[Any, Any]

@@ -398,6 +398,9 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self._standin._call(self.below.wait, event.below)
 
+    def is_capturing(self) -> bool:
+        return self._standin._call(self.below.is_capturing)  # type: ignore[no-any-return]
+
     def synchronize(self) -> None:
         self._standin._call(self.below.synchronize)
 

@@ -20,7 +20,7 @@ from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice, CudaEvent
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.driver import probe
-from gpuexec.runtime.recording import PreparedSegment
+from gpuexec.runtime.prepared import PreparedSegment
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.spec import TensorSpec
 from tests.runtime.cupy_standin import Standin, install
@@ -171,8 +171,8 @@ def test_graph_runs_in_any_order_its_edges_allow_and_takes_updates(any_device: C
     prepared.bind({0: Region(memories[0], 0, 256), 2: Region(z, 0, 512)})
     graph = any_device.create_graph(prepared.commands, segment.edges)
     for memory, start in zip(memories * 3, (0, 1000) * 3, strict=True):
-        for position in prepared.bind({0: Region(memory, 0, 256), 2: Region(z, 0, 512)}):
-            graph.update(position, prepared.commands[position])
+        touched = prepared.bind({0: Region(memory, 0, 256), 2: Region(z, 0, 512)})
+        graph.update(sorted(touched), prepared.commands)
         stream.fill(z.address, b"\0", 512)
         graph.launch(stream)
         assert download(any_device, stream, z, np.uint8).tobytes() == expect_segment(values + start)

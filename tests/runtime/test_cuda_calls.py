@@ -27,7 +27,7 @@ from gpuexec.runtime.cuda import CudaDevice, CudaFunction, CudaStream
 from gpuexec.runtime.cuda_errors import CallContext
 from gpuexec.runtime.cuda_graph import CudaGraph
 from gpuexec.runtime.driver import probe
-from gpuexec.runtime.recording import PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.prepared import PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.spec import TensorSpec
 
 LAUNCH = Launch(Kernel("a.cu", "f"), (1, 1, 1), (32, 1, 1), (np.int32(1), np.float32(2)), writes=())
@@ -166,14 +166,13 @@ def test_driver_takes_the_types_of_every_argument() -> None:
     device.driver, device.calling = Checking(), CallContext(current, "GPU", ()).calling
     device.cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(ctxGetCurrent=lambda: 1)))
     stream: Any = CudaStream.__new__(CudaStream)
-    stream._device, stream.stream = device, SimpleNamespace(ptr=1)
+    stream._device, stream.stream, stream.handle = device, SimpleNamespace(ptr=1), 1
     spec = TensorSpec((4,), np.dtype(np.int64))
     slot = Slot(0, 0, spec, (1,))
     launch = PreparedLaunch(CudaFunction(LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1))), LAUNCH)
     copy, fill = PreparedCopy(Copy(slot, slot)), PreparedFill(Fill(slot, bytes(8)))
     graph = CudaGraph(device, [launch, copy, fill], [(0, 1), (1, 2)])
-    for position, command in enumerate((launch, copy, fill)):
-        graph.update(position, command)
+    graph.update(range(3), [launch, copy, fill])
     graph.launch(stream)
     graph.close()
     for width in (1, 2, 4, 8):

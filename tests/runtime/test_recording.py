@@ -13,7 +13,8 @@ from gpuexec.errors import DeviceLostError, KernelError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Region
-from gpuexec.runtime.recording import PreparedLaunch, PreparedSegment, StreamRecording
+from gpuexec.runtime.prepared import PreparedLaunch, PreparedSegment
+from gpuexec.runtime.recording import LaunchRecording
 from gpuexec.runtime.tracer import TracerDevice, TracerFunction, TracerMemory, TracerStream
 from gpuexec.spec import TensorSpec
 
@@ -98,12 +99,12 @@ def bindings(source: int = 0x3000, target: int = 0x4000) -> dict[int, Region]:
     return {INPUT: region(source), OUTPUT: region(target)}
 
 
-def make() -> tuple[TracerDevice, StreamRecording, TracerStream]:
+def make() -> tuple[TracerDevice, LaunchRecording, TracerStream]:
     device = TracerDevice()
     device.load([KERNEL, Kernel("a.cu", "other")])
     stream = device.create_stream()
     assert isinstance(stream, TracerStream)
-    recording = StreamRecording(device, SEGMENT, MEMORY)
+    recording = LaunchRecording(device, SEGMENT, MEMORY)
     device.log.clear()
     return device, recording, stream
 
@@ -161,6 +162,14 @@ def test_patch_changes_only_what_differs() -> None:
         ("copy", 0x7000, 0x1040, 8),
         ("fill", 0x7010, b"\0\1", 8),
     ]
+
+
+def test_bind_tells_of_a_command_that_was_patched_onto_a_bound_buffer() -> None:
+    device, _, _ = make()
+    segment = PreparedSegment(device, COMMANDS, MEMORY)
+    segment.bind(bindings())
+    segment.patch((COMMANDS[0], launch(2, window(INPUT), window(ARENA, 64)), *COMMANDS[2:]))
+    assert segment.bind(bindings(0x5000)) == {0, 1}
 
 
 def test_patch_forgets_where_a_command_lay_before() -> None:
@@ -227,7 +236,7 @@ def test_waiting_after_each_command_names_the_one_that_faulted(monkeypatch: pyte
     target = Slot(0, 0, TensorSpec((4,), BYTE), (1,))
     fills: tuple[Command, ...] = tuple(Fill(target, bytes([value])) for value in range(3))
     segment = Segment(fills, ((0, 1), (1, 2)), ("first", "second", "third"))
-    recording = StreamRecording(device, segment, {0: Region(TracerMemory(0, 4), 0, 4)})
+    recording = LaunchRecording(device, segment, {0: Region(TracerMemory(0, 4), 0, 4)})
     stream = FaultingStream(device, 1)
     if is_set:
         with pytest.raises(DeviceLostError, match=r"Command 1 \(second\): illegal address") as caught:

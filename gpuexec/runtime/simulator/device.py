@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,8 @@ from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.kernel_source import kernels_dir
-from gpuexec.runtime.recording import Prepared, record_launches
+from gpuexec.runtime.prepared import Prepared
+from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.simulator.findings import Finding, describe
 from gpuexec.runtime.simulator.graph import SimulatorGraph
 from gpuexec.runtime.simulator.library import GridError, Schedule
@@ -25,6 +27,7 @@ from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.simulator.ordering import Ordering
 from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
 from gpuexec.runtime.simulator.stream_thread import StreamThread
+from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
 
 
@@ -35,13 +38,15 @@ class SimulatorDevice:
         instantiations: The table: all name expressions of a kernel file, by its name. A file is compiled once with all.
         target: Whose limits hold.
         schedule: In which order threads, blocks and unordered nodes of graphs take turns. With ``"random"`` every
-            launch has another order, all of them decided by the seed.
+            launch has another order, all of them decided by the seed. Unordered nodes do in every schedule but
+            ``"reverse"``, for a missing edge to show.
         delay_s: The longest of the random delays before a stream's commands.
         memory_bytes: How much can be allocated; None: what the host has.
         check_order: Whether what uses bytes of another operation that nothing orders it after is refused; None: as
             GPUEXEC_CHECK_ORDER says.
         check_kernels: Whether kernels run in check mode: what they do wrong raises CheckError where the host waits for
             them. None: as GPUEXEC_CHECK_KERNELS says. Then ``schedule`` is random if it is None, by GPUEXEC_CHECK_SEED.
+        ordinal: Which of several it is.
     """
 
     def __init__(
@@ -54,9 +59,10 @@ class SimulatorDevice:
         memory_bytes: int | None = None,
         check_order: bool | None = None,
         check_kernels: bool | None = None,
+        ordinal: int = 0,
     ) -> None:
         self.target = Target.named(target).with_memory(host_memory_bytes() if memory_bytes is None else memory_bytes)
-        self.name = f"simulator ({target})"
+        self.name, self.ordinal = f"simulator{f' {ordinal}' if ordinal else ''} ({target})", ordinal
         self._instantiations = instantiations
         self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
         shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()
@@ -97,6 +103,10 @@ class SimulatorDevice:
         self._threads = [thread for thread in self._threads if not thread.has_ended()] + [stream.thread]
         return stream
 
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, SimulatorStream) and stream._device is self
+
     def external_stream(self, handle: int) -> SimulatorStream:
         """Return a stream of this device by its handle; 1 and 2 are one default stream.
 
@@ -123,12 +133,17 @@ class SimulatorDevice:
         self.check_alive()
         return SimulatorTimedEvent(self)
 
-    def create_graph(self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> SimulatorGraph:
-        """Return a graph of prepared commands with pairs (before, after) of positions as edges."""
+    def create_graph(
+        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+    ) -> SimulatorGraph:
+        """Return a graph of prepared commands with pairs (before, after) of positions as edges.
+
+        The commands know their origins.
+        """
         self.check_alive()
         return SimulatorGraph(self, commands, edges)
 
-    def load(self, kernels: Sequence[Kernel]) -> None:
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
 
         Raises:
@@ -204,6 +219,12 @@ class SimulatorDevice:
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Return whether host memory is pinned."""
         return self._pinned.holds(address, nbytes)
+
+    def next_choice(self) -> Callable[[list[int]], int]:
+        """Return what chooses, in the next launch of a graph, among the nodes that may come next."""
+        if self._schedule.order == "reverse":
+            return max
+        return random.Random(self._schedule.seed + next(self._numbers)).choice
 
     def next_schedule(self) -> Schedule:
         """Return the schedule of the next launch."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpuexec.errors import ClosedError, InputError
-from gpuexec.runtime.recording import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.runtime.simulator.module import Function
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
 from gpuexec.runtime.simulator.stream import SimulatorStream
@@ -46,18 +45,16 @@ class SimulatorGraph:
                 self._before[after] |= self._before[position] | 1 << position
         self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
 
-    def update(self, position: int, command: Prepared) -> None:
-        """Give the command at ``position`` other addresses, scalars or extents; runs already launched keep theirs."""
-        self._open_nodes()[position] = _make_node(self._device, command)
+    def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
+        """Give the commands at ``positions`` what they have in ``commands``; runs already launched keep theirs."""
+        nodes = self._open_nodes()
+        for position in positions:
+            nodes[position] = _make_node(self._device, commands[position])
 
     def launch(self, stream: SimulatorStream) -> None:
-        """Put the whole graph on a stream: in the device's order, or in a random one that respects the edges."""
+        """Put the whole graph on a stream, in an order of the device's choice that respects the edges."""
         nodes = self._open_nodes()
-        schedule = self._device.next_schedule()
-        choose: Callable[[list[int]], int] = max if schedule.order == "reverse" else min
-        if schedule.order == "random":
-            choose = random.Random(schedule.seed).choice
-        stream.issue_graph(nodes, self._arrange(choose), self._before)
+        stream.issue_graph(nodes, self._arrange(self._device.next_choice()), self._before)
 
     def close(self) -> None:
         """Drop the commands; runs under way finish. Twice is harmless."""

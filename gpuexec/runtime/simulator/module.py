@@ -26,6 +26,7 @@ from gpuexec.runtime.simulator.library import (
     load_runtime,
     run_grid,
 )
+from gpuexec.runtime.simulator.symbols import find_missing
 from gpuexec.target import Target
 
 # A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
@@ -213,6 +214,11 @@ class Module:
     def __init__(self, built: BuiltObject) -> None:
         load_runtime()
         self.path, self.is_checked = built.path, built.check
+        missing = find_missing(built.path)
+        if missing:
+            raise KernelError(
+                f"{built.source} can't be loaded for the simulator: nothing defines {', '.join(missing)}."
+            )
         try:
             self._library = ctypes.CDLL(str(built.path))
             rows = (_Row * len(built.expressions)).in_dll(self._library, "gpuexec_rows")

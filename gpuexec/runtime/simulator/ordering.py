@@ -164,7 +164,9 @@ class Ordering:
         """Let what the host does from now on come after a mark: it waited for it, or was told that it is done."""
         with self._lock:
             if isinstance(threading.current_thread(), WatcherThread):
-                self._apart.seen = join(dict(self._known_apart() or {}), mark)
+                known = join(dict(self._known_apart() or {}), mark)
+                # What the host has seen by now need not be known apart: streams long gone would pile up.
+                self._apart.seen = {other: tick for other, tick in known.items() if other.seen < tick}
                 return
             for timeline, tick in mark.items():
                 timeline.seen = max(timeline.seen, tick)

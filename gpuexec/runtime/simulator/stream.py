@@ -199,6 +199,10 @@ class SimulatorStream:
             self._device.ordering.see(mark)
         return done
 
+    def is_capturing(self) -> bool:
+        """Return False: streams of the simulator are not captured."""
+        return False
+
     def synchronize(self) -> None:
         """Wait for all work issued.
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
 from gpuexec.errors import ClosedError, InputError
-from gpuexec.runtime.recording import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.library import Order, Schedule
 from gpuexec.runtime.simulator.memory import DeviceMemory
@@ -119,7 +119,7 @@ def test_update_changes_later_runs_only(device: SimulatorDevice) -> None:
     graph = device.create_graph([store(device, a, 1), copy(b, a)], [(0, 1)])
     gate = stream.hold()
     graph.launch(stream)
-    graph.update(0, store(device, a, 2))
+    graph.update([0], [store(device, a, 2)])
     gate.set()
     stream.synchronize()
     assert read(device, b) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,7 +15,7 @@ from gpuexec.errors import OrderError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.completion import Completion, WatcherThread
 from gpuexec.runtime.device import begin_host_read, begin_host_write
-from gpuexec.runtime.recording import PreparedLaunch
+from gpuexec.runtime.prepared import PreparedLaunch
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.library import Order, Schedule
 from gpuexec.runtime.simulator.memory import AddressMap, DeviceMemory, PinnedMemory
@@ -467,3 +468,22 @@ def test_knob_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     else:
         write()
     device.close()
+
+
+def test_watcher_forgets_streams_whose_end_the_host_has_seen(device: SimulatorDevice) -> None:
+    completion, reached, known = Completion("test"), threading.Semaphore(0), list[int]()
+
+    def look(_: BaseException | None) -> None:
+        known.append(len(device.ordering._known_apart() or {}))
+        reached.release()
+
+    for _ in range(10):
+        stream, memory = device.create_stream(), device.allocate(4)
+        stream.fill(memory.address, b"\0", 4)
+        event = record(device, stream)
+        event.synchronize()
+        completion.call(event, look)
+        reached.acquire()
+        stream.close()
+    completion.close()
+    assert max(known) <= 1

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
+import ctypes
 from pathlib import Path
 
 import pytest
 
 from gpuexec.errors import KernelError
+from gpuexec.runtime.simulator.cache import ObjectCache
+from gpuexec.runtime.simulator.compile import build_file
+from gpuexec.runtime.simulator.library import load_runtime
 from gpuexec.runtime.simulator.module import load_file
+from gpuexec.runtime.simulator.symbols import find_missing, list_undefined
 from gpuexec.runtime.simulator.toolchain import find_compiler
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_missing_compiler_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,10 +45,32 @@ def test_wrong_name_expression_is_named(tmp_path: Path, expression: str) -> None
 def test_function_without_a_body_is_found_when_loading(tmp_path: Path) -> None:
     source = '__device__ int absent(int);\nextern "C" __global__ void k(int* y) { y[0] = absent(y[0]); }\n'
     (tmp_path / "open.cu").write_text(source)
-    # In a process of its own: the loader of the system undoes half a load here, and once took a long process with it.
-    text = f"from gpuexec.runtime.simulator.module import load_file; load_file({str(tmp_path / 'open.cu')!r}, ['k'])"
-    result = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert re.search(r"KernelError: .*open.cu can't be loaded for the simulator: .*absent", result.stderr)
+    with pytest.raises(KernelError, match=r"open.cu can't be loaded for the simulator: .*absent"):
+        load_file(tmp_path / "open.cu", ["k"])
+
+
+def test_object_that_would_not_load_never_reaches_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = '__device__ int absent(int);\nextern "C" __global__ void k(int* y) { y[0] = absent(y[0]); }\n'
+    (tmp_path / "open.cu").write_text(source)
+    loaded: list[str] = []
+    real = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, *rest, **named: (loaded.append(str(name)), real(name))[1])
+    with pytest.raises(KernelError):
+        load_file(tmp_path / "open.cu", ["k"])
+    assert [name for name in loaded if name.endswith(".so")] == []
+
+
+def test_what_an_object_takes_from_the_runtime_is_there(tmp_path: Path) -> None:
+    (tmp_path / "whole.cu").write_text('extern "C" __global__ void k(int* y) { __syncthreads(); y[0] = 1; }\n')
+    built = build_file(tmp_path / "whole.cu", ["k"], ObjectCache(tmp_path / "cache"))
+    wanted = list_undefined(built.path.read_bytes())
+    assert wanted
+    load_runtime()
+    assert find_missing(built.path) == []
+
+
+def test_file_that_is_no_object_wants_nothing() -> None:
+    assert list_undefined(b"\xcf\xfa\xed\xfe" + bytes(100)) == []
 
 
 @pytest.mark.parametrize("name", ["INFINITY", "NAN", "HUGE_VAL"])

@@ -1,0 +1,74 @@
+"""The graphs of many recordings, of which those used last are kept within a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from gpuexec import knobs
+
+# A cautious estimate of the device memory that a node of an executable graph takes: CUDA does not tell, and drivers
+# differ.
+NODE_NBYTES = 64 << 10
+
+
+class GraphHolder(Protocol):
+    """Who holds a graph and can do without."""
+
+    def close(self) -> None:
+        """Give the graph back."""
+
+
+class GraphCache:
+    """Who holds graphs now; where they take more than ``capacity_bytes``, those used longest ago are closed.
+
+    A closed graph may come back: its holder makes it anew once it is worth it.
+
+    Args:
+        capacity_bytes: None: as GPUEXEC_GRAPH_BYTES says. 0: no graphs.
+
+    Attributes:
+        refused: How many graphs the device had no memory for; their recordings go on as streams of launches.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = knobs.graph_bytes() if capacity_bytes is None else capacity_bytes
+        self.refused = 0
+        # Those used last stand last.
+        self._held: OrderedDict[GraphHolder, int] = OrderedDict()
+
+    @property
+    def count(self) -> int:
+        """Graphs held now."""
+        return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """An estimate of the bytes they take."""
+        return sum(list(self._held.values()))
+
+    def admit(self, holder: GraphHolder, nodes: int) -> bool:
+        """Make room for a graph of so many nodes, which is then counted; False where there never is."""
+        nbytes = nodes * NODE_NBYTES
+        if nbytes > self.capacity_bytes:
+            return False
+        while self._held and self.nbytes + nbytes > self.capacity_bytes:
+            oldest = next(iter(self._held))
+            self.drop(oldest)
+            oldest.close()
+        self._held[holder] = nbytes
+        return True
+
+    def touch(self, holder: GraphHolder) -> None:
+        """Say that a graph is used now."""
+        self._held.move_to_end(holder)
+
+    def drop(self, holder: GraphHolder) -> None:
+        """Count a graph no more; harmless where it is not counted."""
+        self._held.pop(holder, None)
+
+    def clear(self) -> None:
+        """Close all graphs."""
+        while self._held:
+            holder, _ = self._held.popitem()
+            holder.close()

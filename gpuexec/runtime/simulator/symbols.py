@@ -1,0 +1,49 @@
+"""What a shared object wants from others, read before it is loaded.
+
+A loader that finds something missing undoes half a load, and in a process of many threads that has ended the process.
+So our objects are looked at first, and only one that will load is given to the loader.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from pathlib import Path
+
+_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_HEADER_OFFSETS, _HEADER_SIZES = 0x28, 0x3A  # where the section headers are; how large one is, and how many there are
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_DYNAMIC_SYMBOLS = 11
+_STRONG = 1
+
+
+def find_missing(path: Path) -> list[str]:
+    """Return the names that a shared object needs and nothing in this process has, in the order of its table.
+
+    What the object's libraries have is there already where the runtime library is: it is linked with the same ones.
+    """
+    process = ctypes.CDLL(None)
+    return [name for name in list_undefined(path.read_bytes()) if not hasattr(process, name)]
+
+
+def list_undefined(content: bytes) -> list[str]:
+    """Return the names that an object leaves to others; none for what is no ELF file of 64 bits, little-endian.
+
+    Weak ones are left out: they may be missing.
+    """
+    if not content.startswith(_MAGIC):
+        return []
+    (start,) = struct.unpack_from("<Q", content, _HEADER_OFFSETS)
+    size, count = struct.unpack_from("<HH", content, _HEADER_SIZES)
+    sections = [_SECTION.unpack_from(content, start + size * index) for index in range(count)]
+    names = []
+    for _, kind, _, _, first, nbytes, link, *_ in sections:
+        if kind != _DYNAMIC_SYMBOLS:
+            continue
+        strings = sections[link][4]
+        for name, info, _, section, _, _ in _SYMBOL.iter_unpack(content[first : first + nbytes]):
+            if section == 0 and info >> 4 == _STRONG:
+                begin = strings + name
+                names.append(content[begin : content.index(b"\0", begin)].decode())
+    return names

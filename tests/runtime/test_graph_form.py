@@ -1,0 +1,272 @@
+"""When a recording is launched as a graph: after a few uses, where that costs the host less, and within some bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from gpuexec import knobs
+from gpuexec.command import Command, Fill, Kernel, Launch, Slot
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.plan import Segment
+from gpuexec.runtime.device import Recording, Region
+from gpuexec.runtime.graph_cache import NODE_NBYTES, GraphCache
+from gpuexec.runtime.recording import LaunchRecording, record_segment
+from gpuexec.runtime.tracer import TracerDevice, TracerMemory, TracerStream
+from gpuexec.spec import TensorSpec
+
+KERNEL = Kernel("a.cu", "k")
+ARENA, INPUT = 0, 1
+SPEC = TensorSpec((8,), np.dtype(np.uint8))
+WIDE = TensorSpec((1,), np.dtype(np.int64))
+COMMANDS = 20  # a stream of them costs 13 us; a graph costs 6, and 1 for each node patched
+
+
+def window(buffer: int, spec: TensorSpec = SPEC) -> Slot:
+    return Slot(buffer, 0, spec, (1,))
+
+
+def make_commands(count: int, readers: int, size: int = 1) -> tuple[Command, ...]:
+    """Return launches of ``size`` blocks, of which the first few read the bound buffer."""
+    return tuple(
+        Launch(KERNEL, (size, 1, 1), (32, 1, 1), (window(INPUT if i < readers else ARENA), np.int32(size)), ())
+        for i in range(count)
+    )
+
+
+class Recorded:
+    """Commands recorded on a tracer of their own; the edges make a chain."""
+
+    def __init__(
+        self,
+        commands: Sequence[Command] | None = None,
+        graphs: GraphCache | None = None,
+        device: TracerDevice | None = None,
+    ) -> None:
+        self.commands = tuple(commands or make_commands(COMMANDS, 2))
+        self.graphs = graphs or GraphCache(1 << 30)
+        self.device = device or TracerDevice()
+        self.device.load([KERNEL])
+        edges = tuple((i, i + 1) for i in range(len(self.commands) - 1))
+        segment = Segment(self.commands, edges, tuple(f"n{i}" for i in range(len(self.commands))))
+        places = {ARENA: Region(TracerMemory(0x1000, 256), 0, 256)}
+        self.recording: Recording = record_segment(self.device, segment, places, self.graphs)
+        self.stream = self.device.create_stream()
+        self.address = 0x10000
+
+    def submit(self, *, moves: bool = True, **part: int) -> list[str]:
+        """Submit, with the input elsewhere if it moves; return what the tracer was told."""
+        self.address += 0x100 if moves else 0
+        self.device.log.clear()
+        self.recording.submit(self.stream, {INPUT: Region(TracerMemory(self.address, 256), 0, 256)}, **part)
+        return [str(row[0]) for row in self.device.log]
+
+    def warm_up(self) -> None:
+        """Submit until there is a graph."""
+        for _ in range(4):
+            self.submit()
+        assert self.has_graph
+
+    @property
+    def has_graph(self) -> bool:
+        assert isinstance(self.recording, LaunchRecording)
+        return self.recording.has_graph
+
+
+def test_graph_is_made_at_the_fourth_submission() -> None:
+    recorded = Recorded()
+    for _ in range(3):
+        assert recorded.submit() == ["launch"] * COMMANDS
+    assert recorded.submit() == ["graph", *["node"] * COMMANDS, "graph launch"]
+    assert recorded.submit(moves=False) == ["graph launch"]
+
+
+def test_what_is_bound_elsewhere_is_patched_and_nothing_else() -> None:
+    recorded = Recorded(make_commands(COMMANDS, 3))
+    recorded.warm_up()
+    assert recorded.submit() == ["node"] * 3 + ["graph launch"]
+    nodes = recorded.device.log[:3]
+    assert [row[2] for row in nodes] == [0, 1, 2]
+    assert [row[7][0] for row in nodes] == [recorded.address.to_bytes(8, "little")] * 3  # type: ignore[index]
+
+
+def test_another_size_of_the_class_patches_the_graph() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    recorded.recording.patch((*make_commands(3, 2, size=5), *recorded.commands[3:]))
+    assert recorded.submit(moves=False) == ["node"] * 3 + ["graph launch"]
+    assert recorded.device.log[0][5] == (5, 1, 1)
+
+
+@pytest.mark.parametrize("readers", [7, 8])
+def test_more_patches_than_launches_are_worth_are_a_stream_of_launches(readers: int) -> None:
+    recorded = Recorded(make_commands(COMMANDS, readers))
+    for _ in range(8):
+        told = recorded.submit()
+    # 6 us and 1 for each node, beside 5 us and 0.4 for each of 20 launches: 7 nodes are worth it, 8 are not.
+    assert told == (["node"] * 7 + ["graph launch"] if readers == 7 else ["launch"] * COMMANDS)
+
+
+def test_stale_nodes_are_patched_once_the_size_stays() -> None:
+    """A change of size makes all nodes stale: more than launches cost, but not than those of many runs."""
+    recorded = Recorded()
+    recorded.warm_up()
+    recorded.recording.patch(make_commands(COMMANDS, 2, size=5))
+    told = [recorded.submit() for _ in range(7)]
+    streams = told.index(["node"] * COMMANDS + ["graph launch"])
+    assert told[:streams] == [["launch"] * COMMANDS] * streams
+    assert streams == 4, "18 stale nodes, of which each stream after the first loses 5 us that would have paid for them"
+    assert told[streams + 1 :] == [["node", "node", "graph launch"]] * (6 - streams)
+
+
+def test_sizes_that_change_all_the_time_are_a_stream_of_launches() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    for size in range(2, 12):
+        recorded.recording.patch(make_commands(COMMANDS, 2, size))
+        assert recorded.submit() == ["launch"] * COMMANDS
+
+
+@pytest.mark.parametrize("part", [{"first": 1}, {"last": 19}, {"first": 0, "last": 1}])
+def test_parts_are_launches_and_are_not_forgotten(part: dict[str, int]) -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    assert set(recorded.submit(**part)) == {"launch"}
+    assert recorded.submit(moves=False) == ["node", "node", "graph launch"]
+
+
+def test_small_plan_is_never_a_graph() -> None:
+    recorded = Recorded(make_commands(3, 1))
+    assert [recorded.submit() for _ in range(8)] == [["launch"] * 3] * 8
+
+
+def test_stream_that_is_capturing_gets_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    monkeypatch.setattr(TracerStream, "is_capturing", lambda self: True)
+    assert recorded.submit() == ["launch"] * COMMANDS
+    monkeypatch.undo()
+    assert recorded.submit(moves=False) == ["node", "node", "graph launch"]
+
+
+def test_cooperative_launch_is_no_part_of_a_graph() -> None:
+    *rest, last = make_commands(COMMANDS, 2)
+    assert isinstance(last, Launch)
+    together = Launch(KERNEL, last.grid, last.block, last.arguments, (), cooperative=True)
+    recorded = Recorded([*rest, together])
+    for _ in range(6):
+        assert recorded.submit() == ["launch"] * 19 + ["cooperative launch"]
+
+
+def test_waiting_after_each_command_needs_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUEXEC_SYNC_EACH", "1")
+    recorded = Recorded()
+    for _ in range(6):
+        assert recorded.submit() == ["launch", "synchronize"] * COMMANDS
+
+
+PATTERN = b"\x01\0\0\0\x02\0\0\0"
+
+
+def test_fill_that_can_not_be_patched_is_no_reason_to_make_a_graph_again_and_again() -> None:
+    recorded = Recorded([Fill(window(INPUT, WIDE), PATTERN), *make_commands(COMMANDS - 1, 0)])
+    told = [recorded.submit() for _ in range(8)]
+    assert told == [["fill", *["launch"] * (COMMANDS - 1)]] * 8
+    for _ in range(4):
+        told = [recorded.submit(moves=False)]
+    assert told == [["graph launch"]], "once it stays where it is, a graph is worth it"
+    assert recorded.submit()[0] == "fill"
+    after = [recorded.submit(moves=False) for _ in range(60)]
+    assert after[0][0] == "fill" and after[-1] == ["graph launch"]
+    assert sum(rows[0] == "close graph" for rows in after) == 1, "made again once, after many launches instead of it"
+
+
+# ---- many graphs
+
+
+def make_many(count: int, capacity: int) -> tuple[list[Recorded], GraphCache]:
+    device, graphs = TracerDevice(), GraphCache(capacity * COMMANDS * NODE_NBYTES)
+    return [Recorded(None, graphs, device) for _ in range(count)], graphs
+
+
+def test_graph_used_longest_ago_is_closed_for_a_new_one() -> None:
+    (first, second, third), graphs = make_many(3, capacity=2)
+    first.warm_up()
+    second.warm_up()
+    assert (graphs.count, graphs.nbytes) == (2, 2 * COMMANDS * NODE_NBYTES)
+    first.submit()
+    third.warm_up()
+    assert [each.has_graph for each in (first, second, third)] == [True, False, True]
+    assert graphs.count == 2
+    assert ("close graph", 2) in third.device.log
+
+
+def test_closed_graph_comes_back_after_a_few_uses() -> None:
+    (first, second), _ = make_many(2, capacity=1)
+    first.warm_up()
+    second.warm_up()
+    assert [first.submit()[0] for _ in range(4)] == ["launch", "launch", "launch", "close graph"]
+    assert first.has_graph and not second.has_graph
+    assert first.submit(moves=False) == ["graph launch"]
+    assert second.submit() == ["launch"] * COMMANDS
+
+
+def test_graph_of_more_than_the_capacity_is_not_made() -> None:
+    (large, small), graphs = make_many(2, capacity=1)
+    small.warm_up()
+    large = Recorded(make_commands(COMMANDS + 1, 2), graphs, small.device)
+    for _ in range(6):
+        assert large.submit() == ["launch"] * (COMMANDS + 1)
+    assert small.has_graph, "nothing is closed for what does not fit"
+
+
+def test_capacity_is_a_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUEXEC_GRAPH_BYTES", "0")
+    recorded = Recorded(None, GraphCache(), None)
+    assert [recorded.submit()[0] for _ in range(6)] == ["launch"] * 6
+    monkeypatch.delenv("GPUEXEC_GRAPH_BYTES")
+    assert GraphCache().capacity_bytes == knobs.graph_bytes() == 512 << 20
+
+
+def test_clear_closes_all() -> None:
+    many, graphs = make_many(3, capacity=3)
+    for each in many:
+        each.warm_up()
+    many[0].device.log.clear()
+    graphs.clear()
+    assert sorted(many[0].device.log) == [("close graph", number) for number in (1, 2, 3)]
+    assert (graphs.count, graphs.nbytes) == (0, 0)
+    assert not any(each.has_graph for each in many)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, device: TracerDevice, times: int) -> None:
+    """Let a device have no memory for so many graphs."""
+    create: Callable[..., object] = device.create_graph
+    left = [times]
+
+    def create_graph(*arguments: object) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise OutOfMemoryError("no room")
+        return create(*arguments)
+
+    monkeypatch.setattr(device, "create_graph", create_graph)
+
+
+def test_without_memory_for_a_graph_others_are_closed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, second), graphs = make_many(2, capacity=2)
+    first.warm_up()
+    refuse(monkeypatch, first.device, times=1)
+    second.warm_up()
+    assert not first.has_graph and (graphs.count, graphs.refused) == (1, 0)
+
+
+def test_without_memory_for_a_graph_launches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, second), graphs = make_many(2, capacity=2)
+    refuse(monkeypatch, first.device, times=2)
+    for _ in range(8):
+        assert first.submit() == ["launch"] * COMMANDS
+    assert (graphs.count, graphs.refused) == (0, 1), "asked for once, and counted"
+    second.warm_up()
