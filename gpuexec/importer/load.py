@@ -7,7 +7,7 @@ of IR version 3) is a constant and no input: no exporter means its weights to be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
 from gpuexec.importer.nodes import NodeReader
 from gpuexec.importer.order import sort_nodes, walk_nodes
+from gpuexec.importer.outputs import choose_outputs
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, read_model
 from gpuexec.operator import qualified
@@ -55,19 +56,22 @@ class ImportedModel:
         return sum(self.operators.values())
 
 
-def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
+def load_graph(source: Source, *, name: str | None = None, outputs: Sequence[str] | None = None) -> ImportedModel:
     """Read an ONNX model as a graph of operators in their newest form.
 
     Args:
         source: Path, bytes, binary file or ModelProto. External data is read from the model's folder only.
         name: What to call the graph; by default what the file calls it, or the file's own name.
+        outputs: Names of the values that shall be the outputs; None: those that the file declares.
 
     Raises:
-        InputError: The source is none of these.
+        InputError: The source is none of these, or there is no such output.
         ModelError: The model can't be read or contradicts itself; all contradictions are listed.
         UnsupportedError: It asks for operators, attributes or types that are not supported; all of them are listed.
     """
     model, folder, where = read_model(source)
+    if outputs is not None:
+        model = choose_outputs(model, outputs)
     opsets = _read_opsets(model, where)
     title = name or model.graph.name or Path(where).stem
     problems = Problems()
@@ -75,7 +79,7 @@ def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
     reader = NodeReader(opsets, folder, problems, declared)
     read_constants(model.graph, reader, folder, problems)
     inputs = read_inputs(model.graph, reader, problems)
-    outputs: list[Value] = []
+    results: list[Value] = []
     with problems.noting():
         nodes = sort_nodes(model.graph.node, reader.values)
         expanded = expand_functions(model, nodes, opsets)
@@ -85,10 +89,10 @@ def load_graph(source: Source, *, name: str | None = None) -> ImportedModel:
         reader.read(expanded)
         for info in model.graph.output:
             with problems.noting():
-                outputs.append(reader.find(info.name))
+                results.append(reader.find(info.name))
     problems.report(f"{where} (opset {opsets.get('', NEWEST_OPSET)})")
     counts = Counter(qualified(node.op_type, node.domain) for node in walk_nodes(nodes))
-    graph = Graph(inputs, tuple(outputs), tuple(reader.nodes), reader.constants, title)
+    graph = Graph(inputs, tuple(results), tuple(reader.nodes), reader.constants, title)
     check(graph)
     return ImportedModel(
         graph=graph,

@@ -135,7 +135,10 @@ class NodeReader:
         if schema is not None:
             check_form(proto, schema)
         attributes: dict[str, Any] = {}
-        inputs = tuple(proto.input)
+        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        if schema is not None:
+            # Lowering tells outputs apart by position, absent ones too.
+            outputs += ("",) * (schema.min_outputs - len(outputs))
         if has_bodies(proto):
             attributes, inputs = read_control(self, proto, self.path + name, opset)
         for attribute in proto.attribute:
@@ -153,7 +156,7 @@ class NodeReader:
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: unknown to opset {opset}"
                 self.problems.add(what, self.path + name)
                 return None
-        return RawNode(proto.op_type, domain, name, inputs, tuple(proto.output), attributes, opset)
+        return RawNode(proto.op_type, domain, name, inputs, outputs, attributes, opset)
 
     def _read_constant(self, raw: RawNode) -> None:
         """Make a constant of a Constant node."""

@@ -22,13 +22,15 @@ class Schema:
     """The form of an operator at one opset.
 
     ``required`` are positions of inputs that can't be absent, as can't any from ``variadic_from`` on;
-    ``required_attributes`` such attributes, but for bodies, which are checked where they are read. With
+    ``required_attributes`` such attributes, but for bodies, which are checked where they are read. Of the first
+    ``min_outputs`` outputs a node may leave out the last, as one that nobody wants. With
     ``needs_all_outputs``, no output can be absent.
     """
 
     required: tuple[int, ...]
     variadic_from: int
     max_inputs: int
+    min_outputs: int
     max_outputs: int
     needs_all_outputs: bool
     attribute_types: Mapping[str, int]
@@ -51,6 +53,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         required=tuple(index for index, formal in enumerate(schema.inputs) if formal.option == option.Single),
         variadic_from=next((i for i, formal in enumerate(schema.inputs) if formal.option == option.Variadic), _NOWHERE),
         max_inputs=schema.max_input,
+        min_outputs=schema.min_output,
         max_outputs=schema.max_output,
         needs_all_outputs=any(formal.option == option.Variadic for formal in schema.outputs),
         attribute_types={name: int(attribute.type.value) for name, attribute in schema.attributes.items()},

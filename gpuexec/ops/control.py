@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graph import Graph, bodies, with_bodies
+from gpuexec.errors import InputError, ModelError, NeedsHostValue
+from gpuexec.graph import Graph, Node, bodies, walk, with_bodies
 from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
 from gpuexec.ops.inline import inline_branch
 from gpuexec.ops.interpret import compute_graph, infer_graph
@@ -177,3 +177,39 @@ def count_own_inputs(op: Operator) -> int:
         case Scan():
             return op.states + op.num_scan_inputs
     raise TypeError(f"{op.name} has no bodies")
+
+
+def check_arity(graph: Graph) -> None:
+    """Check that each If, Loop and Scan gives its bodies as many values as they take, and takes no more than it makes.
+
+    The importer builds them so; a graph from elsewhere may say anything.
+
+    Raises:
+        ModelError: One does not; names the node.
+    """
+    for inner in walk(graph):
+        for node in inner.nodes:
+            op = node.operator
+            if isinstance(op, (If, Loop, Scan)):
+                _check_arity(node, op)
+
+
+def _check_arity(node: Node, op: If | Loop | Scan) -> None:
+    body = bodies(op)[0]
+    taken, made, optional = len(body.inputs), len(body.outputs), 0
+    match op:
+        case If():
+            taken += 1
+        case Loop():
+            made, optional = made - 1, 2
+            if op.carried < 0:
+                raise ModelError(f"{node}: {op.carried} carried values can't be.", node=node.name)
+        case Scan():
+            if op.states < 0:
+                raise ModelError(f"{node}: {op.states} states can't be.", node=node.name)
+    if len(node.inputs) != taken or len(node.outputs) > made or None in node.inputs[optional:]:
+        raise ModelError(
+            f"{node}: expected {taken} inputs, all but the first {optional} of them given, and at most {made} outputs; "
+            f"got {len(node.inputs)} and {len(node.outputs)}.",
+            node=node.name,
+        )

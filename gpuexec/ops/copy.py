@@ -117,10 +117,10 @@ class Concat(Operator):
         first = 0
         for x in inputs:
             assert x is not None
-            if x.spec.size:
-                part = window(y, x.shape, y.strides, first * y.strides[axis])
-                if not emit.place(x, part):
-                    emit.copy(part, x)
+            # Empty ones are placed too: whether an input is, is decided for all sizes.
+            part = window(y, x.shape, y.strides, first * y.strides[axis])
+            if not emit.place(x, part):
+                emit.copy(part, x)
             first += x.shape[axis]
 
 

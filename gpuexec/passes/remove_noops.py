@@ -98,7 +98,8 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
         training = node.inputs[2] if len(node.inputs) > 2 else None
         return training is None or (training in constants and not constants[training].any())
     if name == "Cast":
-        return dtypes.get(given[0]) == dtype_row(getattr(operator, "to")).numpy  # noqa: B009
+        # NOTE: to NumPy, None equals float64.
+        return given[0] in dtypes and dtypes[given[0]] == dtype_row(getattr(operator, "to")).numpy  # noqa: B009
     if name == "CastLike":
         return given[0] in dtypes and dtypes[given[0]] == dtypes.get(given[-1])
     if name == "Transpose":

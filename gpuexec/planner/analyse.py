@@ -224,7 +224,7 @@ class Walk:
                 inputs = tuple([None if item is None else self.analysis.specs[item] for item in node.inputs])
             except InputError as error:
                 names = ", ".join("-" if v is None else f"{v}: {s}" for v, s in zip(node.inputs, inputs, strict=True))
-                raise InputError(f"{node} ({names}): {error}", node=node.name) from error
+                raise InputError(f"{node} ({names}): {error}", node=node.name, value=error.value) from error
         raise AssertionError(f"{node} asks for the same host value twice")
 
     def _propagate(self, node: Node, inputs: Specs, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -82,19 +82,27 @@ class CommandEmitter:
             self.effects.placed[source.buffer] = (window.buffer, window.offset_bytes)
         return chosen
 
+    def grow(self, output: Slot, source: Slot) -> bool:
+        """Let an output be the bytes of a memory and those behind them, where its buffer has its capacity."""
+        is_able = self._draft.buffers[source.buffer].role is Role.STATE
+        if is_able:
+            self.alias(output, Slot(source.buffer, source.offset_bytes, output.spec, source.strides))
+        return is_able
+
     def contiguous(self, slot: Slot) -> Slot:
-        """Return the slot, or a dense copy."""
-        if slot.is_contiguous:
+        """Return the slot, or a dense copy; a copy at all sizes of a class where the upper end needs one."""
+        if self._choose_dense(slot):
             return slot
         copy = dense(self._new_buffer(DraftBuffer(Role.TEMP, slot.spec.nbytes)), slot.spec)
         self.copy(copy, slot)
         return copy
 
     def copy(self, destination: Slot, source: Slot) -> None:
-        """Copy bytes where both sides are dense, else elements."""
+        """Copy bytes where both sides are dense, else elements; what the upper end takes, all sizes of a class do."""
+        is_dense = self._choose_dense(destination, source)
         if destination.spec.size == 0:
             return
-        if destination.is_contiguous and source.is_contiguous:
+        if is_dense:
             self.effects.commands.append(Copy(destination, source))
         elif self.target.has_kernels:
             copy_commands(self, destination, source)
@@ -129,6 +137,14 @@ class CommandEmitter:
         self.effects.buffers.append(buffer)
         return self.effects.first_buffer + len(self.effects.buffers) - 1
 
+    def _choose_dense(self, *slots: Slot) -> bool:
+        """Return whether slots are taken as dense: with extents of 1, slots may be that are not at the upper end."""
+        able = all(slot.is_contiguous for slot in slots)
+        chosen = self._choose(able)
+        if chosen and not able:
+            raise PlanError(f"{', '.join(map(str, slots))} are not dense, as they are at the upper end.")
+        return chosen
+
     def _choose(self, now: bool) -> bool:
         chosen = now if self._given is None else next(self._given, now)
         self.effects.choices.append(chosen)
@@ -141,7 +157,8 @@ class CommandEmitter:
         held = self._draft.buffers[buffer]
         is_whole = source.offset_bytes == 0 and source.is_contiguous and held.nbytes == source.spec.nbytes
         is_free = held.role is Role.TEMP and held.content is None
-        return is_whole and is_free and window.is_contiguous and window.offset_bytes % _PLACE_ALIGNMENT == 0
+        is_aligned = source.spec.size == 0 or window.offset_bytes % _PLACE_ALIGNMENT == 0
+        return is_whole and is_free and window.is_contiguous and is_aligned
 
 
 class NodeEmitter(CommandEmitter):
@@ -170,11 +187,13 @@ class NodeEmitter(CommandEmitter):
             effects.commands.append(HostCall(*describe(node.operator), inputs, outputs))
 
 
-def emit_copy(target: Target, draft: Draft, destination: Slot, source: Slot) -> list[Command]:
-    """Return the commands that copy between slots of equal shape and dtype."""
-    emitter = CommandEmitter(target, draft)
+def emit_copy(
+    target: Target, draft: Draft, destination: Slot, source: Slot, choices: Sequence[bool] | None = None
+) -> Effects:
+    """Return the effects of a copy between slots of equal shape and dtype; ``choices`` as of `CommandEmitter`."""
+    emitter = CommandEmitter(target, draft, choices)
     emitter.copy(destination, source)
-    return emitter.effects.commands
+    return emitter.effects
 
 
 def emit_store(target: Target, draft: Draft, destination: Slot, content: Array, capacity: int) -> list[Command]:

@@ -16,6 +16,7 @@ from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, Unsuppor
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import Role
 from gpuexec.planner.analyse import Analysis, content_key, is_same_spec
+from gpuexec.planner.caches import Caches
 from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense, move_effects
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.spec import TensorSpec
@@ -33,11 +34,15 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A draft with the slot of each graph input that some node takes, and of each graph output."""
+    """A draft with the slot of each graph input that some node takes, and of each graph output.
+
+    ``grown`` are the positions of outputs that memories become where they lie.
+    """
 
     draft: Draft
     inputs: dict[str, Slot]
     outputs: list[Slot]
+    grown: frozenset[int] = frozenset()
 
 
 class Lowering:
@@ -46,12 +51,15 @@ class Lowering:
     The first call, for the upper end of a size class, decides what the class has in common: index widths, and which
     inputs are placed in an output. Later calls repeat those decisions.
 
+    Args:
+        caches: Inputs that are memories with room for more rows.
+
     Raises:
         UnsupportedError: Operators without a lowering for this target; lists all of them.
     """
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self._graph, self._target = graph, target
+    def __init__(self, graph: Graph, target: Target, caches: Caches | None = None) -> None:
+        self._graph, self._target, self._caches = graph, target, caches or {}
         self._remembered: list[Remembered | None] = [None] * len(graph.nodes)
         self._given: dict[Value, tuple[DraftBuffer, Slot]] = {}
         self._needed: list[int] | None = None
@@ -69,7 +77,7 @@ class Lowering:
             self._needed = _find_needed(self._graph, analysis)
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
-        walk = _Walk(self._graph, self._target, analysis, self._given)
+        walk = _Walk(self._graph, self._target, analysis, self._given, self._caches)
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
             analysis.reader = node.name
@@ -88,9 +96,15 @@ class _Walk:
     """
 
     def __init__(
-        self, graph: Graph, target: Target, analysis: Analysis, given: dict[Value, tuple[DraftBuffer, Slot]]
+        self,
+        graph: Graph,
+        target: Target,
+        analysis: Analysis,
+        given: dict[Value, tuple[DraftBuffer, Slot]],
+        caches: Caches,
     ) -> None:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
+        self._caches = caches
         self._draft = Draft()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
@@ -170,7 +184,9 @@ class _Walk:
         """Return the draft."""
         outputs = [self._slot(value) for value in self._graph.outputs]
         inputs = {value.name: self._slots[value] for value in self._graph.inputs if value in self._slots}
-        return Lowered(self._draft, inputs, outputs)
+        grown = {cache.output for cache in self._caches.values()}
+        positions = frozenset([n for n, value in enumerate(self._graph.outputs) if value in grown])
+        return Lowered(self._draft, inputs, outputs, positions)
 
     def _slot(self, value: Value) -> Slot:
         """Return where a value lies, with a buffer for an input, constant or host value met for the first time."""
@@ -191,6 +207,10 @@ class _Walk:
         elif value in self._analysis.known:
             assert spec.value is not None
             buffer = DraftBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
+        elif value in self._caches:
+            cache, bare = self._caches[value], TensorSpec(spec.shape, spec.dtype)
+            buffer = DraftBuffer(Role.STATE, cache.whole(bare).nbytes, value.name)
+            return buffer, Slot(len(self._draft.buffers), 0, spec, cache.strides(bare))
         else:
             buffer = DraftBuffer(Role.INPUT, spec.nbytes, value.name)
         return buffer, dense(len(self._draft.buffers), spec)

@@ -53,7 +53,8 @@ class Settlement:
 
     def role(self, buffer: int) -> Role:
         """Return the role a draft buffer has in the plan."""
-        return Role.OUTPUT if buffer in self.outputs else self.buffers[buffer].role
+        own = self.buffers[buffer].role
+        return Role.OUTPUT if buffer in self.outputs and own is not Role.STATE else own
 
     def enlarge(self, factor: int) -> Settlement:
         """Return the same decisions with more room in the buffers of what commands make."""
@@ -96,6 +97,7 @@ class OutputCopies:
     def __init__(self, graph: Graph, target: Target) -> None:
         self._graph, self._target = graph, target
         self._last: dict[int, tuple[Slot, Slot, list[Command]]] = {}
+        self._choices: dict[int, list[bool]] = {}
 
     def add(self, lowered: Lowered, promoted: Sequence[int | None]) -> tuple[int, ...]:
         """Add a buffer and a copy for every output that is not promoted; return the buffers of all outputs.
@@ -107,6 +109,10 @@ class OutputCopies:
         outputs = []
         for position, (value, slot) in enumerate(zip(self._graph.outputs, lowered.outputs, strict=True)):
             own = promoted[position]
+            if position in lowered.grown:
+                # It has become what it is where it lies.
+                outputs.append(slot.buffer)
+                continue
             if own is None:
                 spec = TensorSpec(slot.shape, slot.dtype)
                 own = draft.new_buffer(DraftBuffer(Role.OUTPUT, spec.nbytes, value.name))
@@ -124,8 +130,9 @@ class OutputCopies:
     def _copy(self, draft: Draft, position: int, destination: Slot, source: Slot) -> list[Command]:
         last = self._last.get(position)
         if last is None or last[0] != destination or last[1] != source:
-            last = (destination, source, emit_copy(self._target, draft, destination, source))
-            self._last[position] = last
+            effects = emit_copy(self._target, draft, destination, source, self._choices.get(position))
+            self._choices.setdefault(position, effects.choices)
+            last = self._last[position] = (destination, source, effects.commands)
         return last[2]
 
 

@@ -9,19 +9,21 @@ Both go one way: analyse, lower, settle, resolve. The upper end decides, and is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.graph import Graph
-from gpuexec.plan import Buffer, Plan, Port, Segment, Variant
+from gpuexec.plan import Buffer, Plan, Port, Role, Segment, Variant
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept
+from gpuexec.planner.caches import Caches, find_caches, grown_ends
 from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
 from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
 from gpuexec.planner.resolve import Resolver
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
+from gpuexec.planner.stored import take_over
 from gpuexec.planner.verify import Verifier
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
@@ -35,6 +37,8 @@ def plan_graph(
     *,
     free: AbstractSet[tuple[str, int]] = frozenset(),
     slack: int = 1,
+    grows: bool = False,
+    admit: Callable[[Plan], None] | None = None,
 ) -> Template:
     """Plan a graph for the size class these inputs fall in.
 
@@ -45,22 +49,34 @@ def plan_graph(
         declared: Dimensions the caller fixed or bounded.
         free: Axes (input, axis) that change though nothing declares them.
         slack: How many times the bytes it needs each buffer gets: room for extents that content decides.
+        grows: Whether memories lie in bytes of their whole capacity, to be appended to.
+        admit: Raises OutOfMemoryError where a plan takes too much; a smaller upper end is tried then.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
         UnsupportedError: Operators without a lowering; lists all.
+        OutOfMemoryError: The plan for these very inputs takes too much.
     """
     *larger, exact = upper_ends(graph, inputs, declared or {}, free)
+    caches = find_caches(graph) if grows else {}
+    if caches:
+        specs = Analyser(graph).run(inputs).specs
+        larger = [*grown_ends(graph, inputs, declared or {}, caches, specs), *larger]
     for ends in larger:
         try:
-            template = Template(graph, ends, target, slack)
+            template = Template(graph, ends, target, slack, caches=caches)
             template.specialise(inputs)
+            if admit is not None:
+                admit(template.plan)
         except (GpuexecError, ValueError):
             # Sizes are tied in a way that this guess of an upper end breaks; a fault of the graph's own comes up again
             # below.
             continue
         return template
-    return Template(graph, exact, target, slack)
+    template = Template(graph, exact, target, slack, caches=caches)
+    if admit is not None:
+        admit(template.plan)
+    return template
 
 
 class Template:
@@ -71,18 +87,26 @@ class Template:
         ends: The shapes at the upper end, by input.
     """
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, TensorSpec], target: Target, slack: int = 1) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, TensorSpec],
+        target: Target,
+        slack: int = 1,
+        stored: Plan | None = None,
+        caches: Caches | None = None,
+    ) -> None:
         self._graph, self._target = graph, target
         self._specs = {value.name: inputs[value.name] for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
-        self._analyser, self._lowering = Analyser(graph), Lowering(graph, target)
+        self._analyser, self._lowering = Analyser(graph), Lowering(graph, target, caches or {})
         analysis = self._analyser.run(self._specs)
         lowered = self._lowering.run(analysis)
         self._copies = OutputCopies(graph, target)
         settlement = self._settlement = settle(lowered, graph, target, self._copies).enlarge(slack)
         self._resolver = Resolver(settlement, target)
-        self.plan = self._make_plan(analysis, lowered, settlement)
+        self.plan = self._make_plan(analysis, lowered, settlement, stored)
         self._reads = {read.input for read in self.plan.reads}
         self._verifier = Verifier(self.plan)
 
@@ -119,18 +143,22 @@ class Template:
                 outputs=tuple([_bare(slot.spec) for slot in lowered.outputs]),
             )
 
-    def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement) -> Plan:
+    def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:
         commands = self._resolver.resolve(lowered.draft)
         numbers = settlement.numbers
         buffers = []
         for old, new in numbers.items():
             held = settlement.buffers[old]
             name = held.name
-            if old in settlement.outputs:
+            if old in settlement.outputs and held.role is not Role.STATE:
                 name = self._graph.outputs[settlement.outputs.index(old)].name
             buffers.append(Buffer(new, settlement.role(old), held.nbytes, name, held.data))
-        layout = lay_out(buffers, commands)
-        places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
+        if stored is None:
+            layout = lay_out(buffers, commands)
+            places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
+            edges = find_edges(commands, places)
+        else:
+            layout, edges = take_over(stored, buffers, commands)
         origins = tuple(pick.origin for pick in settlement.picks for _ in pick.positions)
         check_room(buffers, commands, origins, layout, self._target)
         slots = lowered.inputs
@@ -138,7 +166,7 @@ class Template:
             target=self._target.name,
             buffers=tuple(buffers),
             layout=layout,
-            segment=Segment(commands, find_edges(commands, places), origins),
+            segment=Segment(commands, edges, origins),
             inputs=tuple(
                 Port(name, numbers.get(slots[name].buffer) if name in slots else None, _bare(spec))
                 for name, spec in self._specs.items()

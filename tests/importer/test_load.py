@@ -288,3 +288,8 @@ def test_output_may_be_an_input_or_a_constant() -> None:
 def test_source_of_another_kind_is_refused() -> None:
     with pytest.raises(InputError, match="Expected a path, bytes, a binary file or a ModelProto to load, got int"):
         load_graph(3)  # type: ignore[arg-type]
+
+
+def test_outputs_left_out_at_the_end_are_absent() -> None:
+    graph = load_graph(parse("agraph (float[5] x) => (float[2] y) <int64[1] k = {2}> { y = TopK (x, k) }")).graph
+    assert [value and value.name for value in graph.nodes[0].outputs] == ["y", None]

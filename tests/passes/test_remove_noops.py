@@ -134,3 +134,9 @@ def test_output_that_is_another_output_keeps_its_identity() -> None:
 def test_cast_of_a_value_of_unknown_type_stays() -> None:
     graph = load("agraph (float[2, 3] x) => (bool[2, 3] y) { a = IsNaN (x) y = Cast <to = 9> (a) }")
     assert operators(remove_noops(graph)) == ["IsNaN", "Cast"]
+
+
+def test_cast_to_double_of_what_has_no_known_type_stays() -> None:
+    # To NumPy, None equals float64.
+    graph = load("agraph (int64[2, 3] x) => (double y) { a = ReduceProd <keepdims = 0> (x) y = Cast <to = 11> (a) }")
+    assert operators(remove_noops(graph)) == ["ReduceProd", "Cast"]

@@ -82,9 +82,9 @@ def test_copy_of_dense_slots_is_bytes_and_of_others_elements() -> None:
     d.emit.copy(d.a, d.input)
     assert d.emit.effects.commands == [Copy(d.a, d.input)]
     across = Slot(0, 0, d.a.spec, (1, 4))
-    (command,) = emit_copy(GPU, Draft(), d.a, across)
+    (command,) = emit_copy(GPU, Draft(), d.a, across).commands
     assert isinstance(command, Launch)
-    (command,) = emit_copy(CPU, Draft(), d.a, across)
+    (command,) = emit_copy(CPU, Draft(), d.a, across).commands
     assert command == HostCall("Identity", (), (across,), (d.a,))
 
 

@@ -1,0 +1,115 @@
+"""What memories start from: zeros, in the shape that the other inputs of a run tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuexec.errors import GpuexecError, NeedsHostValue, StateError
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.memories import Memory
+from gpuexec.passes.add_memories import without_memories
+from gpuexec.planner.analyse import Walk
+from gpuexec.planner.classes import DeclaredDims
+from gpuexec.spec import TensorSpec
+
+
+def find_starts(
+    graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, given: Mapping[str, TensorSpec]
+) -> dict[str, TensorSpec]:
+    """Return the specs of those memories that hold nothing yet, by input, as other inputs tell them.
+
+    Free extents are those of dimensions that inputs given have by the same name, 0 along the axis a memory grows by;
+    of an implicit memory they are what its layer would leave, had it started from nothing.
+
+    Args:
+        graph: With the memories.
+        memories: Of the model.
+        dims: Declared extents.
+        given: Specs of all other inputs, by name.
+
+    Raises:
+        StateError: Nothing tells an extent; names the memory.
+        GpuexecError: The inputs don't fit the graph.
+    """
+    wanted = [memory for memory in memories if memory.input not in given]
+    if not wanted:
+        return {}
+    extents: dict[str, int] = {}
+    for value in graph.inputs:
+        spec, declared = given.get(value.name), value.declared
+        if spec is not None and declared is not None and declared.dims is not None and len(declared.dims) == spec.rank:
+            names = zip(declared.dims, spec.shape, strict=True)
+            extents.update({dim: extent for dim, extent in names if isinstance(dim, str)})
+    starts: dict[str, TensorSpec] = {}
+    for memory in wanted:
+        shape = [
+            dim if isinstance(dim, int) else 0 if axis == memory.axis else extents.get(dim) if dim else None
+            for axis, dim in enumerate(memory.shape)
+        ]
+        fixed = tuple([extent for extent in shape if extent is not None])
+        if len(fixed) == len(shape):
+            starts[memory.input] = TensorSpec(fixed, memory.dtype)
+        elif not memory.is_implicit:
+            raise _unknown(memory, "no other input has a dimension of that name")
+    inferred = [memory for memory in wanted if memory.input not in starts]
+    if inferred:
+        starts.update(_infer_starts(graph, inferred, dims, {**given, **starts}))
+    return starts
+
+
+def bind_shapes(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) -> tuple[Memory, ...]:
+    """Return implicit memories with their shapes where all inputs have one beforehand, else as they are."""
+    own = {memory.input for memory in memories}
+    given = {}
+    for value in graph.inputs:
+        if value.name in own or value.declared is None or value.declared.dims is None:
+            continue
+        extents = [dims.get(dim) if isinstance(dim, str) else dim for dim in value.declared.dims]
+        fixed = tuple([extent for extent in extents if isinstance(extent, int)])
+        if len(fixed) == len(extents):
+            given[value.name] = TensorSpec(fixed, value.declared.dtype)
+    try:
+        starts = find_starts(graph, memories, dims, given)
+    except GpuexecError:
+        # A run tells: the shapes, or what is wrong with the graph.
+        return tuple(memories)
+    return tuple([memory.with_shape(starts[memory.input].shape) for memory in memories])
+
+
+def _infer_starts(
+    graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, given: Mapping[str, TensorSpec]
+) -> dict[str, TensorSpec]:
+    """Return what implicit memories would be left with, had their layers started from nothing."""
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name: value for value in graph.outputs}
+    missing = [name for name in inputs if name not in given and all(name != m.input for m in memories)]
+    if missing:
+        raise _unknown(memories[0], f"input {missing[0]!r} was not given yet")
+    nodes = without_memories(graph, frozenset([inputs[memory.input] for memory in memories]))
+    nodes = _keep_before(nodes, {outputs[memory.output] for memory in memories})
+    producers = {value: node for node in nodes for value in node.outputs if value is not None}
+    constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
+    specs = {inputs[name]: spec for name, spec in given.items() if name in inputs}
+    try:
+        found = Walk(producers, constants, specs).run(nodes, [None] * len(nodes)).specs
+    except NeedsHostValue as error:
+        raise _unknown(memories[0], f"{error}") from error
+    return {memory.input: TensorSpec(found[outputs[memory.output]].shape, memory.dtype) for memory in memories}
+
+
+def _keep_before(nodes: Sequence[Node], wanted: set[Value]) -> tuple[Node, ...]:
+    """Return the nodes that lead to these values."""
+    wanted, kept = set(wanted), []
+    for node in reversed(nodes):
+        if any(value in wanted for value in node.outputs):
+            kept.append(node)
+            wanted.update(value for value in node.inputs if value is not None)
+    return tuple(reversed(kept))
+
+
+def _unknown(memory: Memory, why: str) -> StateError:
+    return StateError(
+        f"The shape of memory {memory} is not known yet: {why}. Give an array by state.set({{{memory.input!r}: ...}}),"
+        " or as an input of the run.",
+        value=memory.input,
+    )

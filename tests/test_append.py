@@ -1,0 +1,309 @@
+"""State in append form: a cache that grows where it lies, against the same cache fed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuexec as gx
+from gpuexec.plan import Role
+from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from tests.small_models import CPU, make_tracer
+from tests.state_models import WIDTH, cache, running_sum
+
+Array = np.ndarray[Any, Any]
+BACKENDS = (CPU, BackendType.SIMULATOR)
+CAPACITY = 12
+PAIR = {"present": "past"}
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda each: each.value)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(request.param)
+
+
+def make_rows(axis: int, count: int, seed: int = 0) -> Array:
+    shape = [2, 2, WIDTH]
+    shape[axis] = count
+    return np.random.default_rng(seed).integers(-8, 8, shape).astype(np.float32)
+
+
+class ByHand:
+    """The same model unbound, its cache passed from run to run by the caller."""
+
+    def __init__(self, axis: int, backend: Backend) -> None:
+        self.worker = gx.Worker(cache(axis), backend=backend)
+        self.past = make_rows(axis, 0)
+
+    def run(self, x: Array) -> tuple[Array, Array]:
+        y, self.past, before = self.worker.run({"x": x, "past": self.past})
+        return y, before
+
+
+def run_bound(worker: gx.Worker, x: Array) -> tuple[Array, Array]:
+    y, before = worker.run({"x": x})
+    return y, before
+
+
+# ---- against the cache fed by hand
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("capacity", [CAPACITY, None], ids=["append", "swap"])
+def test_runs_give_what_they_give_fed_by_hand(backend: Backend, axis: int, capacity: int | None) -> None:
+    hand = ByHand(axis, backend)
+    model = cache(axis).bind_state(PAIR, capacity=capacity)
+    assert model.memories[0].form == ("swap" if capacity is None else "append")
+    with hand.worker, gx.Worker(model, backend=backend) as worker:
+        for number, count in enumerate((1, 3, 1, 0, 2, 1, 4)):
+            x = make_rows(axis, count, number)
+            for got, expected in zip(run_bound(worker, x), hand.run(x), strict=True):
+                np.testing.assert_array_equal(got, expected)
+            np.testing.assert_array_equal(worker.state.get(), hand.past)
+        worker.state.reset()
+        assert worker.state.get("present").shape[axis] == 0
+        np.testing.assert_array_equal(run_bound(worker, x)[0], 2 * x.sum(axis))
+
+
+def test_one_plan_serves_every_length_and_nothing_is_copied_but_the_rows() -> None:
+    backend = make_tracer()
+    device: Any = backend.device
+    with gx.Worker(cache(is_read=False).bind_state(PAIR, capacity=CAPACITY), backend=backend) as worker:
+        # As many as there are frames.
+        worker.schedule(make_rows(1, 1))
+        worker.schedule(make_rows(1, 1))
+        count, held = len(device.log), worker.memory_stats()
+        for _ in range(CAPACITY - 2):
+            worker.schedule(make_rows(1, 1))
+        assert worker.report().plans == 1 and worker.report().host_syncs == ()
+        assert worker.memory_stats() | {"pinned": 0} == held | {"pinned": 0}
+        assert not {"copy", "copy_to_host", "allocate"} & {row[0] for row in device.log[count:]}
+        (plan,) = worker.plans
+        (state,) = [buffer for buffer in plan.buffers if buffer.role is Role.STATE]
+        assert state.nbytes == 2 * CAPACITY * WIDTH * 4
+        # What writes the cache writes one row of each sequence; nothing writes as much as the cache anywhere.
+        written = [slot for command in plan.segment.commands for slot in command.writes_to()]
+        assert [slot.shape for slot in written if slot.buffer == state.id] == [(2, 1, WIDTH)]
+        assert all(slot.spec.nbytes < state.nbytes for slot in written)
+
+
+def test_declared_bound_is_the_capacity() -> None:
+    plain = cache()
+    bounded = gx.model.Model(plain.info, plain.graph, {"past": (0, 20)})
+    memory = bounded.bind_state(PAIR).memories[0]
+    assert (memory.form, memory.capacity, memory.axis) == ("append", 20, 1)
+    assert bounded.bind_state(PAIR, capacity=5).memories[0].capacity == 5
+
+
+def test_full_memory_is_refused_before_the_run(backend: Backend) -> None:
+    with gx.Worker(cache().bind_state(PAIR, capacity=4), backend=backend) as worker:
+        worker.run(make_rows(1, 3))
+        before = worker.state.get()
+        with pytest.raises(gx.InputError, match="'past' is full: it holds 3 rows, 2 more exceed its capacity of 4"):
+            worker.run(make_rows(1, 2))
+        assert worker.report().runs == 1
+        np.testing.assert_array_equal(worker.state.get(), before)
+        worker.run(make_rows(1, 1))
+        with pytest.raises(gx.InputError, match="is full") as caught:
+            worker.run(make_rows(1, 1))
+        assert caught.value.value == "past"
+        with pytest.raises(gx.InputError, match="capacity of 4 rows"):
+            worker.state.set({"past": make_rows(1, 5)})
+
+
+def test_given_rows_replace_the_cache_and_the_sequence_goes_on(backend: Backend) -> None:
+    hand = ByHand(1, backend)
+    with hand.worker, gx.Worker(cache().bind_state(PAIR, capacity=CAPACITY), backend=backend) as worker:
+        worker.run(make_rows(1, 2))
+        hand.past = make_rows(1, 5, 3)
+        x = make_rows(1, 1, 4)
+        y, before = worker.run({"x": x, "past": hand.past})
+        for got, expected in zip((y, before), hand.run(x), strict=True):
+            np.testing.assert_array_equal(got, expected)
+        for got, expected in zip(run_bound(worker, x), hand.run(x), strict=True):
+            np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(worker.state.get(), hand.past)
+
+
+def test_cache_of_a_worker_on_another_stream_is_gone_on_from(backend: Backend) -> None:
+    model = cache().bind_state(PAIR, capacity=CAPACITY)
+    hand = ByHand(1, backend)
+    with hand.worker, gx.Worker(model, backend=backend) as first, gx.Worker(model, backend=backend) as second:
+        second.state = first.state
+        for number in range(6):
+            x = make_rows(1, 2, number)
+            got = run_bound((first, second)[number % 2], x)
+            for each, expected in zip(got, hand.run(x), strict=True):
+                np.testing.assert_array_equal(each, expected)
+
+
+def test_swap_and_append_go_on_from_each_other(backend: Backend) -> None:
+    hand = ByHand(2, backend)
+    with (
+        hand.worker,
+        gx.Worker(cache(2).bind_state(PAIR, capacity=CAPACITY), backend=backend) as appending,
+        gx.Worker(cache(2).bind_state(PAIR), backend=backend) as swapping,
+    ):
+        swapping.state = appending.state
+        for number in range(5):
+            x = make_rows(2, 2, number)
+            got = run_bound((appending, swapping)[number % 2], x)
+            for each, expected in zip(got, hand.run(x), strict=True):
+                np.testing.assert_array_equal(each, expected)
+
+
+def test_rolling_back_copies_the_cache_only_while_somebody_holds_more() -> None:
+    backend = make_tracer()
+    device: Any = backend.device
+    with gx.Worker(cache(is_read=False).bind_state(PAIR, capacity=CAPACITY), backend=backend) as worker:
+        worker.schedule(make_rows(1, 2))
+        start = worker.state.snapshot()
+        worker.schedule(make_rows(1, 1))
+        worker.state.restore(start)
+        count = len(device.log)
+        worker.schedule(make_rows(1, 1))
+        assert "copy" not in {row[0] for row in device.log[count:]}
+        longer = worker.state.snapshot()
+        worker.state.restore(start)
+        count = len(device.log)
+        worker.schedule(make_rows(1, 1))
+        assert "copy" in {row[0] for row in device.log[count:]}
+        assert longer.entry is not None
+
+
+def test_run_in_several_plans_goes_on_from_dense_bytes(backend: Backend) -> None:
+    plain = cache(is_cut=True)
+    past = make_rows(1, 0)
+    with (
+        gx.Worker(plain, backend=backend) as by_hand,
+        gx.Worker(plain.bind_state(PAIR, capacity=CAPACITY), backend=backend) as worker,
+    ):
+        for number, count in enumerate((2, 1, 3, 1)):
+            x = make_rows(1, count, number)
+            expected = dict(zip(["y", "past", "before", "above"], by_hand.run({"x": x, "past": past}), strict=True))
+            past = expected.pop("past")
+            for got, each in zip(worker.run({"x": x}), expected.values(), strict=True):
+                np.testing.assert_array_equal(got, each)
+            np.testing.assert_array_equal(worker.state.get(), past)
+        assert all(buffer.role is not Role.STATE for plan in worker.plans for buffer in plan.buffers)
+
+
+def test_compared_runs_append(backend: Backend) -> None:
+    with gx.Worker(cache().bind_state(PAIR, capacity=CAPACITY), backend=backend, compare_with=CPU) as worker:
+        for number in range(3):
+            worker.run(make_rows(1, 2, number))
+        expected = np.concatenate([2 * make_rows(1, 2, number) for number in range(3)], 1)
+        np.testing.assert_array_equal(worker.state.get(), expected)
+
+
+# ---- binding
+
+
+@pytest.mark.parametrize(
+    ("pairs", "capacity", "words"),
+    [
+        ({"nothing": "past"}, None, "no output 'nothing'; it has y, present, before"),
+        ({"present": "nothing"}, None, "no input 'nothing'; it has x, past"),
+        ({"y": "past"}, None, r"'past' \(float32\[2,past,3\]\) <- 'y' \(float32\[2,3\]\): both must have"),
+        ({"present": "past"}, 0, "capacity of 'past' must be"),
+        ({"present": "past"}, {"x": 3}, "names 'x', which is not bound"),
+        ({"before": "past"}, {"past": 3}, "a capacity needs"),
+        ({"present": "past", "before": "past"}, None, "is bound already"),
+    ],
+)
+def test_bad_pairs_are_refused_naming_both(pairs: dict[str, str], capacity: Any, words: str) -> None:
+    with pytest.raises(gx.InputError, match=words):
+        cache().bind_state(pairs, capacity=capacity)
+
+
+def test_bound_model_shares_weights_and_leaves_the_other_as_it_was() -> None:
+    plain = cache()
+    bound = plain.bind_state(PAIR, capacity=CAPACITY)
+    assert bound.slabs is plain.slabs and plain.memories == ()
+    assert all(
+        any(array is other for other in plain.graph.constants.values()) for array in bound.graph.constants.values()
+    )
+
+
+def test_zeros_take_free_extents() -> None:
+    memory = running_sum().memories[0]
+    assert memory.zeros(4).shape == memory.zeros(n=4).shape == (4, WIDTH)
+    for bad in ((), (1, 2)):
+        with pytest.raises(gx.InputError, match="held"):
+            memory.zeros(*bad)
+    with pytest.raises(gx.InputError, match="m is no free extent"):
+        memory.zeros(4, m=1)
+    grown = cache().bind_state(PAIR, capacity=CAPACITY).memories[0]
+    assert grown.zeros().shape == (2, 0, WIDTH) and grown.zeros(past=4).shape == (2, 4, WIDTH)
+
+
+# ---- any sequence of calls
+
+_CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), st.integers(0, 3)),
+        st.tuples(st.just("give up"), st.integers(1, 3)),
+        st.tuples(st.just("set"), st.integers(0, 4)),
+        st.tuples(st.just("given"), st.integers(0, 4)),
+        st.tuples(st.sampled_from(["snapshot", "restore", "fork", "switch", "reset"]), st.just(0)),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls=_CALLS, axis=st.integers(0, 2), capacity=st.sampled_from([None, 6, CAPACITY]))
+@pytest.mark.parametrize("type", BACKENDS, ids=lambda each: each.value)
+def test_any_calls_leave_what_they_leave_by_hand(
+    type: BackendType, calls: list[tuple[str, int]], axis: int, capacity: int | None
+) -> None:
+    backend = open_backend(type)
+    empty = make_rows(axis, 0)
+    states: list[tuple[gx.State, Array]] = []
+    shots: list[tuple[gx.Snapshot, Array]] = []
+    with gx.Worker(cache(axis).bind_state(PAIR, capacity=capacity), backend=backend) as worker:
+        worker.run(make_rows(axis, 0))
+        past = empty
+        for number, (call, count) in enumerate(calls):
+            x = make_rows(axis, count, number)
+            now = np.concatenate([past, 2 * x], axis)
+            if call in ("run", "given"):
+                inputs = {"x": x}
+                if call == "given":
+                    inputs["past"] = make_rows(axis, 1, number)
+                    now = np.concatenate([inputs["past"], 2 * x], axis)
+                if capacity is not None and now.shape[axis] > capacity:
+                    with pytest.raises(gx.InputError, match="is full"):
+                        worker.schedule(inputs)
+                else:
+                    worker.schedule(inputs)
+                    past = now
+            elif call == "give up":
+                if capacity is None or now.shape[axis] <= capacity:
+                    next(iter(worker.schedule_iterable({"x": x})))
+                    worker.cancel()
+            elif call == "set":
+                worker.state.set({"past": x})
+                past = x
+            elif call == "snapshot":
+                shots.append((worker.state.snapshot(), past))
+            elif call == "restore" and shots:
+                shot, past = shots[len(shots) // 2]
+                worker.state.restore(shot)
+            elif call == "fork":
+                states.append((worker.state.fork(), past))
+            elif call == "switch" and states:
+                (worker.state, past), states[0] = states[0], (worker.state, past)
+            elif call == "reset":
+                worker.state.reset()
+                past = empty
+        np.testing.assert_array_equal(worker.state.get(), past)
+        for state, expected in states:
+            np.testing.assert_array_equal(state.get(), expected)
+        for shot, expected in shots:
+            worker.state.restore(shot)
+            np.testing.assert_array_equal(worker.state.get(), expected)
