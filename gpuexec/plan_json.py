@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 from typing import Any
 
 import numpy as np
 
 from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.errors import PlanError
+from gpuexec.conform import find_misfit
+from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment, Variant
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.spec import MOST_BYTES, TensorSpec, check_size, dtype_row
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
@@ -19,10 +22,20 @@ _TYPES: dict[str, type[Any]] = {
     + (Slot, Kernel, Launch, Copy, Fill, HostCall)
 }
 
+# Changes with the fields of a plan: text of another form is not looked at where plans are kept.
+FORM = hashlib.sha256(
+    repr([(name, [(f.name, str(f.type)) for f in dataclasses.fields(cls)]) for name, cls in _TYPES.items()]).encode()
+).hexdigest()[:16]
+
 
 def to_json(plan: Plan) -> str:
     """Return the plan as JSON text; equal plans give equal text."""
-    return json.dumps(_encode(plan), sort_keys=True, separators=(",", ":"))
+    return json.dumps(encode_plan(plan), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def encode_plan(plan: Plan) -> Any:
+    """Return the plan as JSON data."""
+    return encode(plan)
 
 
 def from_json(text: str) -> Plan:
@@ -32,15 +45,34 @@ def from_json(text: str) -> Plan:
         PlanError: The text is not such a plan.
     """
     try:
-        plan = _decode(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"The text is not a plan: {type(error).__name__}: {error}.") from error
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"The text is not a plan: {type(error).__name__}: {str(error)[:200]}.") from error
+    return decode_plan(data)
+
+
+def decode_plan(data: Any) -> Plan:
+    """Return the plan that `encode_plan` gave; every field is of the type it is declared with.
+
+    Raises:
+        PlanError: The data is not such a plan.
+    """
+    try:
+        plan = _decode(data)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, GpuexecError) as error:
+        raise PlanError(f"The text is not a plan: {type(error).__name__}: {str(error)[:200]}.") from error
     if not isinstance(plan, Plan):
         raise PlanError(f"The text is not a plan: its top is {type(plan).__name__}.")
+    misfit = find_misfit(plan)
+    if misfit is not None:
+        raise PlanError(f"The text is not a plan: {misfit} is of another type.")
+    if not all(0 <= buffer.nbytes <= MOST_BYTES for buffer in plan.buffers):
+        raise PlanError("The text is not a plan: a buffer is of a size that can't be.")
     return plan
 
 
-def _encode(item: Any) -> Any:
+def encode(item: Any) -> Any:
+    """Return a part of a plan as JSON data."""
     match item:
         case None | bool() | str():
             return item
@@ -48,6 +80,8 @@ def _encode(item: Any) -> Any:
             return {"$": "role", "v": item.value}
         case np.generic():
             return {"$": "scalar", "t": dtype_row(item.dtype).name, "v": np.asarray(item).tobytes().hex()}
+        case float() if not math.isfinite(item):
+            return {"$": "float", "v": repr(item)}
         case int() | float():
             return item
         case bytes():
@@ -59,11 +93,11 @@ def _encode(item: Any) -> Any:
         case TensorSpec():
             return {"$": "spec", "s": list(item.shape), "t": dtype_row(item.dtype).name}
         case tuple() | list():
-            return [_encode(part) for part in item]
+            return [encode(part) for part in item]
     name = type(item).__name__
     if name not in _TYPES:
         raise PlanError(f"A plan holds a {name}, which is not data.")
-    return {"$": name, **{f.name: _encode(getattr(item, f.name)) for f in dataclasses.fields(item)}}
+    return {"$": name, **{f.name: encode(getattr(item, f.name)) for f in dataclasses.fields(item)}}
 
 
 def _decode(item: Any) -> Any:
@@ -78,8 +112,12 @@ def _decode(item: Any) -> Any:
             return bytes.fromhex(item["v"])
         case "dtype":
             return dtype_row(item["v"]).numpy
+        case "float":
+            return float(item["v"])
         case "spec":
-            return TensorSpec(tuple(item["s"]), dtype_row(item["t"]).numpy)
+            spec = TensorSpec(tuple(item["s"]), dtype_row(item["t"]).numpy)
+            check_size(spec.shape, spec.dtype)
+            return spec
         case "scalar":
             return np.frombuffer(bytes.fromhex(item["v"]), dtype_row(item["t"]).numpy)[0]
         case "array":

@@ -1,4 +1,4 @@
-"""gpuexec run | info | explain | doctor | sanitize: models and kernels from the terminal."""
+"""gpuexec run | info | explain | compile | verify | doctor | sanitize: models and kernels from the terminal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpuexec", description="Run array programs (ONNX models) and see how they run."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor | sanitize")
-    from gpuexec.cli import doctor, explain, info, run, sanitize
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="run | info | explain | compile | verify | doctor | sanitize"
+    )
+    from gpuexec.cli import compile, doctor, explain, info, run, sanitize, verify
 
-    for module in (run, info, explain, doctor, sanitize):
+    for module in (run, info, explain, compile, verify, doctor, sanitize):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

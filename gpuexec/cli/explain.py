@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rich.table import Table
 from gpuexec import model as models
 from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_feeds
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.memory_page import draw_memory, name_values
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
@@ -33,6 +35,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--target", metavar="NAME", help="plan for this target without the device, e.g. sm_90 (default: by --backend)"
     )
+    parser.add_argument(
+        "--memory", metavar="OUT.html", type=Path, help="draw the arena over time, of every part that was planned"
+    )
     parser.set_defaults(main=main)
 
 
@@ -45,13 +50,19 @@ def main(options: argparse.Namespace) -> int:
         console.print(note, style="dim", markup=False)
     specs = {value: TensorSpec.of(feeds[value.name]) for value in model.graph.inputs}
     cut = find_cut(model.graph, specs, _target(options))
+    plans: list[Plan] = []
     if cut.ready is not None:
         given = {value.name: specs[value] for value in cut.ready.inputs}
-        _print_plan(console, plan_graph(cut.ready, given, _target(options), model.dims).plan)
+        plans = [plan_graph(cut.ready, given, _target(options), model.dims).plan]
+        _print_plan(console, plans[0])
     if cut.reads or cut.host_nodes or cut.repeat or cut.rest:
         _print_cut(console, cut)
         if options.target is None:
-            _print_run(console, model, feeds, options)
+            plans = _print_run(console, model, feeds, options)
+    if options.memory is not None:
+        page = draw_memory(Path(options.model).name, plans, name_values(model.graph))
+        options.memory.write_text(page, encoding="utf-8")
+        console.print(f"{len(plans)} arenas drawn to {options.memory}", markup=False)
     return 0
 
 
@@ -83,13 +94,16 @@ def _print_cut(console: Console, cut: Cut) -> None:
         console.print(f"then {len(cut.rest.nodes)} nodes are planned from what is known by then")
 
 
-def _print_run(console: Console, model: models.Model, feeds: dict[str, Array], options: argparse.Namespace) -> None:
-    """Run once, and print what was planned on the way and what it cost the host."""
+def _print_run(
+    console: Console, model: models.Model, feeds: dict[str, Array], options: argparse.Namespace
+) -> list[Plan]:
+    """Run once, and print what was planned on the way and what it cost the host; return all plans in order."""
     with Worker(model, backend=BackendType(options.backend)) as worker:
         worker.run(feeds)
         for plan in worker.plans[-2::-1]:
             _print_plan(console, plan)
         print_host_rows(console, worker.report())
+        return list(worker.plans[::-1])
 
 
 def _target(options: argparse.Namespace) -> Target:

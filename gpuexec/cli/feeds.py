@@ -20,7 +20,7 @@ _DEFAULT_EXTENT = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` and `explain` have in common: model, backend, dims, inputs."""
-    parser.add_argument("model", help="the ONNX file")
+    parser.add_argument("model", help="the ONNX file; `run` takes a program (.gxp) too")
     parser.add_argument(
         "--backend",
         default="auto",
@@ -97,7 +97,7 @@ def read_feeds(
     rng = np.random.default_rng(_SEED)
     for port in model.inputs:
         if port.name not in feeds:
-            feeds[port.name] = _random(port, dims, rng)
+            feeds[port.name] = make_random(port, dims, rng)
             notes.append(f"{port.name}: random {feeds[port.name].dtype}{list(feeds[port.name].shape)}")
     return feeds, notes
 
@@ -131,6 +131,20 @@ def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
     return array
 
 
+def make_random(port: ModelPort, dims: dict[str, int], rng: np.random.Generator) -> Array:
+    """Return normal floats, or small non-negative integers, of an input's shape; free extents by name, or 1.
+
+    Raises:
+        InputError: The input declares no rank.
+    """
+    if port.spec.dims is None:
+        raise InputError(f"Input {port.name!r} declares no rank; give it by --input.", value=port.name)
+    shape = tuple(dim if isinstance(dim, int) else dims.get(dim or "", _DEFAULT_EXTENT) for dim in port.spec.dims)
+    if port.spec.dtype.kind in "iub":
+        return rng.integers(0, 2, shape).astype(port.spec.dtype)
+    return rng.standard_normal(shape).astype(port.spec.dtype)
+
+
 def _read(model: Model, item: str) -> dict[str, Array]:
     name, equals, rest = item.partition("=")
     if not equals:
@@ -156,12 +170,3 @@ def _read(model: Model, item: str) -> dict[str, Array]:
 def _split_key(text: str) -> tuple[Path, str | None]:
     path, colon, key = text.rpartition(":")
     return (Path(path), key) if colon and path.endswith(".npz") else (Path(text), None)
-
-
-def _random(port: ModelPort, dims: dict[str, int], rng: np.random.Generator) -> Array:
-    if port.spec.dims is None:
-        raise InputError(f"Input {port.name!r} declares no rank; give it by --input.", value=port.name)
-    shape = tuple(dim if isinstance(dim, int) else dims.get(dim or "", _DEFAULT_EXTENT) for dim in port.spec.dims)
-    if port.spec.dtype.kind in "iub":
-        return rng.integers(0, 2, shape).astype(port.spec.dtype)
-    return rng.standard_normal(shape).astype(port.spec.dtype)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gpuexec.worker import Report
+from gpuexec.report import Report
 
 
 def print_host_rows(console: Console, report: Report) -> None:

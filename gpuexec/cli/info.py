@@ -7,15 +7,17 @@ from collections import Counter
 from typing import Any
 
 from gpuexec import model as models
+from gpuexec.cli.program_rows import print_program
+from gpuexec.cli.sources import is_program
 from gpuexec.graph import walk
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "info", help="show inputs, outputs, operators and size of a model"
+        "info", help="show inputs, outputs, operators and size of a model, or what a program holds"
     )
-    parser.add_argument("model", help="the ONNX file")
+    parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
     parser.set_defaults(main=main)
 
 
@@ -26,6 +28,9 @@ def main(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     console = Console(highlight=False)
+    if is_program(options.model):
+        print_program(console, options.model)
+        return 0
     model = models.load(options.model)
     info = model.info
     console.print(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec import model as models
 from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_array, read_feeds
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.sources import add_method_argument, open_model
 from gpuexec.errors import InputError
 from gpuexec.runtime.backend import BackendType
 from gpuexec.worker import Worker
@@ -25,6 +25,7 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser("run", help="run a model on inputs from files or random ones")
     add_arguments(parser)
+    add_method_argument(parser)
     parser.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="run N times more and give p50, p99 and throughput"
     )
@@ -48,9 +49,16 @@ def main(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     rows = parse_rows(options.rows)
     start = time.perf_counter()
-    model = models.load(options.model)
+    opened = open_model(options.model, options.method)
+    model = opened.model
     load_ms = (time.perf_counter() - start) * 1e3
-    feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), rows)
+    cases = () if opened.method is None else opened.method.cases
+    if cases and not (options.input or options.dims):
+        feeds, notes = dict(cases[0].inputs), ["inputs: those of the program's first case"]
+    else:
+        feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), rows)
+    if options.check and opened.method is not None:
+        raise InputError(f"--check needs the ONNX file; a program is checked by: gpuexec verify {options.model}")
     labels = None if options.labels is None else read_array(options.labels, rows)
     with Worker(model, backend=BackendType(options.backend)) as worker:
         console.print(f"[bold]{options.model}[/bold]: {len(model.graph.nodes)} nodes")
@@ -67,6 +75,10 @@ def main(options: argparse.Namespace) -> int:
             f"load {load_ms:.1f} ms, plan {report.plan_ms:.1f} ms, compile {report.compile_ms:.1f} ms, "
             f"first run {first_ms:.1f} ms with these"
         )
+        if report.plans_restored:
+            console.print(f"{report.plans_restored} of {report.plans} plans as the program brings them")
+        for why in report.plans_refused:
+            console.print(f"a plan of the program was made anew: {why}", markup=False)
         if options.repeat > 0:
             _time(console, worker, feeds, options.repeat)
         print_host_rows(console, worker.report())

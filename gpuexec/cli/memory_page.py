@@ -1,0 +1,218 @@
+"""The arena of plans over time, as a page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from gpuexec.geometry import round_up
+from gpuexec.graph import Graph, walk
+from gpuexec.plan import Plan, Role
+from gpuexec.planner.arena import ALIGNMENT
+from gpuexec.planner.layout import find_lives
+
+WIDTH, HEIGHT = 1100.0, 420.0
+_LEFT, _TOP, _RIGHT, _BOTTOM = 80.0, 24.0, 20.0, 30.0
+_TICKS = 8
+_LETTER_WIDTH = 6.2
+# Degrees between the colours of buffers that follow each other: far apart, and never the same soon.
+_TURN = 137.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A buffer in the arena: bytes from ``offset`` on, during commands ``[first, last)``."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+    nodes: tuple[str, ...]
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        values = ", ".join(f"%{value}" for value in self.values) or "scratch"
+        return (
+            f"buffer %{self.buffer}: {values}, written by {', '.join(self.nodes) or 'nothing'}; {self.nbytes:,} bytes"
+            f" at arena+{self.offset:,}; commands {self.first} to {self.last - 1}"
+        )
+
+
+def list_stays(plan: Plan, made_by: Mapping[str, Sequence[str]]) -> list[Stay]:
+    """Return the temporaries of a plan.
+
+    Args:
+        plan: What to look at.
+        made_by: Names of the values each node makes. What no other node reads is a node's scratch memory.
+    """
+    commands, origins = plan.segment.commands, plan.segment.origins
+    lives, offsets = find_lives(commands), plan.layout.as_dict()
+    makers: dict[int, dict[str, None]] = {}
+    users: dict[int, set[str]] = {}
+    for command, origin in zip(commands, origins, strict=True):
+        for slot in command.writes_to():
+            makers.setdefault(slot.buffer, {})[origin] = None
+            users.setdefault(slot.buffer, set()).add(origin)
+        for slot in command.reads_from():
+            users.setdefault(slot.buffer, set()).add(origin)
+    stays = []
+    for buffer in plan.buffers:
+        if buffer.role is Role.TEMP:
+            nodes = tuple(makers.get(buffer.id, ()))
+            values = [buffer.name] if buffer.name else []
+            if not values and len(users.get(buffer.id, ())) > 1:
+                values = [value for node in nodes for value in made_by.get(node, ())]
+            stays.append(Stay(buffer.id, offsets[buffer.id], buffer.nbytes, *lives[buffer.id], nodes, tuple(values)))
+    return stays
+
+
+def name_values(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return the names of the values that each node makes, those of bodies too, by the name of the node."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for each in walk(graph):
+        for node in each.nodes:
+            made = tuple(value.name for value in node.outputs if value is not None)
+            rows[node.name] = rows.get(node.name, ()) + made
+    return rows
+
+
+def draw_memory(title: str, plans: Sequence[Plan], made_by: Mapping[str, Sequence[str]]) -> str:
+    """Return an HTML page, well-formed as XML too, with a drawing of each plan's arena: commands by bytes."""
+    parts = [_draw_part(number, len(plans), plan, list_stays(plan, made_by)) for number, plan in enumerate(plans, 1)]
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8"/>',
+            f"<title>Memory of {_escape(title)}</title>",
+            f"<style>{_STYLE}</style></head><body>",
+            f"<h1>Memory of {_escape(title)}</h1>",
+            "<p>Time goes to the right, a command at a time; bytes of the arena go up. A rectangle is a buffer, from"
+            " the first command that uses it to the last.</p>",
+            *parts,
+            f"<script>{_SCRIPT}</script></body></html>",
+            "",
+        ]
+    )
+
+
+def find_peak(stays: Sequence[Stay], commands: int) -> tuple[int, int]:
+    """Return the command during which the most bytes are in use, and how many, in whole units of alignment."""
+    loads = [0] * (commands + 1)
+    for stay in stays:
+        for command in range(stay.first, stay.last):
+            loads[command] += round_up(stay.nbytes, ALIGNMENT)
+    peak = max(loads)
+    return loads.index(peak), peak
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Where commands and bytes lie on the drawing."""
+
+    commands: int
+    nbytes: int
+
+    def x(self, command: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * command / max(self.commands, 1)
+
+    def y(self, nbytes: float) -> float:
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * nbytes / max(self.nbytes, 1)
+
+
+def _draw_part(number: int, count: int, plan: Plan, stays: Sequence[Stay]) -> str:
+    layout, commands = plan.layout, len(plan.segment.commands)
+    scale = _Scale(commands, max(layout.nbytes, layout.lower_bound))
+    ratio = layout.nbytes / layout.lower_bound if layout.lower_bound else 1.0
+    moment, peak = find_peak(stays, commands)
+    part = f"Part {number} of {count}: " if count > 1 else ""
+    lines = [
+        f"<section><h2>{part}{commands} commands for {_escape(plan.target)}</h2>",
+        f"<p>arena {layout.nbytes:,} bytes, lower bound {layout.lower_bound:,} bytes ({ratio:.3f}), peak {peak:,} bytes"
+        f" at command {moment}, {len(stays)} buffers</p>",
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" xmlns="http://www.w3.org/2000/svg" role="img">',
+        *_draw_axes(scale),
+        f'<rect class="peak" x="{scale.x(moment):.3f}" y="{_TOP:g}" width="{scale.x(moment + 1) - scale.x(moment):.3f}"'
+        f' height="{HEIGHT - _TOP - _BOTTOM:g}"><title>peak: {peak:,} bytes at command {moment}</title></rect>',
+        *(line for stay in stays for line in _draw_stay(stay, scale)),
+        _draw_level("bound", layout.lower_bound, "lower bound", scale),
+        _draw_level("arena", layout.nbytes, "arena", scale),
+        "</svg>",
+        '<p class="about">Point at a buffer.</p></section>',
+    ]
+    return "\n".join(lines)
+
+
+def _draw_axes(scale: _Scale) -> Iterator[str]:
+    yield f'<g class="axis"><path d="M{_LEFT:g} {_TOP:g}V{HEIGHT - _BOTTOM:g}H{WIDTH - _RIGHT:g}"/>'
+    step = max(1, -(-scale.commands // _TICKS))
+    for command in range(0, scale.commands + 1, step):
+        yield f'<text x="{scale.x(command):.1f}" y="{HEIGHT - 10:g}" text-anchor="middle">{command}</text>'
+    for tick in range(_TICKS // 2 + 1):
+        nbytes = scale.nbytes * tick // (_TICKS // 2)
+        yield f'<text x="{_LEFT - 6:g}" y="{scale.y(nbytes) + 4:.1f}" text-anchor="end">{_spell(nbytes)}</text>'
+    yield "</g>"
+
+
+def _draw_stay(stay: Stay, scale: _Scale) -> Iterator[str]:
+    x, y = scale.x(stay.first), scale.y(stay.offset + stay.nbytes)
+    width, height = scale.x(stay.last) - x, scale.y(stay.offset) - y
+    data = {"buffer": stay.buffer, "offset": stay.offset, "nbytes": stay.nbytes, "first": stay.first, "last": stay.last}
+    attributes = " ".join(f'data-{name}="{value}"' for name, value in data.items())
+    yield (
+        f'<rect class="buffer" x="{x:.3f}" y="{y:.3f}" width="{width:.3f}" height="{height:.3f}"'
+        f' fill="hsl({stay.buffer * _TURN % 360:.0f} 55% 62%)" {attributes}><title>{_escape(str(stay))}</title></rect>'
+    )
+    label = (stay.nodes or ("",))[0]
+    room = int(width / _LETTER_WIDTH) - 1
+    if room > 2 and height > 13 and label:
+        shown = label if len(label) <= room else label[: room - 1] + "…"
+        yield f'<text class="label" x="{x + 4:.1f}" y="{y + 12:.1f}">{_escape(shown)}</text>'
+
+
+def _draw_level(name: str, nbytes: int, text: str, scale: _Scale) -> str:
+    y = scale.y(nbytes)
+    # The arena's name stands at the right end, the bound's at the left: the two are often one line.
+    x, anchor = (WIDTH - _RIGHT, "end") if name == "arena" else (_LEFT + 4, "start")
+    return (
+        f'<g class="level {name}" data-nbytes="{nbytes}"><path d="M{_LEFT:g} {y:.3f}H{WIDTH - _RIGHT:g}"/>'
+        f'<text x="{x:g}" y="{y - 5:.1f}" text-anchor="{anchor}">{text} {nbytes:,}</text></g>'
+    )
+
+
+def _escape(text: str) -> str:
+    """Return text as a page may hold it; control characters, which names may have and XML may not, are replaced."""
+    return escape("".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text))
+
+
+def _spell(nbytes: int) -> str:
+    """Return bytes in the unit that keeps them short."""
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:,.1f} {unit}"
+    return f"{nbytes} B"
+
+
+_STYLE = """
+:root { color-scheme: light dark; font: 14px system-ui, sans-serif; }
+body { max-width: 1160px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin: 1.6em 0 0; } p { margin: .4em 0; }
+svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; }
+.axis path, .level path { fill: none; stroke: currentColor; }
+.bound path { stroke-dasharray: 6 4; stroke: #c22; } .arena path { stroke: #26c; }
+.buffer { stroke: #0006; } .buffer:hover { stroke: currentColor; stroke-width: 2; }
+.peak { fill: #c222; } svg .label { fill: #000; pointer-events: none; }
+.about { font-family: ui-monospace, monospace; min-height: 1.3em; }
+"""
+# Free of what XML would read as markup.
+_SCRIPT = """
+for (const section of document.querySelectorAll("section")) {
+  const about = section.querySelector(".about");
+  const idle = about.textContent;
+  section.addEventListener("pointerover", function (event) {
+    const rect = event.target.closest(".buffer");
+    about.textContent = rect ? rect.querySelector("title").textContent : idle;
+  });
+}
+"""

@@ -1,0 +1,66 @@
+"""A model on the command line: an ONNX file, or a method of a program (.gxp)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuexec import model as models
+from gpuexec.container import read_contents
+from gpuexec.contents import Contents, StoredMethod
+from gpuexec.data_loader import MmapDataLoader
+from gpuexec.errors import InputError
+from gpuexec.model import Model
+
+SUFFIX = ".gxp"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A model, and the method it is of, where it comes from a program."""
+
+    model: Model
+    method: StoredMethod | None = None
+
+
+def add_method_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --method."""
+    parser.add_argument("--method", metavar="NAME", help="of a program: which (default: forward, or the only one)")
+
+
+def is_program(path: str) -> bool:
+    """Return whether a path is that of a program, by its name."""
+    return Path(path).suffix == SUFFIX
+
+
+def open_program(path: str) -> Contents:
+    """Read a program, verified in full."""
+    return read_contents(MmapDataLoader(path))
+
+
+def open_model(path: str, method: str | None) -> Opened:
+    """Return the model of an ONNX file, or of a method of a program.
+
+    Raises:
+        InputError: A method is named and the file is no program, or it has no such method.
+    """
+    if not is_program(path):
+        if method is not None:
+            raise InputError(f"{path} is no program ({SUFFIX}) and has no methods.")
+        return Opened(models.load(path))
+    found = pick_method(open_program(path), method)
+    return Opened(found.model, found)
+
+
+def pick_method(contents: Contents, name: str | None) -> StoredMethod:
+    """Return a method by name; where none is named, ``forward``, or the only one.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    known = contents.methods
+    wanted = name if name is not None else next(iter(known), "") if len(known) == 1 else "forward"
+    if wanted not in known:
+        raise InputError(f"The program has no method {wanted!r}; it has {', '.join(known) or 'none'}.")
+    return known[wanted]

@@ -1,0 +1,108 @@
+"""gpuexec verify: check a program file, and run the cases it carries."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.cli.sources import add_method_argument, open_program, pick_method
+from gpuexec.contents import Allowance, StoredMethod
+from gpuexec.errors import InputError
+from gpuexec.runtime.backend import Backend, BackendType, choose_backend
+from gpuexec.worker import Worker
+
+Array = np.ndarray[Any, Any]
+_BACKENDS = {"auto": "auto", "cpu": "cpu", "simulator": "simulator", "gpu": "gpu_compute"}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How far an output is from what was expected, and whether that is allowed everywhere."""
+
+    largest: float
+    mean: float
+    is_close: bool
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "verify", help="check every part of a program, run its cases and compare with the outputs expected"
+    )
+    parser.add_argument("program", help="the program (.gxp)")
+    parser.add_argument("--backend", default="auto", choices=list(_BACKENDS), help="where to run (default: auto)")
+    add_method_argument(parser)
+    parser.add_argument("--rtol", type=float, help="allow this, relative, in place of what the program says")
+    parser.add_argument("--atol", type=float, help="allow this, absolute, in place of what the program says")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the subcommand; 1 where an output is off, or there is no case to run."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    contents = open_program(options.program)
+    console.print(f"{options.program}: every part as it was written, graphs and plans hold", markup=False)
+    for note in contents.notes:
+        console.print(note, style="dim", markup=False)
+    names = list(contents.methods) if options.method is None else [options.method]
+    backend, reason = choose_backend(BackendType(_BACKENDS[options.backend]))
+    console.print(f"backend  {backend.type.name}: {reason}", markup=False)
+    judged = [j for name in names for j in _verify(console, name, pick_method(contents, name), backend, options)]
+    if not judged:
+        console.print("no case was run: compile with --case to have some")
+    return 0 if judged and all(each.is_close for each in judged) else 1
+
+
+def judge(expected: Array, got: Array, allowance: Allowance) -> Judgement:
+    """Compare an output with what was expected; any NaN equals any NaN.
+
+    Raises:
+        InputError: They differ in shape or dtype.
+    """
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        raise InputError(
+            f"expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}: can't compare."
+        )
+    if expected.dtype.kind in "biu" and not allowance.rtol and not allowance.atol:
+        wrong = expected != got
+        apart = np.abs(expected.astype(np.float64) - got.astype(np.float64))
+        return Judgement(float(apart.max(initial=0.0)), float(apart.mean()) if apart.size else 0.0, not wrong.any())
+    with np.errstate(all="ignore"):
+        wide, other = expected.astype(np.float64), got.astype(np.float64)
+        is_same = (wide == other) | (np.isnan(wide) & np.isnan(other))
+        error = np.where(is_same, 0.0, np.where(np.isfinite(wide) & np.isfinite(other), np.abs(wide - other), np.inf))
+        allowed = allowance.atol + allowance.rtol * np.where(np.isfinite(wide), np.abs(wide), 0.0)
+    mean = float(error.mean()) if error.size else 0.0
+    return Judgement(float(error.max(initial=0.0)), mean, bool((error <= allowed).all()))
+
+
+def _verify(
+    console: Any, name: str, method: StoredMethod, backend: Backend, options: argparse.Namespace
+) -> list[Judgement]:
+    judged = []
+    with Worker(method.model, backend=backend) as worker:
+        for number, case in enumerate(method.cases):
+            run = worker.schedule(dict(case.inputs))
+            outputs = {key: tensor.readback_and_clone() for key, tensor in run.outputs.items()}
+            for key, expected in case.outputs.items():
+                allowance = _choose(case.allowances[key], options)
+                found = judge(expected, outputs[key], allowance)
+                judged.append(found)
+                console.print(
+                    f"{'ok ' if found.is_close else 'OFF'} {name} case {number} ({case.origin}) {key}: maximum error "
+                    f"{found.largest:.3g}, mean {found.mean:.3g}, allowed {allowance.atol:.3g} + {allowance.rtol:.3g} "
+                    f"relative ({allowance.reason})",
+                    markup=False,
+                )
+    return judged
+
+
+def _choose(stored: Allowance, options: argparse.Namespace) -> Allowance:
+    if options.rtol is None and options.atol is None:
+        return stored
+    return Allowance(options.rtol or 0.0, options.atol or 0.0, "asked for")

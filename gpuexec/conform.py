@@ -1,0 +1,62 @@
+"""Whether data read from a text is what its type says, since no dataclass checks what it is made of."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Return whether a value is of an annotated type; of a dataclass, its fields too, to any depth.
+
+    An int, of up to 64 bits, will do for a float, a bool for neither. What an annotation says beyond classes, unions,
+    tuples and literals is not looked at.
+    """
+    if hint is Any or hint is object:
+        return True
+    if hint is None or hint is type(None):
+        return value is None
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        return any(conforms(value, each) for each in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple) and _is_tuple_of(value, arguments)
+    if isinstance(origin, type):
+        return isinstance(value, origin)
+    if not isinstance(hint, type):
+        return True
+    if hint is float and isinstance(value, float):
+        return True
+    if hint is float or hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and _LEAST <= value <= _MOST
+    return isinstance(value, hint) and find_misfit(value) is None
+
+
+def find_misfit(item: Any) -> str | None:
+    """Return the name of the first field of a dataclass object that is not of its annotated type, or None."""
+    if not is_dataclass(item) or isinstance(item, type):
+        return None
+    hints = field_types(type(item))
+    return next((f.name for f in fields(item) if not conforms(getattr(item, f.name), hints.get(f.name, Any))), None)
+
+
+@functools.cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Return the annotations of a dataclass; none where they can't be resolved (they name what is not imported)."""
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:
+        return {}
+
+
+def _is_tuple_of(value: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return all(conforms(item, arguments[0]) for item in value)
+    return len(value) == len(arguments) and all(conforms(v, h) for v, h in zip(value, arguments, strict=True))

@@ -1,0 +1,102 @@
+"""What a program file holds, as data: methods with their models, plans and cases, and code for devices.
+
+    Contents     = methods: {name: StoredMethod}, code, version, writer
+    StoredMethod = model, plans: {target: Plan*}, cases
+
+The models of one file share their weights: equal constants are one array, and so is what lies on a device of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from gpuexec.graph import walk
+from gpuexec.model import Model
+from gpuexec.plan import Plan
+from gpuexec.runtime.stored_code import StoredCode
+
+Array = np.ndarray[Any, Any]
+# An extent that is fixed, or an inclusive range of extents.
+Bound = int | tuple[int, int]
+
+FORMAT = (1, 0)
+
+
+class Verification(Enum):
+    """What is checked of a program when it is read.
+
+    FULL: the hash of every part, and that graphs, plans and cases are whole. MINIMAL: the format, and that all sizes
+    fit the file; for files whose content one vouches for.
+    """
+
+    FULL = "full"
+    MINIMAL = "minimal"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How far an output of a case may be off: ``|got - expected| <= atol + rtol * |expected|``, anywhere.
+
+    ``reason`` says where the numbers come from: the tolerance class of the operators, or the user.
+    """
+
+    rtol: float
+    atol: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredCase:
+    """Inputs and the outputs expected for them. ``origin`` says who made those: ``"given"``, or ``"cpu"``."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    allowances: Mapping[str, Allowance]
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredMethod:
+    """A model with what was made for it beforehand.
+
+    Attributes:
+        model: The graph after the load passes, with the bounds of its dimensions; it has the plans and the code too,
+            so whoever runs it finds them.
+        plans: By name of the target; laid out at the upper ends of the bounds. Those of parts that only a run can plan
+            are not among them.
+        cases: To test with.
+    """
+
+    model: Model
+    plans: Mapping[str, tuple[Plan, ...]] = field(default_factory=dict)
+    cases: tuple[StoredCase, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contents:
+    """What a program file holds; see the module docstring.
+
+    ``notes`` say what was found in a file and left aside, in whole sentences.
+    """
+
+    methods: Mapping[str, StoredMethod]
+    code: StoredCode = field(default_factory=StoredCode)
+    version: tuple[int, int] = FORMAT
+    writer: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of the constants of all methods, shared ones counted once."""
+        arrays = {
+            id(array): array.nbytes
+            for method in self.methods.values()
+            for graph in walk(method.model.graph)
+            for array in graph.constants.values()
+        }
+        return sum(arrays.values())
