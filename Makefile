@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test conformance format lint types kernels test-gpu bench bench-gpu clean compiler
+.PHONY: help demo setup test conformance features format lint types kernels test-gpu soak bench bench-gpu clean compiler
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,6 +34,10 @@ conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU 
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m tests.conformance $(ARGS)
 
+features: compiler $(BIN)/python  ## run the tests named by rows of the feature list, and print every row with what proves it
+	$(call install,run test $(TEST_CUDA))
+	$(BIN)/python -m tests.features $(ARGS)
+
 format: $(BIN)/python  ## rewrite the Python sources in the project's format
 	$(call install,run dev)
 	$(BIN)/ruff format .
@@ -58,6 +62,10 @@ build/launches.json: $(BIN)/python $(shell find gpuexec tests/*.py tests/ops -na
 
 test-gpu:  ## run the tests that need a GPU, with the system's Python and what it has; writes text and XML to $$OUT
 	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.gpu $(ARGS)
+
+soak: compiler $(BIN)/python  ## run for an hour and look for what grows, hangs or goes wrong (ARGS="--minutes 5")
+	$(call install,run test $(TEST_CUDA))
+	PYTHONPATH=. $(BIN)/python -m tests.soak $(ARGS)
 
 bench: $(BIN)/python  ## measure, and print each figure beside its bound
 	$(call install,run test $(TEST_CUDA))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.caller_stream import CallerStream
+from gpuexec.errors import GpuexecError
 from gpuexec.fence import Fence
 from gpuexec.frames import Frame
 from gpuexec.graph import Value
@@ -21,7 +24,7 @@ from gpuexec.plan_cache import Choice
 from gpuexec.readback import ReadbackRequest
 from gpuexec.run import Run, Turn
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Event, Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import ByteArray, Device, Event, Memory, Region, Stream, begin_host_write
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 256
@@ -37,11 +40,16 @@ class Bound:
         env: Where the values are that are there so far: the inputs, to begin with.
         sources: Fences of the inputs' content.
         requests: Readbacks of inputs from other devices.
-        upload: Brings the inputs to the device, on the run's stream.
+        upload: Brings the inputs to the device, on the run's stream; None once it has.
+        begin: Called with an event for all up to and with the upload: at the end of the run, or, where that is put on
+            its stream step by step, at the first.
         reading: Issued when the run is; who made the inputs waits for it before writing them again.
         finish: Called with the event that stands for the end of the run.
         keep: What must live until then.
         borrowed: Inputs that lie on the device, and their places.
+        carry: Brings what the memories hold to where the run wants it, on the run's stream.
+        commit: Says where the run, which is wholly on its stream, leaves the memories.
+        caller: The stream in whose order the run is, where it is not its own.
         turns: What is left to do, done piece by piece as it is iterated.
         is_over: Nothing more of it will come.
     """
@@ -50,15 +58,19 @@ class Bound:
     stage: Stage
     choice: Choice | None
     frame: Frame
-    write: int
+    write: int = 0
     env: dict[Value, Held] = field(default_factory=dict)
     sources: list[Fence] = field(default_factory=list)
     requests: list[ReadbackRequest] = field(default_factory=list)
     upload: Callable[[], None] | None = None
     reading: Fence = field(default_factory=Fence)
+    begin: list[Callable[[Event], None]] = field(default_factory=list)
     finish: list[Callable[[Event], None]] = field(default_factory=list)
     keep: list[object] = field(default_factory=list)
     borrowed: list[tuple[Held, Place]] = field(default_factory=list)
+    carry: Callable[[], None] | None = None
+    commit: Callable[[], None] | None = None
+    caller: CallerStream | None = None
     turns: Iterator[Turn] = field(default_factory=lambda: iter(()))
     is_over: bool = False
 
@@ -68,6 +80,26 @@ class Bound:
         self.keep.append(held.region.memory)
         # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
         self.frame.take_out(held.region.memory)
+
+    def note_begun(self, device: Device, stream: Stream) -> None:
+        """Let go of what only the beginning of the run needs, which is on the stream."""
+        if self.begin:
+            event = device.create_event()
+            stream.record(event)
+            self._call_begin(event)
+
+    def note_end(self, event: Event) -> None:
+        """Tell everybody concerned of the event that stands for the end of the run."""
+        self._call_begin(event)
+        for finish in self.finish:
+            finish(event)
+        if self.caller is not None:
+            self.caller.follow(event)
+
+    def _call_begin(self, event: Event) -> None:
+        calls, self.begin = self.begin, []
+        for call in calls:
+            call(event)
 
     def is_ready(self) -> bool:
         """Return whether the run can be put on its stream without the caller waiting for anything."""
@@ -109,7 +141,7 @@ class InputBinder:
         for value in inputs:
             item = given[value.name]
             if isinstance(item, DeviceArray):
-                self._bind_device(bound, value, item)
+                bind_device(bound, value, item)
             elif (raw := self._find_bytes(item)) is not None:
                 borrowed.append((value, item, raw))
                 bound.keep.append(item.array)
@@ -118,22 +150,30 @@ class InputBinder:
         kept.update(self._bind_host(bound, staged, borrowed))
         self.kept = kept
 
+    def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
+        """Make room on the device for inputs from the host."""
+        if self._backend.device.target.has_kernels:
+            frame.input(count_host_bytes(given))
+
+    def unpin(self) -> None:
+        """Keep inputs that stay set in ordinary memory, and give the pinned block back; the caller has waited."""
+        for name, item in self.kept.items():
+            if isinstance(item, HostArray) and item.request is not None and item.request.is_done():
+                # A readback that failed is told of by the run that takes it.
+                with contextlib.suppress(GpuexecError):
+                    self.kept[name] = HostArray(item.spec, item.request.result())
+            elif isinstance(item, HostArray) and item.array is not None and not item.is_borrowed:
+                self.kept[name] = HostArray(item.spec, item.array.copy())
+        if self._block is not None:
+            self._backend.staging.give_back(self._block)
+        self._block = None
+
     def release(self) -> None:
         """Give the pinned block back; the caller has waited for all runs."""
         if self._block is not None:
             self._backend.staging.give_back(self._block)
         self._block = None
         self.kept = {}
-
-    def _bind_device(self, bound: Bound, value: Value, item: DeviceArray) -> None:
-        bound.sources.append(item.fence)
-        bound.keep.append(item.source)
-        if item.readers is not None and item.readers is not bound.frame.readers:
-            item.readers.add(bound.reading)
-        held = bound.env[value] = Held(item.spec)
-        bound.borrowed.append((held, item.place))
-        if item.place.is_known:
-            bound.locate(held, item.place)
 
     def _find_bytes(self, item: HostArray) -> ByteArray | None:
         """Return the bytes of a borrowed array where they can be used as they lie."""
@@ -212,10 +252,23 @@ class InputBinder:
         return upload
 
     def _release_at_end(self, bound: Bound) -> None:
-        """Give the last run's block back at the end of this one: its arrays have been copied from it by then."""
+        """Give the last run's block back once this one has begun: its arrays have been copied from it by then."""
         if self._block is not None:
             previous, staging = self._block, self._backend.staging
-            bound.finish.append(lambda event: staging.give_back(previous, event))
+            bound.begin.append(lambda event: staging.give_back(previous, event))
+
+
+def bind_device(bound: Bound, value: Value, item: DeviceArray) -> Held:
+    """Bind an input where it lies on the device."""
+    bound.sources.append(item.fence)
+    bound.keep.append(item.source)
+    if item.readers is not None and item.readers is not bound.frame.readers:
+        item.readers.add(bound.reading)
+    held = bound.env[value] = Held(item.spec)
+    bound.borrowed.append((held, item.place))
+    if item.place.is_known:
+        bound.locate(held, item.place)
+    return held
 
 
 def count_host_bytes(given: Mapping[str, GivenInput]) -> int:

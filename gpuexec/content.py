@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuexec.caller_stream import CallerStream
 from gpuexec.errors import ClosedError
 from gpuexec.fence import Fence, when_all_issued
 from gpuexec.frames import Lease
@@ -71,12 +72,17 @@ class Content:
             raise ClosedError(f"Tensor {self.name!r} is closed.", value=self.name)
         self.lease.check(self.name)
 
-    def request_readback(self) -> ReadbackRequest:
-        """Return the readback under way or done, or start one. One made before the tensor went stale still answers."""
+    def request_readback(self, caller: CallerStream | None = None) -> ReadbackRequest:
+        """Return the readback under way or done, or start one. One made before the tensor went stale still answers.
+
+        In the order of a caller's stream it is always a new one: work there may have changed the bytes.
+        """
+        if caller is not None:
+            self._reach_stream(self.fence, "read back in the order of a stream of the caller's")
         with self.lease.lock:
             self.backend.check_process()
-            if self.request is None or self.request.is_cancelled():
-                self.request = self._start_readback()
+            if caller is not None or self.request is None or self.request.is_cancelled():
+                self.request = self._start_readback(caller)
             return self.request
 
     def read_privately(self) -> ReadbackRequest:
@@ -92,15 +98,15 @@ class Content:
     def export(self) -> None:
         """Make the bytes the tensor's for good, and see to it that they outlive the work that makes them."""
         self.check()
-        if not self.fence.is_issued():
-            self.lease.note_sync(self.name, "exported before its run was on the stream")
-        self.fence.wait_issued()
+        self._reach_stream(self.fence, "exported before its run was on the stream")
         self.lease.export(self.name, self.region.memory)
         for event in self.fence.events:
             self.backend.keeper.hold(event, self.region.memory)
 
-    def upload(self, raw: ByteArray) -> None:
+    def upload(self, raw: ByteArray, caller: CallerStream | None = None) -> None:
         """Replace the first bytes by host bytes, which are copied before this returns."""
+        if caller is not None:
+            self._reach_stream(self.fence, "uploaded to in the order of a stream of the caller's")
         block = self.backend.staging.take(max(raw.nbytes, 1))
         assert block.array is not None
         source, address = block.array[: raw.nbytes], self.region.address
@@ -114,11 +120,15 @@ class Content:
         with self.lease.lock:
             self.check()
             is_whole = raw.nbytes == self.spec.nbytes
-            written = self._rewrite([] if is_whole else [self.fence], put)
+            written = self._rewrite([] if is_whole else [self.fence], put, caller)
         written.when_issued(lambda: self.backend.staging.give_back(block, *written.events[:1]))
+        if caller is not None:
+            self._reach_stream(written, "written in the order of a stream of the caller's")
 
-    def copy_from(self, source: Content) -> None:
+    def copy_from(self, source: Content, caller: CallerStream | None = None) -> None:
         """Replace the bytes by those of a tensor on the same device."""
+        if caller is not None:
+            source._reach_stream(source.fence, "copied in the order of a stream of the caller's")
         taken, region, keeper = source.region, self.region, self.backend.keeper
         reading = Fence()
 
@@ -129,7 +139,7 @@ class Content:
         with source.lease.lock:
             source.check()
             source.lease.readers.add(reading)
-            written = self._rewrite([source.fence], put)
+            written = self._rewrite([source.fence], put, caller)
 
         def release() -> None:
             for event in written.events[:1]:
@@ -137,6 +147,8 @@ class Content:
             reading.issue(written.events[:1])
 
         written.when_issued(release)
+        if caller is not None:
+            self._reach_stream(written, "written in the order of a stream of the caller's")
 
     def close(self) -> None:
         """Let go of the bytes where they are the tensor's own: freed once nothing on a stream uses them any more."""
@@ -144,11 +156,23 @@ class Content:
         if self.lease.is_own:
             self.place = Place(self.name, self.place.largest, Region(_Nothing(), 0, 0))
 
-    def _start_readback(self) -> ReadbackRequest:
-        self.check()
-        return ReadbackRequest(self.backend, self.place, self.fence, self.lease)
+    def _reach_stream(self, work: Fence, why: str) -> None:
+        """Wait until work is on its stream; counted where that takes a wait.
 
-    def _rewrite(self, sources: list[Fence], put: Callable[[Stream], None]) -> Fence:
+        Raises:
+            GpuexecError: It will never be, or is to be put there by this thread.
+        """
+        if not work.is_issued():
+            self.lease.note_sync(self.name, why)
+        work.wait_issued()
+
+    def _start_readback(self, caller: CallerStream | None = None) -> ReadbackRequest:
+        self.check()
+        return ReadbackRequest(self.backend, self.place, self.fence, self.lease, caller)
+
+    def _rewrite(
+        self, sources: list[Fence], put: Callable[[Stream], None], caller: CallerStream | None = None
+    ) -> Fence:
         """Have ``put`` add the work that writes the bytes, behind its sources and all that uses the bytes now.
 
         Returns:
@@ -157,6 +181,8 @@ class Content:
         backend, region, lease, written = self.backend, self.region, self.lease, Fence()
         # What made the bytes until now is one more that must be through with them.
         lease.readers.add(self.fence)
+        if caller is not None:
+            lease.readers.add(Fence.of(caller.reached))
         write = lease.readers.announce_write()
         written.stepper = next((fence.stepper for fence in [self.fence, *sources] if fence.stepper is not None), None)
         self.fence, self.request = written, None
@@ -178,6 +204,8 @@ class Content:
                     put(stream)
                     event = backend.device.create_event()
                     stream.record(event)
+                if caller is not None:
+                    caller.follow(event)
                 backend.keeper.hold(event, region.memory)
                 written.issue((event,))
             except BaseException as error:

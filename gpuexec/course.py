@@ -20,6 +20,7 @@ from gpuexec.held import Held
 from gpuexec.loops import Looper
 from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
+from gpuexec.plan import Role
 from gpuexec.plan_cache import Choice, Site, describe_needs
 from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
@@ -59,7 +60,11 @@ class Course:
         self._site, self._stream = road.site, road.stream
         self._device = road.site.backend.device
         self._crossing = Crossing(road.site.backend, road.stream, road.pool, road.site.weights)
-        self._outputs = set(road.site.model.graph.outputs)
+        model = road.site.model
+        self._outputs = set(model.graph.outputs)
+        # What memories become lies in no frame: it outlives the frame's next run.
+        carried = {memory.output for memory in model.memories}
+        self._framed = {value for value in model.graph.outputs if value.name not in carried}
 
     def follow(self) -> Iterator[Turn]:
         """Do all that is left of the run.
@@ -69,6 +74,8 @@ class Course:
         """
         bound = self._bound
         with self._road.lock:
+            if bound.caller is not None:
+                bound.caller.lead(self._stream)
             bound.frame.readers.hold_back(self._stream, bound.write)
             for fence in bound.sources:
                 if fence.failure is not None:
@@ -80,6 +87,11 @@ class Course:
                 bound.locate(held, place)
             if bound.upload is not None:
                 bound.upload()
+                bound.upload = None
+            if bound.carry is not None:
+                bound.carry()
+            if self._pacer is not None:
+                bound.note_begun(self._device, self._stream)
         yield from self._follow(bound.stage, bound.choice, bound.env, is_main=True)
         yield from self._end_step(0)
 
@@ -157,15 +169,19 @@ class Course:
         graph, plan = stage.cut.ready, choice.prepared.plan
         assert graph is not None and stage.plans is not None
         recording = stage.plans.record(choice, self._stream)
-        bindings = {}
+        bindings: dict[int, Region] = {}
         for value, port in zip(graph.inputs, plan.inputs, strict=True):
             if port.buffer is not None:
                 bindings[port.buffer] = self._crossing.locate(env[value])
         made: Env = {}
         for value, port, spec in zip(graph.outputs, plan.outputs, choice.variant.outputs, strict=True):
             assert port.buffer is not None
+            if plan.buffers[port.buffer].role is Role.STATE:
+                # A memory that grows where it lies.
+                made[value] = Held(spec, bindings[port.buffer])
+                continue
             nbytes = plan.buffers[port.buffer].nbytes
-            if is_main and value in self._outputs:
+            if is_main and value in self._framed:
                 owner, region = None, self._bound.frame.output(value.name, nbytes)
             else:
                 owner = self._road.pool.lend(nbytes)
@@ -185,7 +201,10 @@ class Course:
         self._road.syncs.note_wait(f"run {self._bound.run.number}", "the device was out of memory")
         self._stream.synchronize()
         self._road.pool.trim()
-        self._site.arena.release_retired()
+        if self._site.limit is None:
+            self._site.arena.release_retired()
+        else:
+            self._site.arena.give_back()
         try:
             return self._place(stage, choice, env, is_main=is_main)
         except OutOfMemoryError as error:

@@ -9,31 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
-from gpuexec.binding import Bound, InputBinder, count_host_bytes
+from gpuexec.binding import Bound, count_host_bytes
+from gpuexec.caller_stream import CallerStream, check_not_capturing
 from gpuexec.comparing import Comparer
 from gpuexec.content import Content
 from gpuexec.course import Road
 from gpuexec.errors import ClosedError, GpuexecError, ImplicitSyncError, OutOfMemoryError, StaleError, StateError
 from gpuexec.fence import Fence
-from gpuexec.frames import Frame, Lease, Turns
+from gpuexec.frames import Frame, Lease
 from gpuexec.graph import Value
-from gpuexec.inputs import Acceptor, GivenInput, HostArray
+from gpuexec.inputs import Acceptor, GivenInput, HostArray, check_sources, with_room
 from gpuexec.issuer import Issuer
-from gpuexec.memory import Arena, weights_of
+from gpuexec.memory import weights_of
 from gpuexec.model import Model
 from gpuexec.pacing import Pacer
 from gpuexec.part import Part, Stage
 from gpuexec.place import Place
 from gpuexec.plan import Plan
 from gpuexec.plan_cache import Choice, Site, describe_needs
-from gpuexec.pool import ExchangePool
 from gpuexec.run import Issued, Pause, Run, Step
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region, Stream
 from gpuexec.runtime.transfers import close_stream
+from gpuexec.state_binding import StateBinder
 from gpuexec.stopwatch import Stopwatch
+from gpuexec.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.syncs import SyncLog
 from gpuexec.tensor import Tensor
 
@@ -49,6 +53,7 @@ class Engine:
         is_strict: Refuse what reads or computes on the host.
         is_synchronous: Finish each command before the next.
         is_comparing: Compare what every node gives with NumPy; the run is synchronous then.
+        open_storage: Opens the memory it runs in; None: its own, in so many frames.
     """
 
     def __init__(
@@ -61,19 +66,28 @@ class Engine:
         is_strict: bool = False,
         is_synchronous: bool = False,
         is_comparing: bool = False,
+        open_storage: OpenStorage | None = None,
     ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
         self.syncs = SyncLog(is_strict=is_strict)
-        self.turns = Turns(backend, self.syncs)
+        storage = (open_storage or own_storage(frames))(backend, self.stream, self.syncs)
+        self.turns, self.frames = storage.turns, storage.frames
         self.weights = weights_of(model, backend)
-        self.arena = Arena(backend)
-        self.pool = ExchangePool(backend, self.stream)
-        self.site = Site(model, backend, self.weights, self.arena, keeps_all=is_comparing)
+        self.arena, self.pool = storage.arena, storage.pool
+        self.site = Site(
+            model,
+            backend,
+            self.weights,
+            self.arena,
+            keeps_all=is_comparing,
+            limit=storage.limit,
+            is_exact=storage.is_exact,
+        )
+        self.is_synchronous = is_synchronous or is_comparing
         self.comparer = Comparer(backend, self.stream) if is_comparing else None
         self._stopwatch = Stopwatch(backend.device, self.stream)
-        self.frames = [Frame(backend) for _ in range(frames)]
-        self._part = Part(model.graph, self.site)
+        self._part = Part(model.graph, self.site, grows=True)
         self._owns_stream = stream is None
         lock = threading.RLock()
         road = Road(
@@ -83,15 +97,24 @@ class Engine:
             self.pool,
             self.syncs,
             self._stopwatch,
-            is_synchronous=is_synchronous or is_comparing,
+            is_synchronous=self.is_synchronous,
             comparer=self.comparer,
         )
         self._issuer = Issuer(backend, road)
-        self._acceptor = Acceptor(model, backend, self.stream)
-        self._binder = InputBinder(backend, self.stream)
+        self.acceptor = Acceptor(model, backend, self.stream)
+        self.binder = storage.binder
+        self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
+        # What callers see: memories stay with the state.
+        self._outputs = tuple(value for value in model.graph.outputs if value not in self.states.outputs)
         self._caller = threading.Lock()
         self._stepping: Bound | None = None
         self._closed = False
+        # What was recorded apart from the runs, and ends with the engine: see `gpuexec.replay`.
+        self.replays: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.holdings = watch_memory(
+            self.arena, self.pool, self.weights, self.frames, self.site.graphs, backend.staging
+        )
+        self.weights.enter()
 
     @property
     def is_closed(self) -> bool:
@@ -107,7 +130,7 @@ class Engine:
         """
         self.backend.check_process()
         if self._closed:
-            raise ClosedError("The Worker is closed.")
+            raise ClosedError(f"The {self.turns.owner} is closed.")
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
@@ -119,7 +142,8 @@ class Engine:
         self.check_open()
         if not self._caller.acquire(blocking=False):
             raise StateError(
-                "Another caller is inside this Worker; make one Worker per thread (they share the model's weights)."
+                f"Another caller is inside this {self.turns.owner}; make one {self.turns.owner} per thread (they share"
+                " the model's weights)."
             )
         try:
             yield
@@ -128,22 +152,33 @@ class Engine:
 
     # ---- running
 
-    def schedule(self, inputs: object, *, copy: bool) -> Run:
-        """Put a run on the stream, or give it to the driver thread, and return."""
-        bound = self._bind(inputs, copy=copy)
-        if not self._issuer.put(bound) and not self._owns_stream:
+    def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
+        """Put a run on the stream, or give it to the driver thread, and return.
+
+        Args:
+            inputs: Of the run.
+            copy: Whether host arrays are copied.
+            stream: A stream of the caller's in whose order the run is.
+        """
+        bound = self._bind(inputs, copy=copy, stream=stream)
+        if not self._issuer.put(bound) and (bound.caller is not None or not self._owns_stream):
             # What the caller puts on the stream next must come after the run.
             self.syncs.note_wait(f"run {bound.run.number}", "what the run has to wait for, on a stream of the caller's")
             self._issuer.driver.synchronize()
+        self.holdings.observe(bound.run.number)
         return bound.run
 
-    def begin(self, inputs: object, *, copy: bool, budget_ms: float | None) -> tuple[Run, Iterator[tuple[Step, int]]]:
+    def begin(
+        self, inputs: object, *, copy: bool, budget_ms: float | None, stream: object = None
+    ) -> tuple[Run, Iterator[tuple[Step, int]]]:
         """Bind a run to be put on the stream step by step: a layer each, or as many as fit the budget.
+
+        A stream of the caller's waits for the run once its last step is issued.
 
         Returns:
             The run, and its steps, each with a guess of how many layers follow.
         """
-        bound = self._bind(inputs, copy=copy)
+        bound = self._bind(inputs, copy=copy, stream=stream)
         bound.run._fence.stepper = threading.get_ident()
         bound.turns = self._issuer.take(bound, Pacer(self._stopwatch, budget_ms))
         self._stepping = bound
@@ -160,22 +195,76 @@ class Engine:
 
     def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
-        stage, choice = self._choose(given)
+        given = dict(given)
+        self.states.fill(given, None)
+        stage, choice = self.choose(given)
         if choice is None or stage.plans is None:
             return None
+        self._check_limit(stage, choice, given)
+        try:
+            self._reserve_frames(stage, choice)
+        except OutOfMemoryError:
+            if self.site.limit is None or self._stepping is not None:
+                raise
+            self.trim()
+            self._give_back()
+            self._reserve_frames(stage, choice)
+        self.holdings.observe(self.turns.number - 1 if self.turns.number else None)
+        return choice.prepared.plan
+
+    def _reserve_frames(self, stage: Stage, choice: Choice) -> None:
+        """Make what runs of a plan need: outputs in all frames, arena, weights."""
+        assert stage.plans is not None
         for frame in self.frames:
             self._reserve_outputs(frame, stage, choice)
         with self._issuer.lock:
             # A run half scheduled keeps its recording as it is.
             if self._stepping is None:
                 stage.plans.record(choice, self.stream)
-        return choice.prepared.plan
 
     # ---- waiting
 
-    def mark(self) -> Fence:
-        """Return a fence for all that was issued so far."""
-        return self._issuer.mark()
+    def mark(self, stream: object = None) -> Fence:
+        """Return a fence for all that was issued so far; a stream of the caller's comes after it from now on.
+
+        Raises:
+            InputError: It is no stream of the device.
+        """
+        caller = None if stream is None else CallerStream.of(self.backend, stream)
+        mark = self._issuer.mark()
+        if caller is not None:
+            if not mark.is_issued():
+                self.syncs.note_wait(f"run {self.turns.number}", "what it has to wait for, on a stream of the caller's")
+                mark.wait_issued()
+            for event in mark.events:
+                caller.follow(event)
+        return mark
+
+    @contextlib.contextmanager
+    def releasing_staging(self) -> Iterator[None]:
+        """Wait for what was issued, in the context; then pinned memory that nobody uses is freed, however it ended."""
+        try:
+            yield
+        except GpuexecError:
+            self._release_staging()
+            raise
+        self._release_staging()
+
+    def _release_staging(self) -> None:
+        """Free pinned memory that nobody uses, that of inputs which stay set too; the caller has waited."""
+        if not self._caller.acquire(blocking=False):
+            return  # whoever is inside needs it
+        try:
+            bound, has_kernels = self._stepping, self.backend.device.target.has_kernels
+            # Without kernels, a run half scheduled works on the block itself.
+            is_free = bound is None or (has_kernels and bound.upload is None)
+            if is_free and not self._closed and not self._issuer.driver.is_busy():
+                self._settle_stream()
+                self.binder.unpin()
+        finally:
+            self._caller.release()
+        self.backend.keeper.prune()
+        self.backend.staging.trim()
 
     def trim(self) -> None:
         """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up."""
@@ -183,6 +272,7 @@ class Engine:
         self._issuer.driver.synchronize()
         with self._issuer.lock:
             self._settle()
+            self.site.graphs.clear()
             self.arena.release_retired()
             self.pool.trim()
             for frame in self.frames:
@@ -195,60 +285,94 @@ class Engine:
         if self._closed:
             return
         self._drop_step("the Worker's end")
+        for replay in list(self.replays):
+            replay.close()
         self._closed = True
         self._issuer.driver.synchronize()
         self._issuer.driver.close()
         self._settle()
+        self.site.graphs.clear()
         self.turns.close()
         for frame in self.frames:
             frame.free()
         self.arena.free()
         self.pool.close()
-        self._binder.release()
+        self.binder.release()
+        self.weights.leave()
+        self.backend.keeper.prune()
+        self.backend.staging.trim()
         if self._owns_stream:
             close_stream(self.stream)
 
-    def _settle(self) -> None:
-        """Wait for the stream and all readers, however they end: who asked for a run that failed has been told."""
+    def _settle_stream(self) -> None:
+        """Wait for the stream, however its work ends: who asked for a run that failed has been told."""
         with contextlib.suppress(GpuexecError):
             event = self.backend.device.create_event()
             self.stream.record(event)
             event.synchronize()
+
+    def _settle(self) -> None:
+        """Wait for the stream and all readers, however they end."""
+        self._settle_stream()
         for frame in self.frames:
-            frame.readers.settle()
+            frame.settle()
 
     # ---- binding
 
-    def _bind(self, inputs: object, *, copy: bool) -> Bound:
+    def _bind(self, inputs: object, *, copy: bool, stream: object = None) -> Bound:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
 
         Raises:
             InputError: An input is missing, misspelt or ill-typed; nothing has been done.
             OutOfMemoryError: The device has no room, even after a `trim`.
+            StateError: The stream is capturing.
         """
-        given = self._acceptor.accept(inputs, self._binder.kept, copy=copy)
-        stage, choice = self._choose(given)
+        caller = None if stream is None else CallerStream.of(self.backend, stream)
+        if not self._owns_stream:
+            check_not_capturing(self.stream)
+        given = self.acceptor.accept(inputs, self.binder.kept, copy=copy)
+        self.states.fill(given, None if self._stepping is None else self._stepping.run._fence)
+        stage, choice = self.choose(given)
         self._check_strict(stage)
+        self._check_limit(stage, choice, given)
         self._drop_step("a newer one")
         try:
             self._reserve(stage, choice, given)
         except OutOfMemoryError:
             self.syncs.note_wait(f"run {self.turns.number}", "the device was out of memory")
             self.trim()
+            if self.site.limit is not None:
+                self._give_back()
             try:
                 self._reserve(stage, choice, given)
             except OutOfMemoryError as error:
                 needs = describe_needs(choice, self.weights, len(self.frames))
                 raise OutOfMemoryError(f"{error} {needs}") from error
-        return self._take_frame(given, stage, choice)
+        bound = self._take_frame(given, stage, choice)
+        bound.caller = caller
+        return bound
 
-    def _choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
+    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
+        """Return how a run of these inputs begins, and the plan for that, which is made if it is new."""
         specs = {}
         for value in self.model.graph.inputs:
             item = given[value.name]
-            content = item.array if isinstance(item, HostArray) else None
+            content = item.array if isinstance(item, HostArray) and value not in self.states.inputs else None
             specs[value] = item.spec if content is None else item.spec.with_value(content)
         return self._part.choose(specs, frozenset())
+
+    def _check_limit(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> None:
+        """Check that the run can stay within the limit of memory, before anything is allocated."""
+        if self.site.limit is not None and choice is not None and stage.plans is not None:
+            has_kernels = self.backend.device.target.has_kernels
+            stage.plans.admit(choice, count_host_bytes(given) if has_kernels else 0)
+
+    def _give_back(self) -> None:
+        """Give back what other sizes took; the caller has waited."""
+        with self._issuer.lock:
+            self.arena.give_back()
+            for frame in self.frames:
+                frame.give_back()
 
     def _check_strict(self, stage: Stage) -> None:
         """Check that nothing has to be read or computed on the host, before any work."""
@@ -267,14 +391,15 @@ class Engine:
             with self._issuer.lock:
                 stage.plans.record(choice, self.stream)
             self._reserve_outputs(frame, stage, choice)
-        if self.backend.device.target.has_kernels:
-            frame.input(count_host_bytes(given))
+        if choice is not None and self.site.limit is None:
+            given = with_room(given, choice.prepared.template.ends)
+        self.binder.reserve(frame, given)
 
     def _reserve_outputs(self, frame: Frame, stage: Stage, choice: Choice) -> dict[Value, Region]:
         """Return the bytes of those outputs of the model that a plan makes."""
         regions = {}
         assert stage.cut.ready is not None
-        plan, outputs = choice.prepared.plan, set(self.model.graph.outputs)
+        plan, outputs = choice.prepared.plan, set(self._outputs)
         for value, port in zip(stage.cut.ready.outputs, plan.outputs, strict=True):
             assert port.buffer is not None
             if value in outputs:
@@ -284,19 +409,25 @@ class Engine:
     def _take_frame(self, given: Mapping[str, GivenInput], stage: Stage, choice: Choice | None) -> Bound:
         frame = self._next_frame()
         run = Run(self.turns.number, self.backend, self.give_up)
-        bound = Bound(run, stage, choice, frame, frame.readers.announce_write())
+        bound = Bound(run, stage, choice, frame)
         try:
-            self._binder.bind(bound, self.model.graph.inputs, given)
+            self.binder.bind(bound, self.states.list_given(given), given)
             regions = {} if choice is None else self._reserve_outputs(frame, stage, choice)
+            # The run reads them now: who begins to write them later waits, who began before has made them stale.
+            check_sources(given)
         except BaseException:
             bound.reading.issue(())
             raise
-        self.turns.advance()
-        lease = Lease(self.backend, frame, self.turns)
+        with self.turns.lock:
+            # Who finds the turn not over is a reader before this write.
+            bound.write = frame.announce(bound.reading)
+            self.turns.advance()
+            lease = Lease(self.backend, frame, self.turns)
         specs = dict(stage.cut.foreseen or {})
         if choice is not None and stage.cut.ready is not None:
             specs.update(zip(stage.cut.ready.outputs, choice.variant.outputs, strict=True))
-        for value in self.model.graph.outputs:
+        self.states.bind(bound, given, specs)
+        for value in self._outputs:
             spec, region = specs.get(value), regions.get(value)
             if spec is not None and region is not None:
                 region = Region(region.memory, region.offset, spec.nbytes)
@@ -327,6 +458,7 @@ class Engine:
                     return
                 pause = turn if isinstance(turn, Pause) else None
             if isinstance(turn, Issued):
+                self.holdings.observe(bound.run.number, turn.nodes[-1] if turn.nodes else "")
                 yield Step(index, turn.nodes, False), turn.left
                 index += len(turn.nodes)
 

@@ -12,6 +12,8 @@
     │   ├── PendingError         the data is not on the host yet; the message names the call to make
     │   ├── CancelledError
     │   └── ImplicitSyncError    the host would wait for the device, and was told not to unless asked
+    ├── AccessError              a program's bytes can't be read
+    │   └── NotFoundError        there is no such file
     ├── MismatchError            a layer gave something else than on the backend it is compared with
     ├── KernelError              a kernel does not compile, load, or fit the device
     ├── OrderError               nothing orders two that use the same bytes: a wait, an edge or a synchronize is missing
@@ -36,15 +38,24 @@ class ErrorCode(IntEnum):
     OK = 0x00
     INTERNAL = 0x01
     INVALID_STATE = 0x02
+    END_OF_METHOD = 0x03
+    ALREADY_LOADED = 0x04
     NOT_SUPPORTED = 0x10
+    NOT_IMPLEMENTED = 0x11
     INVALID_ARGUMENT = 0x12
     INVALID_TYPE = 0x13
     OPERATOR_MISSING = 0x14
+    REGISTRATION_EXCEEDING_MAX_KERNELS = 0x15
+    REGISTRATION_ALREADY_REGISTERED = 0x16
     NOT_FOUND = 0x20
     MEMORY_ALLOCATION_FAILED = 0x21
     ACCESS_FAILED = 0x22
     INVALID_PROGRAM = 0x23
+    INVALID_EXTERNAL_DATA = 0x24
     OUT_OF_RESOURCES = 0x25
+    DELEGATE_INVALID_COMPATIBILITY = 0x30
+    DELEGATE_MEMORY_ALLOCATION_FAILED = 0x31
+    DELEGATE_INVALID_HANDLE = 0x32
 
 
 class GpuexecError(Exception):
@@ -141,6 +152,18 @@ class CancelledError(StateError):
 
 class ImplicitSyncError(StateError):
     """The host would have to wait for the device, which `strict` or `no_implicit_sync` refuses."""
+
+
+class AccessError(GpuexecError):
+    """A loader can't give the bytes asked of it: closed, cut short, or refused by the system."""
+
+    code = ErrorCode.ACCESS_FAILED
+
+
+class NotFoundError(AccessError):
+    """There is no such file."""
+
+    code = ErrorCode.NOT_FOUND
 
 
 class MismatchError(GpuexecError, RuntimeError):

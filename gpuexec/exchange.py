@@ -11,56 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.caller_stream import find_stream, mark_stream
 from gpuexec.content import Content
 from gpuexec.errors import InputError
 from gpuexec.fence import Fence
 from gpuexec.memory import BorrowedMemory
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, BackendType
-from gpuexec.runtime.device import Event, Region, Stream
+from gpuexec.runtime.device import Region, Stream
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 _LEGACY_STREAM, _NO_STREAM = 1, -1
-
-
-def open_stream(backend: Backend, given: object) -> Stream:
-    """Return a caller's stream: one of the device's, an object with ``__cuda_stream__``, or a handle.
-
-    Raises:
-        InputError: It is none of these, or the device knows no such stream.
-    """
-    if isinstance(given, int) and not isinstance(given, bool):
-        return backend.device.external_stream(given or _LEGACY_STREAM)
-    if all(hasattr(given, name) for name in ("launch", "copy_to_host", "record", "wait")):
-        stream: Any = given
-        return stream  # type: ignore[no-any-return]
-    handle = find_stream(given)
-    if handle is None:
-        raise InputError(
-            f"stream= is a {type(given).__name__}; expected an object with __cuda_stream__, a handle (int),"
-            " or a stream of the device."
-        )
-    return backend.device.external_stream(handle)
-
-
-def find_stream(item: Any) -> int | None:
-    """Return the handle an object's ``__cuda_stream__`` names, if it has one."""
-    found = getattr(item, "__cuda_stream__", None)
-    if found is None:
-        return None
-    version, handle = found() if callable(found) else found
-    if version != 0:
-        raise InputError(f"{type(item).__name__}.__cuda_stream__ is of version {version}; version 0 is supported.")
-    # Packages call the default stream 0; the interfaces of arrays call it 1.
-    return int(handle) or _LEGACY_STREAM
-
-
-def mark_stream(backend: Backend, handle: int) -> Event:
-    """Return an event that stands for all that somebody else's stream has been given so far."""
-    event = backend.device.create_event()
-    backend.device.external_stream(handle).record(event)
-    return event
 
 
 def import_dlpack(item: Any, backend: Backend, stream: Stream) -> tuple[TensorSpec, Region, Fence] | Array:
@@ -69,13 +31,15 @@ def import_dlpack(item: Any, backend: Backend, stream: Stream) -> tuple[TensorSp
     Raises:
         InputError: It lies where the backend can't read it, or is not dense on a device.
     """
-    kind = int(item.__dlpack_device__()[0])
+    kind, ordinal = map(int, item.__dlpack_device__())
     if kind in (dlpack.CPU, dlpack.CUDA_HOST):
         return dlpack.view_host(dlpack.take(item))
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) or not backend.device.target.has_kernels:
         raise InputError(
             f"it lies on DLPack device type {kind}, which {backend.device.name} can't read; copy it to the host"
         )
+    if kind == dlpack.CUDA and ordinal != backend.device.ordinal:
+        raise InputError(f"it lies on GPU {ordinal}, the Worker runs on GPU {backend.device.ordinal}; copy it there")
     taken = dlpack.take(item, stream.handle)
     _check_dense(taken.spec, taken.strides)
     # The producer has made our stream wait; one that says its stream besides is waited for either way.
@@ -135,7 +99,7 @@ def dlpack_device(backend: Backend) -> tuple[int, int]:
     """Return DLPack's name for a backend's device."""
     if backend.type is BackendType.CPU:
         return (dlpack.CPU, 0)
-    return (dlpack.CUDA, int(getattr(backend.device, "ordinal", 0)))
+    return (dlpack.CUDA, backend.device.ordinal)
 
 
 def _borrow(address: int, spec: TensorSpec, owner: object) -> Region:

@@ -57,6 +57,14 @@ class DeviceArray:
 GivenInput = HostArray | DeviceArray
 
 
+def with_room(given: Mapping[str, GivenInput], ends: Mapping[str, tuple[int, ...]]) -> dict[str, GivenInput]:
+    """Return the inputs as they are at the upper ends of a size class, by name: the room that any size of it needs."""
+    return {
+        name: HostArray(item.spec.with_shape(ends[name])) if isinstance(item, HostArray) and name in ends else item
+        for name, item in given.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Acceptor:
     """Takes inputs for runs of a model on a stream of a backend."""
@@ -76,8 +84,10 @@ class Acceptor:
         Raises:
             InputError: One is missing, misspelt, or of the wrong dtype or shape.
         """
-        named = _name(self.model, inputs)
+        named = name_inputs(self.model, inputs)
         ports = {port.name: port for port in self.model.inputs}
+        # What memories hold need not be given, and does not stay set.
+        ports.update({port.name: port for port in self.model.ports if port.name in named})
         unknown = [name for name in named if name not in ports]
         if unknown:
             raise InputError(f"The model has no input {unknown[0]!r}; it has {', '.join(ports)}.", value=unknown[0])
@@ -94,6 +104,10 @@ class Acceptor:
             )
         check_shapes(self.model, {name: item.spec for name, item in accepted.items()})
         return accepted
+
+    def accept_one(self, port: ModelPort, item: object, *, copy: bool) -> GivenInput:
+        """Return one input of the model; see `accept`. Its shape is not looked at."""
+        return self._accept(port, item, copy=copy)
 
     def _renew(self, port: ModelPort, kept: GivenInput) -> GivenInput:
         """Return the input of the run before; a device array may have been written since, and is waited for anew."""
@@ -147,14 +161,35 @@ class Acceptor:
         return HostArray(content.spec, request=content.read_privately())
 
 
+def check_sources(given: Mapping[str, GivenInput]) -> None:
+    """Check once more that Tensors among the inputs hold what they stand for, now that they are known to be read.
+
+    Raises:
+        StaleError: A run elsewhere has begun to write one since it was accepted.
+    """
+    for item in given.values():
+        if isinstance(item, DeviceArray) and isinstance(item.source, Tensor):
+            with item.source._content.lease.lock:
+                item.source._content.check()
+
+
 def check_shapes(model: Model, specs: Mapping[str, TensorSpec]) -> None:
-    """Check ranks, fixed extents, and that a dimension named twice has one extent.
+    """Check ranks, fixed extents, and that a dimension named twice has one extent; memories are left out.
+
+    Raises:
+        InputError: They don't fit; names input, expected and got.
+    """
+    check_ports(model, model.inputs, specs)
+
+
+def check_ports(model: Model, ports: Sequence[ModelPort], specs: Mapping[str, TensorSpec]) -> None:
+    """Check the shapes of these inputs as `check_shapes` does.
 
     Raises:
         InputError: They don't fit; names input, expected and got.
     """
     extents: dict[str, tuple[int, str]] = {}
-    for port in model.inputs:
+    for port in ports:
         spec, dims = specs[port.name], port.spec.dims
         if dims is None:
             continue
@@ -176,7 +211,12 @@ def _misfit(port: ModelPort, spec: TensorSpec, why: str) -> InputError:
     return InputError(f"Input {port.name!r} expects {port.spec}, got {spec}: {why}.", value=port.name)
 
 
-def _name(model: Model, inputs: object) -> dict[str, object]:
+def name_inputs(model: Model, inputs: object) -> dict[str, object]:
+    """Return inputs by name: given so, or as one, or several in the model's order; any name will do.
+
+    Raises:
+        InputError: There are more than the model has.
+    """
     if inputs is None:
         return {}
     if isinstance(inputs, Mapping):

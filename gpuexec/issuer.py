@@ -109,11 +109,13 @@ class Issuer:
             event = self._backend.device.create_event()
             self._stream.record(event)
             bound.reading.issue((event,))
-            for finish in bound.finish:
-                finish(event)
+            bound.note_end(event)
             self._backend.keeper.hold(event, *bound.keep)
             if error is None:
                 bound.run.settle({value.name: bound.env[value] for value in self._road.site.model.graph.outputs})
+                if bound.commit is not None:
+                    bound.commit()
+            bound.carry = bound.commit = None
             bound.env.clear()
             # The stream waited for the sources: their events need not go along; in a chain of runs they would pile up.
             bound.run._fence.issue((event,) if error is None else (), error)

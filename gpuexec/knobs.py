@@ -37,6 +37,11 @@ def check_order() -> bool:
     return read_flag("GPUEXEC_CHECK_ORDER", default=True)
 
 
+def simulated_devices() -> int:
+    """GPUEXEC_SIMULATORS: how many simulated GPUs there are, for what runs on several (default: 2)."""
+    return int(os.environ.get("GPUEXEC_SIMULATORS") or 2)
+
+
 def check_kernels() -> bool:
     """GPUEXEC_CHECK_KERNELS: whether simulators run kernels in check mode, which finds races and stray accesses."""
     return read_flag("GPUEXEC_CHECK_KERNELS")
@@ -45,6 +50,11 @@ def check_kernels() -> bool:
 def check_seed() -> int:
     """GPUEXEC_CHECK_SEED: in which order threads take turns in check mode (default: 0); another seed, another order."""
     return int(os.environ.get("GPUEXEC_CHECK_SEED") or 0)
+
+
+def graph_bytes() -> int:
+    """GPUEXEC_GRAPH_BYTES: how many bytes the graphs of a Worker may take, by estimate (default: 512 MiB; 0: none)."""
+    return int(os.environ.get("GPUEXEC_GRAPH_BYTES") or (512 << 20))
 
 
 def cxx() -> str | None:

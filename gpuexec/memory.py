@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import ByteArray, Event, Memory, Region, Stream
 
 Array = np.ndarray[Any, Any]
+# Returns device memory of at least so many bytes, or raises OutOfMemoryError.
+Allocate = Callable[[int], Memory]
 _SMALL_NBYTES = 1024
 
 
@@ -37,19 +39,34 @@ class BorrowedMemory:
 
 
 class Weights:
-    """The constants of a model on one device, uploaded when a plan first needs them; shared by its Workers."""
+    """The constants of a model on one device, uploaded when a plan first needs them; shared by its Workers.
+
+    They are freed when the last of those is closed. Bytes held: ``nbytes``.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         # A weight is known by its array, which is kept, a small one or a table of a plan by its content.
         self._places: dict[int | bytes, tuple[Region, Event | None, Array]] = {}
         self._lock = threading.Lock()
+        self._users = 0
+        self.nbytes = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is there now."""
+    def enter(self) -> None:
+        """Count one more that uses them."""
         with self._lock:
-            return sum(region.nbytes for region, _, _ in self._places.values())
+            self._users += 1
+
+    def leave(self) -> None:
+        """Count one less, who has waited for all its work; with the last of them they are freed."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for region, _, _ in self._places.values():
+                region.memory.free()
+            self._places.clear()
+            self.nbytes = 0
 
     def place(self, buffers: Sequence[Buffer], constants: Mapping[str, Array], stream: Stream) -> dict[int, Region]:
         """Return the regions of a plan's CONSTANT buffers, ready for what is issued on ``stream`` from now on.
@@ -67,12 +84,27 @@ class Weights:
                 places[buffer.id] = self.place_array(array, stream)
         return places
 
+    def measure(self, buffers: Sequence[Buffer], constants: Mapping[str, Array]) -> dict[int | bytes, int]:
+        """Return the bytes of a plan's CONSTANT buffers, each content once; see `count_missing`."""
+        arrays = [
+            constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
+            for buffer in buffers
+            if buffer.role is Role.CONSTANT
+        ]
+        return {_key(array): array.nbytes for array in arrays}
+
+    def count_missing(self, sizes: Mapping[int | bytes, int]) -> int:
+        """Return how many of the bytes that `measure` gave are not there yet."""
+        with self._lock:
+            return sum(nbytes for key, nbytes in sizes.items() if key not in self._places)
+
     def place_array(self, array: Array, stream: Stream) -> Region:
         """Return the region of one constant, ready for what is issued on ``stream`` from now on."""
-        key = array.tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)
+        key = _key(array)
         with self._lock:
             if key not in self._places:
                 self._places[key] = self._upload(array, stream)
+                self.nbytes += self._places[key][0].nbytes
             region, uploaded, _ = self._places[key]
             if uploaded is not None and not uploaded.is_done():
                 stream.wait(uploaded)
@@ -91,6 +123,10 @@ class Weights:
         return region, event, array
 
 
+def _key(array: Array) -> int | bytes:
+    return array.tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)
+
+
 def weights_of(model: Model, backend: Backend) -> Weights:
     """Return the model's weights on a backend, the same object for every Worker."""
     with model.lock:
@@ -104,11 +140,17 @@ def weights_of(model: Model, backend: Backend) -> Weights:
 
 
 class Arena:
-    """The one block a Worker's temporaries lie in. Grows to the largest plan; ``generation`` changes when it moves."""
+    """The one block an engine's temporaries lie in. Grows to the largest plan; ``generation`` changes when it moves.
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._memory: Memory | None = None
+    Args:
+        backend: Where.
+        allocate: What gives it memory; None: the device.
+        memory: What it starts with, of the user's; used as long as no plan needs more.
+    """
+
+    def __init__(self, backend: Backend, allocate: Allocate | None = None, memory: Memory | None = None) -> None:
+        self._allocate = allocate or backend.device.allocate
+        self._memory = self._given = memory
         self._retired: list[Memory] = []
         self.generation = 0
 
@@ -120,7 +162,7 @@ class Arena:
     def reserve(self, nbytes: int) -> Memory:
         """Return a block of at least ``nbytes``. An outgrown one stays for now: work on a stream may use it."""
         if self._memory is None or self._memory.nbytes < nbytes:
-            grown = self._backend.device.allocate(max(nbytes, 1))
+            grown = self._allocate(max(nbytes, 1))
             if self._memory is not None:
                 self._retired.append(self._memory)
             self._memory = grown
@@ -132,6 +174,11 @@ class Arena:
         for memory in self._retired:
             memory.free()
         self._retired.clear()
+
+    def give_back(self) -> None:
+        """Free everything but memory of the user's; plans are recorded anew. The caller has waited."""
+        if self._memory is not self._given:
+            self.free()
 
     def free(self) -> None:
         """Free everything; the caller has waited."""

@@ -50,10 +50,20 @@ class Part:
     Args:
         is_body: It is the body of a loop, or what is left of one.
         condition: The output of a body that says whether to go on.
+        grows: Memories grow where they lie, if one plan does it all: what another plan takes up is dense.
     """
 
-    def __init__(self, graph: Graph, site: Site, *, is_body: bool = False, condition: Value | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        site: Site,
+        *,
+        is_body: bool = False,
+        condition: Value | None = None,
+        grows: bool = False,
+    ) -> None:
         self.graph = graph
+        self._grows = grows and not site.keeps_all
         self._site, self._is_body, self._condition = site, is_body, condition
         self._stages: dict[object, list[Stage]] = {}
         self._whole: PlanCache | None = None
@@ -104,7 +114,7 @@ class Part:
             cut = replace(cut, ready=_keep_all(cut.ready))
         if is_whole and cut.ready is not None:
             # Whose content is on the host makes no difference where nothing is cut.
-            plans = self._whole = self._whole or PlanCache(cut.ready, self._site)
+            plans = self._whole = self._whole or PlanCache(cut.ready, self._site, grows=self._grows)
         elif cut.ready is not None:
             plans = PlanCache(cut.ready, self._site)
         rest = None

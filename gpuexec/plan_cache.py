@@ -11,15 +11,20 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuexec.errors import InputError, PlanError
-from gpuexec.graph import Array, Graph
+from gpuexec.errors import InputError, OutOfMemoryError, PlanError
+from gpuexec.graph import Array, Graph, Value
 from gpuexec.memory import Arena, Weights
+from gpuexec.memory_limit import MemoryLimit
 from gpuexec.model import Model
 from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.plan import Plan, Variant
+from gpuexec.planner.caches import find_caches
 from gpuexec.planner.template import Template, plan_graph
+from gpuexec.restoring import Restored, restore
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Recording, Region, Stream
+from gpuexec.runtime.device import Memory, Recording, Region, Stream
+from gpuexec.runtime.graph_cache import GraphCache
+from gpuexec.runtime.recording import record_segment
 from gpuexec.spec import TensorSpec
 from gpuexec.stopwatch import LayerTimes
 
@@ -33,10 +38,15 @@ _Axis = tuple[str, int]
 
 @dataclass(slots=True)
 class PlanCounters:
-    """What was made so far; times in milliseconds."""
+    """What was made so far; times in milliseconds.
+
+    ``restored`` are plans of which a program brought the layout; ``refused`` says why those it brought did not do.
+    """
 
     plans: int = 0
     variants: int = 0
+    restored: int = 0
+    refused: list[str] = field(default_factory=list)
     plan_ms: float = 0.0
     compile_ms: float = 0.0
 
@@ -56,6 +66,11 @@ class Site:
     bodies: dict[object, object] = field(default_factory=dict)
     # Whether all values are outputs of their plans, so that they can be looked at.
     keeps_all: bool = False
+    graphs: GraphCache = field(default_factory=GraphCache)
+    # What plans may take, if anything limits them.
+    limit: MemoryLimit | None = None
+    # Whether plans take no more room than they need, since that was told beforehand.
+    is_exact: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -89,14 +104,18 @@ class Choice:
 class PlanCache:
     """Finds, makes and records plans of a graph. The only caller of the planner."""
 
-    def __init__(self, graph: Graph, site: Site) -> None:
-        self._graph, self._site = graph, site
+    def __init__(self, graph: Graph, site: Site, *, grows: bool = False) -> None:
+        self._graph, self._site, self._grows = graph, site, grows
+        # Inputs that are memories with room for more rows.
+        self.caches = find_caches(graph) if grows else {}
         self._prepared: list[Prepared] = []
         self._choices: OrderedDict[tuple[_Shapes, _Contents], Choice] = OrderedDict()
         # Which inputs' contents plans of these shapes depend on.
         self._reads: dict[_Shapes, set[tuple[str, ...]]] = {}
         # Axes of undeclared inputs that were met with two extents, and the shapes met first.
         self._free: set[_Axis] = set()
+        # Plans the model brought along that are not what lowering gives.
+        self._unfit: list[Plan] = []
         self._first: _Shapes | None = None
 
     def choose(self, specs: Mapping[str, TensorSpec]) -> Choice:
@@ -130,9 +149,9 @@ class PlanCache:
         prepared, plan, site = choice.prepared, choice.prepared.plan, self._site
         memory = site.arena.reserve(plan.layout.nbytes)
         if prepared.recording is None or prepared.generation != site.arena.generation:
-            places = site.weights.place(plan.buffers, prepared.constants, stream)
-            places.update({b: Region(memory, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
-            prepared.recording = site.backend.device.record(prepared.plan.segment, places)
+            if prepared.recording is not None:
+                prepared.recording.close()
+            prepared.recording = record_plan(prepared, site, memory, stream, site.graphs)
             prepared.generation, prepared.current = site.arena.generation, None
         if prepared.current is not choice.variant:
             prepared.recording.patch(choice.variant.commands)
@@ -145,7 +164,7 @@ class PlanCache:
         self._learn(shapes)
         choice, is_outgrown = self._specialise(specs)
         if choice is None:
-            choice = self._plan(specs, _SLACK if is_outgrown else 1)
+            choice = self._plan(specs, _SLACK if is_outgrown and not self._site.is_exact else 1)
         counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
         counters.variants += 1
         return choice
@@ -174,20 +193,80 @@ class PlanCache:
         return None, is_outgrown
 
     def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> Choice:
-        site = self._site
-        graph = run_passes(self._graph, AT_PLAN, site.model.disabled_passes, specs)
-        template = plan_graph(
-            graph, specs, site.backend.device.target, site.model.dims, free=frozenset(self._free), slack=slack
-        )
+        site, target = self._site, self._site.backend.device.target
+        restored = self._restore(specs) if slack == 1 else None
+        if restored is not None:
+            graph, template = restored.graph, restored.template
+        else:
+            graph = run_passes(self._graph, AT_PLAN, site.model.disabled_passes, specs)
+            template = plan_graph(
+                graph,
+                specs,
+                target,
+                site.model.dims,
+                free=frozenset(self._free),
+                slack=slack,
+                grows=self._grows,
+                admit=lambda plan: self._admit(plan, graph.constants),
+            )
         variant = template.specialise(specs)
         start = time.perf_counter()
-        site.backend.device.load(template.plan.kernels())
+        site.backend.device.load(template.plan.kernels(), site.model.code)
         site.counters.compile_ms += (time.perf_counter() - start) * 1e3
         prepared = Prepared(template, {value.name: array for value, array in graph.constants.items()})
         self._prepared.insert(0, prepared)
         site.plans.insert(0, template.plan)
         site.counters.plans += 1
         return Choice(prepared, variant)
+
+    def admit(self, choice: Choice, input_nbytes: int) -> None:
+        """Check that a run stays within the limit there is; ``input_nbytes`` come from the host.
+
+        Raises:
+            OutOfMemoryError: It does not; tells what it needs.
+        """
+        self._check_limit(choice.prepared.plan, choice.prepared.constants, input_nbytes)
+
+    def _admit(self, plan: Plan, constants: Mapping[Value, Array]) -> None:
+        self._check_limit(plan, {value.name: array for value, array in constants.items()})
+
+    def _check_limit(self, plan: Plan, constants: Mapping[str, Array], input_nbytes: int = 0) -> None:
+        if self._site.limit is not None:
+            results = {value.name for value in set(self._graph.outputs) & set(self._site.model.graph.outputs)}
+            self._site.limit.check(plan, constants, results, input_nbytes)
+
+    def _restore(self, specs: Mapping[str, TensorSpec]) -> Restored | None:
+        """Return a template from a plan that the model brought along, if one fits; each that does not is told once."""
+        site = self._site
+        found, refused = restore(site.model, self._graph, specs, site.backend.device.target, self._unfit)
+        for plan, why in refused:
+            self._unfit.append(plan)
+            site.counters.refused.append(why)
+        if found is None:
+            return None
+        try:
+            self._admit(found.template.plan, found.graph.constants)
+        except OutOfMemoryError:
+            # One made for these very sizes may take less.
+            return None
+        site.counters.restored += 1
+        return found
+
+
+def record_plan(prepared: Prepared, site: Site, arena: Memory, stream: Stream, graphs: GraphCache | None) -> Recording:
+    """Return a recording of a plan over an arena; weights that are not there yet are uploaded on ``stream``.
+
+    Args:
+        prepared: The plan, at the upper end of its class.
+        site: Whose weights and device.
+        arena: Of at least the bytes of the plan's layout.
+        stream: What the recording is submitted to comes after what is put here now.
+        graphs: Where its graph is counted; None: see `gpuexec.runtime.recording.record_segment`.
+    """
+    plan = prepared.plan
+    places = site.weights.place(plan.buffers, prepared.constants, stream)
+    places.update({b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
+    return record_segment(site.backend.device, plan.segment, places, graphs)
 
 
 def describe_needs(choice: Choice | None, weights: Weights, frames: int = 1) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from gpuexec.errors import OutOfMemoryError
+from gpuexec.memory import Allocate
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream
 
@@ -15,11 +16,12 @@ class ExchangePool:
     """Device blocks of power-of-two sizes for one stream, lent and given back again and again.
 
     A block that is given back may be lent at once: what is issued later on the same stream comes after all that uses it
-    now.
+    now. ``allocate`` is what gives the pool memory; None: the device.
     """
 
-    def __init__(self, backend: Backend, stream: Stream) -> None:
-        self._backend, self._stream = backend, stream
+    def __init__(self, backend: Backend, stream: Stream, allocate: Allocate | None = None) -> None:
+        self._stream = stream
+        self._allocate = allocate or backend.device.allocate
         self._free: dict[int, list[Memory]] = {}
         # Those that are lent too: a collection that finds holders of a block to be garbage must not find the block so.
         self._blocks: dict[int, Memory] = {}
@@ -28,27 +30,44 @@ class ExchangePool:
         self._is_closed = False
         self.nbytes = 0
 
-    def lend(self, nbytes: int) -> Lent:
+    def lend(self, nbytes: int, *, is_exact: bool = False) -> Lent:
         """Return a block of at least ``nbytes``, lent as long as somebody holds what is returned.
+
+        Args:
+            nbytes: What is needed.
+            is_exact: Take no more than that: for what is large and held long.
 
         Raises:
             OutOfMemoryError: The device has no room, even once the blocks that nobody holds are freed.
         """
-        size = max(_SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
+        size = max(_SMALLEST, nbytes) if is_exact else self.round_up(nbytes)
         with self._lock:
             # One of twice the size will do; more would starve those who need it.
             rows = self._free.get(size) or self._free.get(2 * size)
             if rows:
                 return Lent(self, rows.pop(), nbytes)
-        try:
-            memory = self._backend.device.allocate(size)
-        except OutOfMemoryError:
-            self.trim()
-            memory = self._backend.device.allocate(size)
+        memory = self.allocate(size)
         with self._lock:
             self._blocks[id(memory)] = memory
             self.nbytes += size
         return Lent(self, memory, nbytes)
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Return memory from where the pool has its own, to keep.
+
+        Raises:
+            OutOfMemoryError: The device has no room, even once the blocks that nobody holds are freed.
+        """
+        try:
+            return self._allocate(nbytes)
+        except OutOfMemoryError:
+            self.trim()
+            return self._allocate(nbytes)
+
+    @staticmethod
+    def round_up(nbytes: int) -> int:
+        """Return the size of a block for so many bytes: the next power of two."""
+        return max(_SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
 
     def take_back(self, memory: Memory) -> None:
         """Take a block back; what is on the stream may use it still."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.caller_stream import CallerStream
 from gpuexec.errors import CancelledError, PendingError
 from gpuexec.fence import Fence, wait_in_loop
 from gpuexec.frames import Lease
@@ -27,10 +28,17 @@ class ReadbackRequest:
 
     Made by `Tensor.readback_request`. The device data stays where it is; the request keeps what was read, whatever
     becomes of the tensor and its Worker.
+
+    Args:
+        source: Of the work that makes the data.
+        caller: The stream in whose order the data is read.
     """
 
-    def __init__(self, backend: Backend, place: Place, source: Fence, lease: Lease) -> None:
+    def __init__(
+        self, backend: Backend, place: Place, source: Fence, lease: Lease, caller: CallerStream | None = None
+    ) -> None:
         self._backend, self._source, self._lease = backend, source, lease
+        self._caller = caller
         self._place = place
         self._fence = Fence()
         self._fence.stepper = source.stepper
@@ -139,12 +147,17 @@ class ReadbackRequest:
         block = self._block = backend.staging.take(max(nbytes, 1))
         assert block.array is not None
         event = backend.device.create_event()
+        caller, self._caller = self._caller, None
         with self._lease.transfers.issuing() as stream:
+            if caller is not None:
+                caller.lead(stream)
             for each in self._source.events:
                 stream.wait(each)
             if nbytes:
                 stream.copy_to_host(block.array[:nbytes], region.address)
             stream.record(event)
+        if caller is not None:
+            caller.follow(event)
         backend.keeper.hold(event, region.memory)
         # The block is used again when nobody holds this request or a view of it, and the copy is over.
         weakref.finalize(self, backend.staging.give_back, block, event).atexit = False

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec import exchange
+from gpuexec.caller_stream import CallerStream
 from gpuexec.content import Content
 from gpuexec.errors import InputError, PendingError
 from gpuexec.readback import ReadbackRequest
@@ -60,13 +61,13 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self.spec.dtype
+        """Element type; known before a shape that depends on data, if that has a bound."""
+        return self._content.place.largest.dtype
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
-        return self.spec.rank
+        """Number of axes; known as `dtype` is."""
+        return self._content.place.largest.rank
 
     @property
     def size(self) -> int:
@@ -109,21 +110,26 @@ class Tensor:
 
     # ---- reading back
 
-    def readback_request(self) -> ReadbackRequest:
-        """Start a copy to the host; return at once. Until the content changes, further calls return the same one."""
-        return self._content.request_readback()
+    def readback_request(self, *, stream: object = None) -> ReadbackRequest:
+        """Start a copy to the host; return at once. Until the content changes, further calls return the same one.
+
+        Args:
+            stream: A stream of the caller's: what is on it now may still change the bytes before they are read (so
+                this is always a new request), and what is put on it afterwards comes after the copy.
+        """
+        return self._content.request_readback(self._open_caller(stream))
 
     def is_readback_request_done(self) -> bool:
         """Return whether a readback was requested and is done; False where none was requested."""
         return self._content.is_read_back()
 
-    def readback_and_clone(self) -> Array:
+    def readback_and_clone(self, *, stream: object = None) -> Array:
         """Return the content as an array of the caller's own. Blocks, unless a request is done already."""
-        return self.readback_request().result()
+        return self.readback_request(stream=stream).result()
 
-    async def readback_and_clone_async(self) -> Array:
+    async def readback_and_clone_async(self, *, stream: object = None) -> Array:
         """Return the content as an array of the caller's own, without blocking the loop."""
-        return await self.readback_request()
+        return await self.readback_request(stream=stream)
 
     def download_to_array(self, out: Array | None = None) -> Array:
         """Return the content, written into ``out`` if given (same shape and dtype). Blocks like `readback_and_clone`.
@@ -208,6 +214,9 @@ class Tensor:
     def __bool__(self) -> bool:
         return bool(self._view_host().item())
 
+    def _open_caller(self, stream: object) -> CallerStream | None:
+        return None if stream is None else CallerStream.of(self._content.backend, stream)
+
     def _view_host(self) -> Array:
         """Return the content where it is on the host and done; else refuse, and name the call to make."""
         self._require_done()
@@ -256,18 +265,23 @@ class DeviceData:
         """Elements the memory has room for."""
         return self._tensor._content.region.nbytes // self._tensor.dtype.itemsize
 
-    def download(self) -> Array:
+    def download(self, *, stream: object = None) -> Array:
         """Block for the content as an array of the caller's own."""
-        return self._tensor.readback_and_clone()
+        return self._tensor.readback_and_clone(stream=stream)
 
-    async def download_async(self) -> Array:
+    async def download_async(self, *, stream: object = None) -> Array:
         """Return the content without blocking the loop."""
-        return await self._tensor.readback_and_clone_async()
+        return await self._tensor.readback_and_clone_async(stream=stream)
 
-    def upload(self, array: Array) -> None:
+    def upload(self, array: Array, *, stream: object = None) -> None:
         """Replace the first elements by those of an array of the same dtype, behind all that reads or makes them.
 
         The array is copied before this returns; nothing is waited for.
+
+        Args:
+            array: Of the tensor's dtype.
+            stream: A stream of the caller's: the upload comes after what is on it now, and what is put on it
+                afterwards comes after the upload.
 
         Raises:
             InputError: The dtype differs, or there are more elements than the tensor has.
@@ -280,11 +294,11 @@ class DeviceData:
                 f" {source.size} of {source.dtype.name}.",
                 value=tensor.name,
             )
-        tensor._content.upload(source.reshape(-1).view(np.uint8))
+        tensor._content.upload(source.reshape(-1).view(np.uint8), tensor._open_caller(stream))
 
-    def readback_request(self) -> ReadbackRequest:
+    def readback_request(self, *, stream: object = None) -> ReadbackRequest:
         """Start a copy to the host."""
-        return self._tensor.readback_request()
+        return self._tensor.readback_request(stream=stream)
 
     def is_readback_request_done(self) -> bool:
         """Return whether a readback was requested and is done."""

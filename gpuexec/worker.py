@@ -3,51 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gpuexec.caller_stream import CallerStream, open_stream
 from gpuexec.content import Content
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
-from gpuexec.exchange import open_stream
 from gpuexec.fence import Fence
 from gpuexec.frames import Lease
-from gpuexec.inputs import GivenInput, HostArray, check_shapes
+from gpuexec.holdings import Holding
+from gpuexec.inputs import GivenInput, HostArray, check_shapes, name_inputs
+from gpuexec.memory import weights_of
+from gpuexec.memory_limit import MemoryLimit
 from gpuexec.model import Model, ModelPort
 from gpuexec.place import Place
 from gpuexec.plan import Plan
+from gpuexec.replay import Replay, record_replay
+from gpuexec.report import Report, count_memory, describe_memory, make_report, summarise
 from gpuexec.run import Run, Step
-from gpuexec.runtime.backend import Backend, BackendType, choose_backend
+from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
-from gpuexec.syncs import CallRow, ReadRow
+from gpuexec.state import State
+from gpuexec.storage import own_storage
 from gpuexec.tensor import Tensor
+from gpuexec.unclosed import warn_unless_closed
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a Worker did and where: counted, named, nothing hidden.
-
-    ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
-    although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
-    for without having asked by name: (what, why) rows. Times in milliseconds.
-    """
-
-    backend: str
-    reason: str
-    runs: int
-    plans: int
-    variants: int
-    plan_ms: float
-    compile_ms: float
-    compared: int
-    host_calls: tuple[CallRow, ...]
-    host_reads: tuple[ReadRow, ...]
-    host_syncs: tuple[tuple[str, str], ...]
 
 
 class Worker:
@@ -59,6 +43,7 @@ class Worker:
     Args:
         model: What `load` returned.
         backend: Where to run; AUTO takes the GPU when one works and says which and why (`backend_reason`).
+        device: Which of several GPUs, counted from 0 as CUDA counts; None: the first.
         frames: How many runs may be in flight before outputs are written again. A run that would overwrite what
             somebody still reads waits for it on the stream; the caller does not wait.
         stream: A stream of the caller's to run on, instead of one of the Worker's: an object with ``__cuda_stream__``
@@ -70,10 +55,14 @@ class Worker:
         compare_with: ``BackendType.CPU`` compares each node with what NumPy makes of the same inputs, in the call, and
             the first that differs by more than its operator's tolerance is named in a MismatchError. The run is
             synchronous then, and all that its nodes make is kept meanwhile.
+        max_bytes: The most it may hold on its device: arena, frames, what passes between plans, the model's weights,
+            state. A run that needs more is refused with OutOfMemoryError, before anything is compiled or allocated
+            for it where that is known then, and the Worker goes on. What `copy_output` and `record` make is beside it.
 
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
-        InputError: ``frames`` is below 1, ``stream`` is none of the device's, or ``compare_with`` is not the CPU.
+        InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
+            device's, or ``compare_with`` is not the CPU.
     """
 
     def __init__(
@@ -81,20 +70,24 @@ class Worker:
         model: Model,
         *,
         backend: BackendType | Backend = BackendType.AUTO,
+        device: int | None = None,
         frames: int = 2,
         stream: object = None,
         strict: bool = False,
         synchronous: bool = False,
         compare_with: BackendType | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         model.check_process()
         if frames < 1:
             raise InputError(f"frames must be at least 1, got {frames}.")
         if compare_with not in (None, BackendType.CPU):
             raise InputError(f"compare_with takes BackendType.CPU, got {compare_with!r}.")
+        if max_bytes is not None and max_bytes < 1:
+            raise InputError(f"max_bytes must be at least 1, got {max_bytes}.")
         self.model = model
-        chosen = choose_backend(backend) if isinstance(backend, BackendType) else (backend, backend.reason)
-        self._backend, self._reason = chosen
+        self._backend, self._reason = find_backend(backend, device)
+        limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
         self._engine = Engine(
             model,
             self._backend,
@@ -103,40 +96,54 @@ class Worker:
             is_strict=strict,
             is_synchronous=synchronous,
             is_comparing=compare_with is not None,
+            open_storage=own_storage(frames, limit),
         )
         self._last: Run | None = None
         self._progress = 0.0
+        self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
 
     # ---- running
 
-    def schedule(self, inputs: object = None, *, copy: bool = True) -> Run:
+    def schedule(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Run:
         """Put a run on the stream and return at once.
 
         Args:
             inputs: One array, a list in the model's order, or ``{"name": array}``. Host arrays are copied before this
                 returns; device arrays and Tensors (pending ones too) are borrowed until the run is done. Inputs left
-                out stay as they were in the run before.
+                out stay as they were in the run before. One given under the name of a memory's input replaces what the
+                state holds, for this run; the next goes on from its result.
             copy: False borrows host arrays too, where they are dense: leave them as they are until the run is done.
+            stream: A stream of yours (of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``): the run
+                comes after what is on it now, and what you put on it afterwards comes after the run. The run itself
+                stays on the Worker's stream; nothing waits but streams, unless the run must wait for the host.
 
         Raises:
-            InputError: An input is missing, misspelt, or of the wrong dtype or shape; nothing was done.
+            InputError: An input is missing, misspelt, or of the wrong dtype or shape, or ``stream`` is none; nothing
+                was done.
+            StateError: The stream is capturing a graph.
         """
         with self._engine.entering():
-            self._last = self._engine.schedule(inputs, copy=copy)
+            self._last = self._engine.schedule(inputs, copy=copy, stream=stream)
             self._progress = 1.0
             return self._last
 
     execute = schedule
 
-    def run(self, inputs: object = None, *, copy: bool = True) -> Array | list[Array]:
+    def run(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Array | list[Array]:
         """Run and block for the answer: an array, or a list of them for several outputs."""
-        run = self.schedule(inputs, copy=copy)
-        requests = [tensor.readback_request() for tensor in run.outputs.values()]
+        run = self.schedule(inputs, copy=copy, stream=stream)
+        # Nobody else asks for these: their pinned memory goes back with them.
+        requests = [tensor._content.read_privately() for tensor in run.outputs.values()]
         arrays = [request.result() for request in requests]
         return arrays[0] if len(arrays) == 1 else arrays
 
     def schedule_iterable(
-        self, inputs: object = None, *, copy: bool = True, budget_ms: float | None = None
+        self,
+        inputs: object = None,
+        *,
+        copy: bool = True,
+        budget_ms: float | None = None,
+        stream: object = None,
     ) -> Iterator[Step]:
         """Put a run on the stream step by step, each issued when the iterator is advanced.
 
@@ -150,6 +157,7 @@ class Worker:
             budget_ms: Put as many layers into a step as take no longer than this on the device (or on the host, where
                 they run there), and at least one. Layers are timed while they run with a budget; those that were not
                 yet have a step each. None: every layer has.
+            stream: As for `schedule`; it waits for the run from the last step on.
 
         Raises:
             InputError: An input does not fit, or the budget is below 0.
@@ -157,7 +165,7 @@ class Worker:
         if budget_ms is not None and not budget_ms >= 0:
             raise InputError(f"budget_ms must be a time in milliseconds, 0 or more, got {budget_ms!r}.")
         with self._engine.entering():
-            self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms)
+            self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms, stream=stream)
             self._progress = 0.0
             return self._follow(steps)
 
@@ -194,6 +202,39 @@ class Worker:
             check_shapes(self.model, {name: item.spec for name, item in given.items()})
             return self._engine.prepare(given)
 
+    def record(
+        self, inputs: object = None, *, outputs: Mapping[str, object] | None = None, stream: object = None
+    ) -> Replay:
+        """Record the run of these inputs, to be put on streams again and again with other arrays of the same shapes.
+
+        What it runs in is its own, so that it and the Worker's runs don't disturb each other; closing the Worker closes
+        it. Where the device has graphs, it is one.
+
+        Args:
+            inputs: As for `schedule`, or a shape (a tuple) in place of an array that the first submission gives. Of
+                inputs that planning reads the content is needed, and stays.
+            outputs: Device memory by name that outputs are written to; without, it has its own.
+            stream: A stream of yours that `Replay.submit` takes where it is not told another; None: the Worker's.
+
+        Raises:
+            InputError: An input or output does not fit.
+            ImplicitSyncError: The host has to read, compute or loop in the middle of the run; names the nodes.
+            StateError: The Worker is synchronous or compares, or the model has memories.
+        """
+        with self._engine.entering():
+            if self.model.memories:
+                raise StateError(
+                    "A recording starts from the same bytes each time, and the memories of this model"
+                    f" ({', '.join(memory.input for memory in self.model.memories)}) move on: record the model unbound,"
+                    " its states as inputs and outputs."
+                )
+            named = name_inputs(self.model, [inputs] if isinstance(inputs, tuple) else inputs)
+            given = _describe(self.model, named)
+            check_shapes(self.model, {name: item.spec for name, item in given.items()})
+            arrays = {name: item for name, item in named.items() if item is not None and not isinstance(item, tuple)}
+            target = self._engine.stream if stream is None else open_stream(self._backend, stream)
+            return record_replay(self._engine, given, arrays, outputs or {}, target)
+
     # ---- results
 
     def peek_output(self, name: str | None = None) -> Tensor:
@@ -204,17 +245,20 @@ class Worker:
         """Block for an output of the last run as an array of the caller's own."""
         return self.peek_output(name).readback_and_clone()
 
-    def copy_output(self, name: str | None = None, out: Tensor | None = None) -> Tensor:
+    def copy_output(self, name: str | None = None, out: Tensor | None = None, *, stream: object = None) -> Tensor:
         """Copy an output of the last run on the device, without waiting; the copy is the caller's.
 
         Args:
             name: Which output; None: the first.
             out: A tensor that `copy_output` made before, of the same dtype and shape, to copy into.
+            stream: A stream of yours: the copy comes after what is on it now, and what you put on it afterwards comes
+                after the copy.
 
         Raises:
-            InputError: ``out`` does not fit.
+            InputError: ``out`` does not fit, or ``stream`` is none.
         """
         with self._engine.entering():
+            caller = None if stream is None else CallerStream.of(self._backend, stream)
             source = self._require_run().peek_output(name)._content
             source.check()
             source.wait_known("copied before its shape was known")
@@ -233,27 +277,35 @@ class Worker:
                     f"`out` is {out!r}; expected a tensor made by copy_output with {source.spec}.", value=source.name
                 )
             target.check()
-            target.copy_from(source)
+            target.copy_from(source, caller)
             return out
 
     # ---- waiting
 
-    def flush_schedule(self, blocking: bool = False) -> None:
-        """Hand everything issued so far to the device; with ``blocking`` wait for it. Copies nothing.
+    def flush_schedule(self, blocking: bool = False, *, stream: object = None) -> None:
+        """Hand everything issued so far to the device; with ``blocking`` wait for it, and give staging back.
+
+        Args:
+            blocking: Wait; then the device's pinned blocks that nobody uses are freed, that of the inputs too, which
+                stay set.
+            stream: A stream of yours: what you put on it afterwards comes after all that was issued so far.
 
         Raises:
             GpuexecError: Waiting, and the last run failed.
         """
         with self._engine.entering():
-            mark = self._engine.mark()
+            # Work is the device's from the moment it is issued: there is nothing to hand over that could be marked.
+            mark = self._engine.mark(stream) if blocking or stream is not None else Fence.of()
         if blocking:
-            mark.synchronize()
+            with self._engine.releasing_staging():
+                mark.synchronize()
 
     async def flush_schedule_async(self) -> None:
         """Wait for everything issued so far without blocking the loop."""
         with self._engine.entering():
             mark = self._engine.mark()
-        await mark.wait(self._backend.completion)
+        with self._engine.releasing_staging():
+            await mark.wait(self._backend.completion)
 
     def wait_for_completion(self) -> None:
         """Wait for everything issued so far, between steps too."""
@@ -267,6 +319,24 @@ class Worker:
         """Give up the present run if it is not wholly on the stream; the Worker stays usable."""
         with self._engine.entering():
             return self._last is not None and self._last.cancel()
+
+    # ---- state
+
+    @property
+    def state(self) -> State:
+        """What the model's memories hold; runs go on from it and leave their results there."""
+        self._engine.check_open()
+        return self._engine.states.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        with self._engine.entering():
+            self._engine.states.replace(state)
+
+    def create_state(self) -> State:
+        """Return another state, which holds nothing yet: for a sequence of its own, set as `state` between runs."""
+        self._engine.check_open()
+        return State(self.model, self._backend)
 
     # ---- what there is to know
 
@@ -287,58 +357,25 @@ class Worker:
 
     def report(self) -> Report:
         """Return what was done so far."""
-        counters, syncs = self._engine.site.counters, self._engine.syncs
-        return Report(
-            backend=self._backend.device.name,
-            reason=self._reason,
-            runs=self._engine.turns.number,
-            plans=counters.plans,
-            variants=counters.variants,
-            plan_ms=counters.plan_ms,
-            compile_ms=counters.compile_ms,
-            compared=0 if self._engine.comparer is None else self._engine.comparer.compared,
-            host_calls=syncs.calls,
-            host_reads=syncs.reads,
-            host_syncs=tuple(syncs.waits),
-        )
+        return make_report(self._engine, self._reason)
 
     def memory_stats(self) -> dict[str, int]:
-        """Return bytes held: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``, ``pinned``.
+        """Return bytes held, by what: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
 
-        Weights are the model's and shared by its Workers on a device; pinned bytes are the device's and shared by all.
+        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
+        all; those of ``graphs`` are an estimate.
         """
-        engine = self._engine
-        return {
-            "arena": engine.arena.nbytes,
-            "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.site.plans), default=0),
-            "exchange": engine.pool.nbytes,
-            "weights": engine.weights.nbytes,
-            "frames": sum(frame.nbytes for frame in engine.frames),
-            "pinned": self._backend.staging.nbytes,
-        }
+        return count_memory(self._engine)
+
+    def memory_report(self) -> tuple[Holding, ...]:
+        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
+        return describe_memory(self._engine)
 
     def summary(self) -> str:
         """Return the report and memory as readable text."""
-        report, memory = self.report(), self.memory_stats()
-        lines = [
-            f"{self.model.graph.name}: {len(self.model.graph.nodes)} nodes on {report.backend} ({report.reason})",
-            f"  runs {report.runs}, plans {report.plans}, sizes {report.variants}",
-            f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
-            "  memory " + ", ".join(f"{name} {nbytes:,} B" for name, nbytes in memory.items()),
-        ]
-        lines += [
-            f"  host call {row.node} ({row.operator}), {row.times} times, {row.computed_ms:.2f} ms: {row.why}"
-            for row in report.host_calls
-        ]
-        lines += [
-            f"  host read {row.value} for {row.node} ({row.why}), {row.times} times, {row.nbytes} B,"
-            f" waited {row.waited_ms:.2f} ms, copied {row.copied_ms:.2f} ms"
-            for row in report.host_reads
-        ]
-        if report.compared:
-            lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
-        lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
-        return "\n".join(lines)
+        graph = self.model.graph
+        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
+        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
 
     # ---- life
 
@@ -352,6 +389,8 @@ class Worker:
         if not self._engine.is_closed:
             with self._engine.entering():
                 self._engine.close()
+            self._last = None
+            self._unclosed.detach()
 
     def __enter__(self) -> Worker:
         return self
@@ -375,13 +414,15 @@ def _describe(model: Model, inputs: object) -> dict[str, GivenInput]:
         if len(items) > len(model.inputs):
             raise InputError(f"The model has {len(model.inputs)} inputs, got {len(items)}.")
         named = {port.name: item for port, item in zip(model.inputs, items, strict=False)}
-    unknown = sorted(set(named) - {port.name for port in model.inputs})
+    unknown = sorted(set(named) - {port.name for port in model.ports})
     if unknown:
         raise InputError(
-            f"The model has no input {unknown[0]!r}; it has {', '.join(p.name for p in model.inputs)}.",
+            f"The model has no input {unknown[0]!r}; it has {', '.join(p.name for p in model.ports)}.",
             value=unknown[0],
         )
-    return {port.name: _describe_port(model, port, named.get(port.name)) for port in model.inputs}
+    # What memories hold is the state's to tell, unless it is given.
+    ports = [port for port in model.ports if port in model.inputs or port.name in named]
+    return {port.name: _describe_port(model, port, named.get(port.name)) for port in ports}
 
 
 def _describe_port(model: Model, port: ModelPort, item: Any) -> GivenInput:

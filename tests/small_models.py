@@ -149,10 +149,13 @@ def hold(stream: Any) -> threading.Event:
     return gate
 
 
-def hold_worker(model: gx.Model, **options: object) -> tuple[gx.Worker, threading.Event]:
-    """Return a Worker on the CPU whose stream is held."""
-    stream = open_backend(CPU).device.create_stream()
-    return gx.Worker(model, backend=CPU, stream=stream, **options), hold(stream)  # type: ignore[arg-type]
+def hold_worker(
+    model: gx.Model, backend: Backend | None = None, **options: object
+) -> tuple[gx.Worker, threading.Event]:
+    """Return a Worker, on the CPU unless told otherwise, whose stream is held."""
+    backend = backend or open_backend(CPU)
+    stream = backend.device.create_stream()
+    return gx.Worker(model, backend=backend, stream=stream, **options), hold(stream)  # type: ignore[arg-type]
 
 
 def trace(backend: Backend) -> list[object]:

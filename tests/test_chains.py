@@ -110,5 +110,5 @@ def test_worker_by_auto_is_on_the_same_device_as_one_by_name() -> None:
     with gx.Worker(affine()) as producer, gx.Worker(affine(), backend=producer.backend_type) as consumer:
         y = producer.schedule(x).peek_output()
         run = consumer.schedule(y)
-        assert consumer._engine._binder.kept["x"].__class__.__name__ == "DeviceArray"
+        assert consumer._engine.binder.kept["x"].__class__.__name__ == "DeviceArray"
         np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(expect_affine(x)))

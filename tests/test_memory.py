@@ -10,10 +10,11 @@ import pytest
 import gpuexec as gx
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.fence import Fence
-from gpuexec.frames import Frame, Lease, Readers, Turns
+from gpuexec.frames import Count, Frame, Lease, Readers, Turns
 from gpuexec.memory import Arena, BorrowedMemory, weights_of
 from gpuexec.operator import kernel_table
 from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.device import Region
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from tests.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace, two_layers
 
@@ -67,6 +68,51 @@ def test_frame_gives_the_same_bytes_until_they_are_taken_out() -> None:
     assert frame.nbytes == 60
 
 
+def test_frame_writes_to_memory_given_and_never_lets_go_of_it() -> None:
+    frame = Frame(make_tracer())
+    memory = BorrowedMemory(4096, 512, None)
+    frame.give("y", Region(memory, 256, 100))
+    assert frame.output("y", 60) == Region(memory, 256, 60) == Region(frame.output("y", 60).memory, 256, 60)
+    frame.take_out(memory)
+    assert frame.is_given("y") and frame.given("y") == Region(memory, 256, 100)
+    assert frame.holds(Region(memory, 300, 1)) and not frame.holds(Region(memory, 0, 256))
+    with pytest.raises(OutOfMemoryError, match="'y' needs 101 bytes, and the memory given for it has 100"):
+        frame.output("y", 101)
+    frame.give("y", None)
+    assert frame.output("y", 101).memory is not memory
+
+
+def test_arena_grows_beyond_memory_given_by_what_allocates() -> None:
+    backend, taken = make_tracer(), []
+
+    def allocate(nbytes: int) -> BorrowedMemory:
+        taken.append(nbytes)
+        return BorrowedMemory(8192, nbytes, None)
+
+    given = BorrowedMemory(4096, 512, None)
+    arena = Arena(backend, allocate, given)
+    assert arena.reserve(512) is given and taken == []
+    assert arena.reserve(513) is not given and taken == [513]
+    assert trace(backend) == []
+
+
+def test_engines_that_share_a_count_end_each_others_turns() -> None:
+    backend, count = make_tracer(), Count()
+    first, second = Turns(backend, count=count), Turns(backend, count=count, owner="Method")
+    first.advance()
+    lease = Lease(backend, Frame(backend), first)
+    lease.check("y")
+    second.advance()
+    with pytest.raises(gx.StaleError, match="'y'"):
+        lease.check("y")
+    first.close()
+    own = Lease(backend, Frame(backend), second)
+    own.check("y")
+    second.close()
+    with pytest.raises(gx.ClosedError, match="its Method is closed"):
+        own.check("y")
+
+
 def test_lease_ends_with_the_turn() -> None:
     backend = make_tracer()
     turns, frame = Turns(backend), Frame(backend)
@@ -101,6 +147,26 @@ def test_write_waits_for_readers_announced_before_it_alone() -> None:
     gate.set()
     writer.synchronize()
     assert readers.list_unissued(readers.announce_write()) == [later]
+
+
+def test_readers_that_are_settled_hold_others_back_until_they_are_through() -> None:
+    readers = Readers(make_tracer())
+    seen: list[bool] = []
+
+    class Slow(Fence):
+        """Looks, while it is waited for, whether others would wait too."""
+
+        def settle(self) -> None:
+            seen.append(self in readers.list_unissued(readers.announce_write()))
+            self.issue(())
+
+    fence, other = Slow(), Slow()
+    readers.add(fence)
+    readers.settle(only_issued=True)
+    assert seen == []
+    readers.announce_write(other)
+    readers.settle()
+    assert seen == [True, True] and readers.list_unissued(readers.announce_write()) == []
 
 
 def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.devices.opening import why_no_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = {
@@ -17,10 +20,21 @@ SAMPLES = {
     "manual_schedule.py": ["frame by frame"],
     "asyncio_server.py": ["served"],
     "frame_budget.py": ["within the budget"],
+    "method_memory.py": ["in our own memory"],
+    "saved_program.py": ["from the file", "from the model"],
     "readback.py": ["polled", "awaited", "blocked for"],
 }
+# What these say of themselves, each with whether it was so.
+CLAIMS = {
+    "lstm_policy.py": ["by turns as alone", "from the middle as alone"],
+    "streaming_detector.py": ["loud blocks found"],
+    "cache_decoding.py": ["as by hand"],
+}
 # Tried by tests of their own, or shared by the others.
-ELSEWHERE = {"train_digits.py", "digits.py"}
+ELSEWHERE = {"train_digits.py", "digits.py", "networks.py", "own_stream.py"}
+
+
+READ = re.compile(r"^([\w ]+): (\d+) of 360 digits read right$", re.M)
 
 
 def run_sample(name: str) -> str:
@@ -32,9 +46,27 @@ def run_sample(name: str) -> str:
 @pytest.mark.parametrize(("name", "ways"), SAMPLES.items(), ids=SAMPLES)
 def test_sample_reads_the_digits(name: str, ways: list[str]) -> None:
     said = run_sample(name)
-    rights = {way: int(right) for way, right in re.findall(r"^([\w ]+): (\d+) of 360 digits read right$", said, re.M)}
+    rights = {way: int(right) for way, right in READ.findall(said)}
     assert list(rights) == ways
     assert all(right >= 0.97 * 360 for right in rights.values())
+
+
+@pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU, whose streams the sample uses instead")
+def test_own_stream_is_shown_on_the_simulator_where_there_is_no_gpu() -> None:
+    assert [(way, int(right) >= 0.97 * 360) for way, right in READ.findall(run_sample("own_stream.py"))] == [
+        ("in a simulated stream", True)
+    ]
+
+
+@pytest.mark.gpu
+def test_own_stream_is_shown_with_cupy_and_torch() -> None:
+    expected = [("in a CuPy stream", True)] + [("in a torch stream", True)] * (find_spec("torch") is not None)
+    assert [(way, int(right) >= 0.97 * 360) for way, right in READ.findall(run_sample("own_stream.py"))] == expected
+
+
+@pytest.mark.parametrize(("name", "claims"), CLAIMS.items(), ids=CLAIMS)
+def test_sample_holds_what_it_claims(name: str, claims: list[str]) -> None:
+    assert re.findall(r"^([\w ]+): (True|False)$", run_sample(name), re.M) == [(claim, "True") for claim in claims]
 
 
 def test_parts_are_synchronised_every_fifth_layer() -> None:
@@ -48,4 +80,4 @@ def test_manual_schedule_is_flushed_every_fourth_frame() -> None:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {*SAMPLES, *ELSEWHERE}
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {*SAMPLES, *CLAIMS, *ELSEWHERE}

@@ -33,9 +33,10 @@ from onnx.backend import base
 
 from gpuexec.errors import DeviceError, InputError, ModelError, UnsupportedError
 from gpuexec.model import Model, load
+from gpuexec.report import Report
 from gpuexec.runtime.backend import BackendType, open_backend
 from gpuexec.tensor import Tensor
-from gpuexec.worker import Report, Worker
+from gpuexec.worker import Worker
 
 _BACKENDS = {
     "CPU": BackendType.CPU,

@@ -1,0 +1,260 @@
+"""ExecuTorch's Python runtime over gpuexec: the same names, calls and error codes.
+
+    from gpuexec.compat.executorch import Runtime
+
+    program = Runtime.get().load_program("model.gxp")
+    outputs = program.load_method("forward").execute([x])
+
+Names are those of executorch.runtime 1.0. Programs are gpuexec's; arrays are NumPy's, and outputs the caller's own.
+Errors are gpuexec's, and such as Python code expects here: KeyError for a method, IndexError for an index, TypeError
+for a source. All carry ``code``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, BinaryIO
+
+import numpy as np
+
+import gpuexec.ops  # noqa: F401  (registers the operators)
+from gpuexec import contents
+from gpuexec import method as methods
+from gpuexec import program as programs
+from gpuexec.errors import DeviceError, ErrorCode, InputError
+from gpuexec.method_meta import MethodMeta, TensorMeta
+from gpuexec.operator import operator_names
+from gpuexec.runtime.backend import Backend, BackendType, choose_backend
+
+Array = np.ndarray[Any, Any]
+
+
+class Verification(Enum):
+    """How much of a program is checked when it is loaded."""
+
+    Minimal = "minimal"
+    InternalConsistency = "full"
+
+
+class MethodNotFoundError(InputError, KeyError):
+    """The program has no method of that name."""
+
+    __str__ = Exception.__str__
+
+
+class MetadataIndexError(InputError, IndexError):
+    """There is no input, output or buffer of that index."""
+
+
+class SourceTypeError(InputError, TypeError):
+    """A program can't be read from an object of that type."""
+
+    code = ErrorCode.INVALID_TYPE
+
+
+class BackendRegistry:
+    """Where programs may run."""
+
+    @property
+    def registered_backend_names(self) -> list[str]:
+        """Names of all backends, whether or not they work here."""
+        return [each.name for each in BackendType if each is not BackendType.AUTO]
+
+    def is_available(self, backend_name: str) -> bool:
+        """Return whether a backend works here."""
+        if backend_name not in self.registered_backend_names:
+            return False
+        try:
+            choose_backend(BackendType[backend_name])
+        except DeviceError:
+            return False
+        return True
+
+
+class OperatorRegistry:
+    """What programs may hold."""
+
+    @property
+    def operator_names(self) -> set[str]:
+        """Names of all operators, those of other domains with the domain before them."""
+        return set(operator_names())
+
+
+class TensorInfo:
+    """Describes an input or output."""
+
+    def __init__(self, meta: TensorMeta) -> None:
+        self._meta = meta
+
+    def name(self) -> str:
+        """Return what it is called."""
+        return self._meta.name
+
+    def sizes(self) -> tuple[int | None, ...]:
+        """Return its extents: upper bounds where they are free, None where there are none."""
+        return self._meta.sizes
+
+    def dtype(self) -> np.dtype[Any]:
+        """Return its element type."""
+        return self._meta.dtype
+
+    def is_memory_planned(self) -> bool:
+        """Return whether its bytes lie in planned memory."""
+        return self._meta.is_memory_planned
+
+    def nbytes(self) -> int | None:
+        """Return how many bytes it takes at most."""
+        return self._meta.nbytes
+
+    def __repr__(self) -> str:
+        return f"TensorInfo({self._meta.name!r}, sizes={list(self._meta.sizes)}, dtype={self._meta.dtype.name})"
+
+
+class MethodMetadata:
+    """Describes a method."""
+
+    def __init__(self, meta: MethodMeta) -> None:
+        self._meta = meta
+
+    def name(self) -> str:
+        """Return its name."""
+        return self._meta.name
+
+    def num_inputs(self) -> int:
+        """Return how many inputs it has."""
+        return self._meta.num_inputs
+
+    def num_outputs(self) -> int:
+        """Return how many outputs it has."""
+        return self._meta.num_outputs
+
+    def num_attributes(self) -> int:
+        """Return how many tensors outlive its runs."""
+        return self._meta.num_attributes
+
+    def num_instructions(self) -> int:
+        """Return how many commands it begins with."""
+        return self._meta.num_instructions
+
+    def input_tensor_meta(self, index: int) -> TensorInfo:
+        """Describe an input; IndexError where there is none."""
+        _check_index(index, self.num_inputs(), "inputs")
+        return TensorInfo(self._meta.input_tensor_meta(index))
+
+    def output_tensor_meta(self, index: int) -> TensorInfo:
+        """Describe an output; IndexError where there is none."""
+        _check_index(index, self.num_outputs(), "outputs")
+        return TensorInfo(self._meta.output_tensor_meta(index))
+
+    def num_memory_planned_buffers(self) -> int:
+        """Return how many blocks of memory it needs."""
+        return self._meta.num_memory_planned_buffers
+
+    def memory_planned_buffer_size(self, index: int) -> int:
+        """Return how many bytes a block needs; IndexError where there is none."""
+        _check_index(index, self.num_memory_planned_buffers(), "planned buffers")
+        return self._meta.memory_planned_buffer_size(index)
+
+    def uses_backend(self, backend_name: str) -> bool:
+        """Return whether it runs on a device of that name."""
+        return self._meta.uses_backend(backend_name)
+
+    def __repr__(self) -> str:
+        return f"MethodMetadata({self._meta.name!r}, {self.num_inputs()} inputs, {self.num_outputs()} outputs)"
+
+
+class Method:
+    """A method, loaded."""
+
+    def __init__(self, method: methods.Method) -> None:
+        self._method = method
+
+    @property
+    def metadata(self) -> MethodMetadata:
+        """What it takes and gives."""
+        return MethodMetadata(self._method.method_meta)
+
+    def execute(self, inputs: Sequence[object]) -> Sequence[Array]:
+        """Run; return the outputs as arrays of the caller's own.
+
+        Raises:
+            InputError: The inputs are not those of the method.
+        """
+        self._method.execute(list(inputs))
+        return [tensor.readback_and_clone() for tensor in self._method.get_outputs()]
+
+
+class Program:
+    """A program, loaded."""
+
+    def __init__(self, program: programs.Program) -> None:
+        self._program = program
+        self._methods: dict[str, Method] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def method_names(self) -> set[str]:
+        """The names of the methods."""
+        return set(self._program.method_names)
+
+    def load_method(self, name: str) -> Method:
+        """Load a method, the same object each time; KeyError where there is none of that name."""
+        self._check(name)
+        with self._lock:
+            if name not in self._methods:
+                self._methods[name] = Method(self._program.load_method(name))
+            return self._methods[name]
+
+    def metadata(self, method_name: str) -> MethodMetadata:
+        """Describe a method without loading it; KeyError where there is none of that name."""
+        self._check(method_name)
+        return MethodMetadata(self._program.method_meta(method_name))
+
+    def _check(self, name: str) -> None:
+        names = self._program.method_names
+        if name not in names:
+            raise MethodNotFoundError(f"The program has no method {name!r}; it has {', '.join(names)}.")
+
+
+class Runtime:
+    """The one of the process; `get` returns it."""
+
+    _one: Runtime | None = None
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self.backend_registry, self.operator_registry = BackendRegistry(), OperatorRegistry()
+
+    @classmethod
+    def get(cls) -> Runtime:
+        """Return the runtime, the same object each time."""
+        with cls._lock:
+            cls._one = cls._one or Runtime()
+            return cls._one
+
+    def load_program(
+        self,
+        data: str | os.PathLike[str] | bytes | bytearray | BinaryIO,
+        *,
+        verification: Verification = Verification.InternalConsistency,
+        backend: BackendType | Backend = BackendType.AUTO,
+    ) -> Program:
+        """Load a program; TypeError where ``data`` is neither a path, bytes nor a binary file.
+
+        Args:
+            data: Where it is.
+            verification: How much of it is checked.
+            backend: Where its methods run, which ExecuTorch decides when it compiles.
+        """
+        if not isinstance(data, str | os.PathLike | bytes | bytearray) and not hasattr(data, "read"):
+            raise SourceTypeError(f"Expected a path, bytes or a binary file, got {type(data).__name__}.")
+        checked = contents.Verification(verification.value)
+        return Program(programs.Program.load(data, checked, backend=backend))
+
+
+def _check_index(index: int, count: int, what: str) -> None:
+    if not 0 <= index < count:
+        raise MetadataIndexError(f"The method has {count} {what}, got index {index}.")

@@ -1,0 +1,94 @@
+"""What a Worker did, where, and what memory it holds: as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.engine import Engine
+from gpuexec.holdings import Holding
+from gpuexec.syncs import CallRow, ReadRow
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a Worker did and where: counted, named, nothing hidden.
+
+    ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
+    although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
+    for without having asked by name: (what, why) rows. ``plans_restored`` are plans whose layout a program brought;
+    ``plans_refused`` says why others it brought were made anew. Times in milliseconds.
+    """
+
+    backend: str
+    reason: str
+    runs: int
+    plans: int
+    variants: int
+    plan_ms: float
+    compile_ms: float
+    compared: int
+    host_calls: tuple[CallRow, ...]
+    host_reads: tuple[ReadRow, ...]
+    host_syncs: tuple[tuple[str, str], ...]
+    plans_restored: int = 0
+    plans_refused: tuple[str, ...] = ()
+
+
+def make_report(engine: Engine, reason: str) -> Report:
+    """Return what an engine did so far; ``reason`` says why it runs where it does."""
+    counters, syncs = engine.site.counters, engine.syncs
+    return Report(
+        backend=engine.backend.device.name,
+        reason=reason,
+        runs=engine.turns.number,
+        plans=counters.plans,
+        variants=counters.variants,
+        plan_ms=counters.plan_ms,
+        compile_ms=counters.compile_ms,
+        compared=0 if engine.comparer is None else engine.comparer.compared,
+        host_calls=syncs.calls,
+        host_reads=syncs.reads,
+        host_syncs=tuple(syncs.waits),
+        plans_restored=counters.restored,
+        plans_refused=tuple(counters.refused),
+    )
+
+
+def count_memory(engine: Engine) -> dict[str, int]:
+    """Return bytes held, by what holds them."""
+    return {row.name: row.nbytes for row in describe_memory(engine)} | {
+        "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.site.plans), default=0)
+    }
+
+
+def describe_memory(engine: Engine) -> tuple[Holding, ...]:
+    """Return what memory is held, and since when."""
+    last = engine.turns.number
+    engine.holdings.observe(last - 1 if last else None)
+    return engine.holdings.list_rows()
+
+
+def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Holding]) -> str:
+    """Return report and memory as readable text."""
+    lines = [
+        f"{model_name}: {nodes} nodes on {report.backend} ({report.reason})",
+        f"  runs {report.runs}, plans {report.plans}, sizes {report.variants}",
+        f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
+        *([f"  plans brought along by the program {report.plans_restored}"] if report.plans_restored else []),
+        *(f"  a plan brought along was made anew: {why}" for why in report.plans_refused),
+        *(f"  memory {row}" for row in memory if row.most_nbytes),
+    ]
+    lines += [
+        f"  host call {row.node} ({row.operator}), {row.times} times, {row.computed_ms:.2f} ms: {row.why}"
+        for row in report.host_calls
+    ]
+    lines += [
+        f"  host read {row.value} for {row.node} ({row.why}), {row.times} times, {row.nbytes} B,"
+        f" waited {row.waited_ms:.2f} ms, copied {row.copied_ms:.2f} ms"
+        for row in report.host_reads
+    ]
+    if report.compared:
+        lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
+    lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
+    return "\n".join(lines)

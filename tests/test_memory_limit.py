@@ -1,0 +1,158 @@
+"""max_bytes: what never fits is refused beforehand with both numbers; what grows gives back before it goes beyond."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import gpuexec as gx
+from gpuexec.operator import kernel_table
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.simulator.device import SimulatorDevice
+from tests.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, trace
+
+HELD = ("arena", "exchange", "weights", "frames")
+
+
+def chain() -> gx.Model:
+    """Return a model x ``[n, k]`` -> MatMul by 64 columns -> Exp -> MatMul by 4 columns."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["wide"], name="widen"),
+        helper.make_node("Relu", ["wide"], ["bent"], name="bend"),
+        helper.make_node("MatMul", ["bent", "v"], ["y"], name="narrow"),
+    ]
+    weights = {"w": np.full((4, 64), 0.25, np.float32), "v": np.full((64, 4), 0.5, np.float32)}
+    return make_model(nodes, {"x": ["n", 4]}, {"y": ["n", 4]}, **weights)
+
+
+def expect_chain(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """Return what the chain makes of x."""
+    wide = x @ np.full((4, 64), 0.25, np.float32)
+    return np.asarray(np.maximum(wide, 0) @ np.full((64, 4), 0.5, np.float32))
+
+
+def find_needs(backend: Callable[[], Backend], rows: int, frames: int = 2) -> tuple[int, str]:
+    """Return how many bytes runs of so many rows need, as the refusal tells, and its text."""
+    with gx.Worker(chain(), backend=backend(), max_bytes=1, frames=frames) as worker:
+        with pytest.raises(gx.OutOfMemoryError) as caught:
+            worker.schedule(ramp(rows, 4))
+        found = re.search(r"needs (\d+) bytes", str(caught.value))
+        assert found is not None
+        return int(found[1]), str(caught.value)
+
+
+def held(worker: gx.Worker) -> int:
+    """Return what a Worker holds on its device."""
+    stats = worker.memory_stats()
+    return sum(stats[name] for name in HELD)
+
+
+def make_simulator() -> Backend:
+    device = SimulatorDevice(lambda source: kernel_table()[source])
+    return Backend(device, gx.BackendType.SIMULATOR, "for a test")
+
+
+def test_refusal_tells_both_numbers_what_they_are_of_and_the_node_of_the_largest_buffer() -> None:
+    worker = gx.Worker(chain(), backend=make_tracer(), max_bytes=5000, frames=3)
+    with worker, pytest.raises(gx.OutOfMemoryError) as caught:
+        worker.schedule(ramp(64, 4))
+    arena, outputs, weights = 64 * 64 * 4, 64 * 4 * 4, 2 * 64 * 4 * 4
+    text = str(caught.value)
+    total = arena + 3 * outputs + weights
+    assert f"needs {total} bytes (arena {arena}, outputs {outputs} in each of 3 frames" in text
+    assert f"weights {weights}, state 0), and max_bytes allows 5000" in text
+    assert caught.value.node == "widen" and "a result of 'widen', which takes 16384" in text
+
+
+@pytest.mark.parametrize("backend", [make_tracer, make_simulator])
+def test_as_many_bytes_as_are_needed_suffice_and_one_less_does_not(backend: Callable[[], Backend]) -> None:
+    x = ramp(64, 4)
+    needed, _ = find_needs(backend, 64)
+    uploaded = 2 * x.nbytes
+    with gx.Worker(chain(), backend=backend(), max_bytes=needed + uploaded) as worker:
+        for _ in range(3):
+            worker.run(x)
+        assert held(worker) == needed + uploaded
+    with gx.Worker(chain(), backend=backend(), max_bytes=needed + uploaded - 1) as worker:
+        with pytest.raises(gx.OutOfMemoryError, match=rf"needs {needed + uploaded} bytes .*inputs 1024 in each"):
+            worker.run(x)
+        with pytest.raises(gx.OutOfMemoryError, match=rf"allows {needed + uploaded - 1};"):
+            worker.prepare((64, 4))
+
+
+def test_nothing_is_allocated_or_compiled_for_what_is_refused() -> None:
+    backend = make_tracer()
+    with gx.Worker(chain(), backend=backend, max_bytes=5000) as worker:
+        for attempt in (worker.schedule, worker.run, worker.prepare):
+            with pytest.raises(gx.OutOfMemoryError):
+                attempt(ramp(64, 4))
+        assert not {"allocate", "load"} & set(trace(backend))
+        assert worker.plans == () and held(worker) == 0
+
+
+@pytest.mark.parametrize("backend", [CPU, gx.BackendType.SIMULATOR])
+def test_worker_goes_on_with_smaller_shapes(backend: gx.BackendType) -> None:
+    with gx.Worker(chain(), backend=backend, max_bytes=10_000) as worker:
+        for _ in range(2):
+            with pytest.raises(gx.OutOfMemoryError):
+                worker.run(ramp(64, 4))
+            np.testing.assert_allclose(worker.run(ramp(5, 4)), expect_chain(ramp(5, 4)), rtol=1e-6)
+            assert held(worker) <= 10_000
+
+
+def test_size_that_fits_though_its_class_does_not_is_planned_by_itself() -> None:
+    needed, _ = find_needs(make_tracer, 33, frames=1)
+    of_class, _ = find_needs(make_tracer, 64, frames=1)
+    limit = needed + 33 * 4 * 4 + 500
+    assert limit < of_class
+    with gx.Worker(chain(), backend=make_simulator(), max_bytes=limit, frames=1) as worker:
+        np.testing.assert_allclose(worker.run(ramp(33, 4)), expect_chain(ramp(33, 4)), rtol=1e-6)
+        assert worker.plans[0].inputs[0].spec.shape == (33, 4)
+
+
+def test_growing_gives_back_what_smaller_sizes_took_instead_of_going_beyond() -> None:
+    peak = 0
+    device = SimulatorDevice(lambda source: kernel_table()[source])
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    needed, _ = find_needs(make_simulator, 256)
+    limit = needed + 2 * 256 * 4 * 4
+    with gx.Worker(chain(), backend=backend, max_bytes=limit) as worker:
+        for rows in (16, 100, 200, 7, 256, 130):
+            np.testing.assert_allclose(worker.run(ramp(rows, 4)), expect_chain(ramp(rows, 4)), rtol=1e-6)
+            peak = max(peak, held(worker))
+            assert held(worker) <= limit
+        worker.prepare((256, 4))
+        assert held(worker) <= limit
+    assert peak > limit // 2
+
+
+def test_output_of_a_run_stays_readable_when_the_next_one_needs_its_memory() -> None:
+    needed, _ = find_needs(make_simulator, 256, frames=1)
+    with gx.Worker(chain(), backend=make_simulator(), max_bytes=needed + 256 * 4 * 4, frames=1) as worker:
+        request = worker.schedule(ramp(100, 4)).peek_output().readback_request()
+        worker.schedule(ramp(256, 4))
+        np.testing.assert_allclose(request.result(), expect_chain(ramp(100, 4)), rtol=1e-6)
+
+
+def test_weights_shared_with_another_worker_count() -> None:
+    model, backend = affine(), make_tracer()
+    with gx.Worker(model, backend=backend) as first:
+        first.run(ramp(2, 3))
+        weights = first.memory_stats()["weights"]
+        with gx.Worker(model, backend=backend, max_bytes=1) as second, pytest.raises(gx.OutOfMemoryError) as caught:
+            second.run(ramp(2, 3))
+    assert weights > 0 and f"weights {weights}, " in str(caught.value)
+
+
+def test_limit_wide_enough_changes_nothing() -> None:
+    with gx.Worker(affine(), backend=CPU, max_bytes=1 << 40) as worker:
+        np.testing.assert_array_equal(worker.run(ramp(10, 3)), expect_affine(ramp(10, 3)))
+
+
+def test_limit_below_one_byte_is_refused() -> None:
+    with pytest.raises(gx.InputError, match="max_bytes must be at least 1, got 0"):
+        gx.Worker(affine(), backend=CPU, max_bytes=0)
