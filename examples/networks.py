@@ -1,0 +1,114 @@
+"""Small networks that the examples build in place: a policy with an LSTM, a detector with a memory, a decoder.
+
+Their weights are drawn at random, so what they say means nothing; how state passes from run to run is what matters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+OBSERVATIONS, HIDDEN, ACTIONS = 8, 32, 4
+VOCABULARY, WIDTH, HEADS, HEAD = 64, 32, 4, 8
+_FLOAT = TensorProto.FLOAT
+_OPSETS = [helper.make_opsetid("", 21)]
+
+
+def build_policy() -> ModelProto:
+    """Return ``observation`` [1, batch, 8] -> ``action`` [batch, 4]; the LSTM's state is neither input nor output."""
+    rng = np.random.default_rng(7)
+    weights = [
+        _weight("W", rng.normal(0, 0.5, (1, 4 * HIDDEN, OBSERVATIONS))),
+        _weight("R", rng.normal(0, 0.3, (1, 4 * HIDDEN, HIDDEN))),
+        _weight("head", rng.normal(0, 0.5, (HIDDEN, ACTIONS))),
+        numpy_helper.from_array(np.array([0], np.int64), "first"),
+    ]
+    nodes = [
+        helper.make_node("LSTM", ["observation", "W", "R"], ["", "last"], "lstm", hidden_size=HIDDEN),
+        helper.make_node("Squeeze", ["last", "first"], ["features"], "squeeze"),
+        helper.make_node("MatMul", ["features", "head"], ["action"], "head"),
+    ]
+    inputs = [helper.make_tensor_value_info("observation", _FLOAT, [1, "batch", OBSERVATIONS])]
+    outputs = [helper.make_tensor_value_info("action", _FLOAT, ["batch", ACTIONS])]
+    return _model("policy", nodes, inputs, outputs, weights)
+
+
+def build_detector() -> ModelProto:
+    """Return ``block`` [1, 64], ``level`` [1, 1] -> ``alarm`` [1, 1], ``level_out`` [1, 1].
+
+    The level follows the loudness of the blocks slowly; the alarm is how far a block stands above it.
+    """
+    weights = [_weight("keep", np.array(0.95)), _weight("take", np.array(0.05))]
+    axis = numpy_helper.from_array(np.array([1], np.int64), "axis")
+    nodes = [
+        helper.make_node("ReduceL2", ["block", "axis"], ["loudness"], "loudness"),
+        helper.make_node("Sub", ["loudness", "level"], ["excess"], "excess"),
+        helper.make_node("Relu", ["excess"], ["alarm"], "alarm"),
+        helper.make_node("Mul", ["level", "keep"], ["kept"], "keep"),
+        helper.make_node("Mul", ["loudness", "take"], ["taken"], "take"),
+        helper.make_node("Add", ["kept", "taken"], ["level_out"], "level"),
+    ]
+    inputs = [helper.make_tensor_value_info("block", _FLOAT, [1, 64])]
+    inputs.append(helper.make_tensor_value_info("level", _FLOAT, [1, 1]))
+    outputs = [helper.make_tensor_value_info(name, _FLOAT, [1, 1]) for name in ("alarm", "level_out")]
+    return _model("detector", nodes, inputs, outputs, [*weights, axis])
+
+
+def build_decoder() -> ModelProto:
+    """Return one attention layer over a cache.
+
+    ``token`` [1, new] and ``past_k``, ``past_v`` [1, 4, past, 8] -> ``logits`` [1, new, 64] and ``present_k``,
+    ``present_v`` [1, 4, past + new, 8]. Give the prompt one token at a time: nothing masks later ones.
+    """
+    rng = np.random.default_rng(11)
+    weights = [_weight("embedding", rng.normal(0, 1, (VOCABULARY, WIDTH)))]
+    weights += [_weight(name, rng.normal(0, 0.4, (WIDTH, WIDTH))) for name in ("wq", "wk", "wv")]
+    weights += [_weight("unembed", rng.normal(0, 0.6, (WIDTH, VOCABULARY))), _weight("scale", np.array(HEAD**-0.5))]
+    weights += [
+        numpy_helper.from_array(np.array([0, 0, HEADS, HEAD], np.int64), "split"),
+        numpy_helper.from_array(np.array([0, 0, WIDTH], np.int64), "join"),
+    ]
+    nodes = [helper.make_node("Gather", ["embedding", "token"], ["x"], "embed")]
+    for part in "qkv":
+        nodes += [
+            helper.make_node("MatMul", ["x", f"w{part}"], [f"{part}.flat"], f"{part}.project"),
+            helper.make_node("Reshape", [f"{part}.flat", "split"], [f"{part}.split"], f"{part}.split"),
+            helper.make_node("Transpose", [f"{part}.split"], [part], f"{part}.heads", perm=[0, 2, 1, 3]),
+        ]
+    for part in "kv":
+        nodes.append(helper.make_node("Concat", [f"past_{part}", part], [f"present_{part}"], f"{part}.cache", axis=2))
+    nodes += [
+        helper.make_node("Transpose", ["present_k"], ["k.turned"], "k.turn", perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "k.turned"], ["scores"], "scores"),
+        helper.make_node("Mul", ["scores", "scale"], ["scaled"], "scale"),
+        helper.make_node("Softmax", ["scaled"], ["shares"], "softmax", axis=-1),
+        helper.make_node("MatMul", ["shares", "present_v"], ["mixed"], "mix"),
+        helper.make_node("Transpose", ["mixed"], ["mixed.turned"], "mix.turn", perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["mixed.turned", "join"], ["joined"], "join"),
+        helper.make_node("Add", ["joined", "x"], ["y"], "residual"),
+        helper.make_node("MatMul", ["y", "unembed"], ["logits"], "unembed"),
+    ]
+    cache = [helper.make_tensor_value_info(f"past_{part}", _FLOAT, [1, HEADS, "past", HEAD]) for part in "kv"]
+    inputs = [helper.make_tensor_value_info("token", TensorProto.INT64, [1, "new"]), *cache]
+    outputs = [helper.make_tensor_value_info("logits", _FLOAT, [1, "new", VOCABULARY])]
+    outputs += [helper.make_tensor_value_info(f"present_{p}", _FLOAT, [1, HEADS, "total", HEAD]) for p in "kv"]
+    return _model("decoder", nodes, inputs, outputs, weights)
+
+
+def _weight(name: str, array: np.ndarray[Any, Any]) -> TensorProto:
+    return numpy_helper.from_array(array.astype(np.float32), name)
+
+
+def _model(
+    name: str,
+    nodes: list[NodeProto],
+    inputs: list[ValueInfoProto],
+    outputs: list[ValueInfoProto],
+    weights: list[TensorProto],
+) -> ModelProto:
+    graph = helper.make_graph(nodes, name, inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=_OPSETS)
+    model.ir_version = 10
+    return model
