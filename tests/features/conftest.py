@@ -1,0 +1,18 @@
+"""The devices that rows are proved on."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuexec as gx
+from gpuexec.runtime.backend import Backend, open_backend
+from tests.features.marks import DEVICES
+from tests.small_models import make_tracer
+
+
+@pytest.fixture(params=DEVICES)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The backend that the test's parameter names."""
+    if request.param == "tracer":
+        return make_tracer()
+    return open_backend(gx.BackendType(request.param))

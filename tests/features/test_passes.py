@@ -1,0 +1,81 @@
+"""Rows on passes: what they do, that outputs keep their names and values, and that each has a switch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import gpuexec as gx
+from gpuexec.passes import AT_LOAD, AT_PLAN
+from gpuexec.runtime.backend import Backend
+from tests.small_models import ramp
+
+HEAD = '<ir_version: 10, opset_import: ["": 18]> agraph'
+# Something for every pass at load: a constant sum, a dead node, two equal ones, a no-op, a batch norm behind a conv.
+ALL = f"""{HEAD} (float[n, 2, 4, 4] x) => (float[n, 2, 4, 4] y, float[n, 2, 4, 4] z, float[n, 2, 4, 4] same)
+<float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, float[2] s = {{2, 3}}, float[2] b = {{1, 0}}, float[2] m = {{0, 1}},
+ float[2] v = {{1, 4}}, float one = {{1}}> {{
+  two = Add (one, one)
+  c = Conv <kernel_shape = [1, 1]> (x, w)
+  y = BatchNormalization (c, s, b, m, v)
+  dead = Exp (x)
+  p = Mul (x, two)
+  q = Mul (x, two)
+  sum = Add (p, q)
+  same = Identity (sum)
+  z = Neg (same)
+}}"""
+NAMES = [each.name for each in AT_LOAD]
+
+
+def load(*disabled: str) -> gx.Model:
+    return gx.load(parser.parse_model(ALL), disabled_passes=disabled)
+
+
+def test_b55_s74_the_passes_shorten_the_graph() -> None:
+    plain, best = load(*NAMES), load()
+    assert [node.operator.name for node in plain.graph.nodes] == [
+        *("Add", "Conv", "BatchNormalization", "Exp", "Mul", "Mul", "Add", "Identity", "Neg"),
+    ]
+    assert sorted(node.operator.name for node in best.graph.nodes) == ["Add", "Conv", "Mul", "Neg"]
+
+
+def test_b55_named_outputs_keep_names_order_and_values(backend: Backend) -> None:
+    x = ramp(3, 2, 4, 4)
+    with gx.Worker(load(*NAMES), backend=backend) as plain, gx.Worker(load(), backend=backend) as best:
+        expected, got = plain.schedule(x), best.schedule(x)
+        assert list(expected.outputs) == list(got.outputs) == ["y", "z", "same"]
+        for name, tensor in expected.outputs.items():
+            np.testing.assert_allclose(
+                got.peek_output(name).readback_and_clone(), tensor.readback_and_clone(), rtol=1e-5, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(each.name for each in AT_PLAN)])
+def test_s74_each_pass_has_a_switch_that_changes_no_result(name: str, backend: Backend) -> None:
+    x = ramp(3, 2, 4, 4)
+    with gx.Worker(load(), backend=backend) as best, gx.Worker(load(name), backend=backend) as without:
+        for expected, got in zip(best.run(x), without.run(x), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        ("fold_constants", "Add"),
+        ("remove_dead", "Exp"),
+        ("merge_common", "Mul"),
+        ("fuse_conv_batchnorm", "BatchNormalization"),
+    ],
+)
+def test_s74_without_its_pass_an_operator_stays(name: str, operator: str) -> None:
+    def count(model: gx.Model) -> int:
+        return sum(node.operator.name == operator for node in model.graph.nodes)
+
+    assert count(load(name)) == count(load()) + 1
+
+
+def test_s74_a_pass_that_is_none_is_refused_with_those_there_are() -> None:
+    with pytest.raises(gx.InputError, match=r"no pass remove_nops; there are .*remove_noops"):
+        load("remove_nops")

@@ -1,0 +1,330 @@
+"""Rows on outputs: peeking, copying, reading back, waiting, and when a tensor no longer speaks for its data."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import gpuexec as gx
+from gpuexec.runtime.backend import Backend
+from tests.features.held import held_worker, opening
+from tests.features.marks import is_tracer, on
+from tests.small_models import affine, expect_affine, hold, make_model, ramp, trace, two_inputs
+
+X = ramp(2, 3)
+Y = expect_affine(X)
+
+READS: dict[str, Callable[[gx.Tensor], object]] = {
+    "index": lambda y: y[0],
+    "array": np.asarray,
+    "iteration": list,
+    "float": float,
+    "truth": bool,
+    "ufunc": lambda y: np.add(y, 1),
+}
+
+
+# ---- views and copies
+
+
+def test_b33_s24_e15_peek_is_a_view_until_the_next_run(backend: Backend) -> None:
+    with gx.Worker(two_inputs(), backend=backend) as worker:
+        with pytest.raises(gx.StateError, match="schedule"):
+            worker.peek_output()
+        worker.schedule([X, X])
+        first = worker.peek_output()
+        assert first is worker.peek_output("sum") and first.name == "sum"
+        assert worker.peek_output("difference").name == "difference"
+        with pytest.raises(gx.InputError, match=r"no output 'product'.*sum, difference"):
+            worker.peek_output("product")
+        worker.schedule([X, X])
+        with pytest.raises(gx.StaleError, match=r"'sum' belongs to an earlier run.*copy_output"):
+            first.readback_request()
+
+
+def test_s24_outputs_that_are_inputs_or_constants_are_copies(backend: Backend) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Identity", ["c"], ["fixed"])]
+    model = make_model(nodes, {"x": (2, 3)}, {"same": (2, 3), "fixed": (2,)}, c=np.float32([1, 2]))
+    with gx.Worker(model, backend=backend) as worker:
+        run = worker.schedule(X)
+        for tensor in run.outputs.values():
+            tensor.data_on_backend.upload(np.zeros(tensor.shape, np.float32))
+        same, fixed = worker.run()
+        np.testing.assert_array_equal(same, X)
+        np.testing.assert_array_equal(fixed, [1, 2])
+
+
+def test_b34_t2_what_is_read_is_a_copy_of_the_callers_own(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        worker.schedule(X)
+        array = worker.read_output()
+        array[...] = 7
+        np.testing.assert_array_equal(worker.read_output(), Y)
+        np.testing.assert_array_equal(worker.peek_output().readback_and_clone(), Y)
+
+
+def test_s25_t2_copy_output_copies_on_the_device_and_lasts(backend: Backend) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
+        worker.schedule(X)
+        copy = worker.copy_output()
+        assert not copy.is_done() and copy.backend_type is backend.type
+        gate.set()
+        worker.peek_output().data_on_backend.upload(np.zeros((2, 3), np.float32))
+        worker.schedule(X + 1)
+        np.testing.assert_array_equal(copy.readback_and_clone(), Y)
+        assert worker.copy_output(out=copy) is copy
+        np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(X + 1))
+        worker.schedule(ramp(4, 3))
+        with pytest.raises(gx.InputError, match=r"float32\[4,3\]"):
+            worker.copy_output(out=copy)
+    np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(X + 1))
+
+
+@on("tracer")
+def test_s25_copy_output_downloads_nothing(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        worker.schedule(X)
+        worker.copy_output()
+        assert "copy_to_host" not in trace(backend)
+
+
+def test_s26_a_stale_tensor_raises_and_an_older_request_answers(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend, frames=1) as worker:
+        stale = worker.schedule(X).peek_output()
+        requests = [worker.schedule(X + number).peek_output().readback_request() for number in range(4)]
+        uses: tuple[Callable[[gx.Tensor], object], ...] = (
+            gx.Tensor.readback_request,
+            gx.Tensor.readback_and_clone,
+            lambda y: y.data_on_backend.upload(X),
+            worker.schedule,
+        )
+        for use in uses:
+            with pytest.raises(gx.StaleError):
+                use(stale)
+        for number, request in enumerate(requests):
+            np.testing.assert_array_equal(request.result(), expect_affine(X + number))
+
+
+# ---- a tensor before its content
+
+
+def test_s40_a_tensor_tells_what_it_is_before_its_content_is_there(backend: Backend) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
+        y = worker.schedule(X).peek_output()
+        assert (y.name, y.shape, y.ndim, y.size, y.nbytes, y.dtype) == ("y", (2, 3), 2, 6, 24, np.float32)
+        assert y.backend_type is backend.type and not y.is_done() and "pending" in repr(y)
+        gate.set()
+        worker.wait_for_completion()
+        assert y.is_done() and "done" in repr(y)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_b53_s52_reading_elements_of_a_pending_tensor_raises(
+    read: Callable[[gx.Tensor], object], backend: Backend
+) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
+        y = worker.schedule(X).peek_output()
+        with pytest.raises(gx.PendingError, match=r"'y' .*call readback_and_clone\(\) to block .* or await"):
+            read(y)
+        gate.set()
+
+
+@on("simulator", "tracer")
+def test_b53_s52_reading_elements_that_are_far_raises_and_downloads_nothing(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        run = worker.schedule(X)
+        run.wait()
+        for read in READS.values():
+            with pytest.raises(gx.PendingError, match="lies on a device"):
+                read(run.peek_output())
+        assert worker.report().host_syncs == ()
+        if is_tracer(backend):
+            assert "copy_to_host" not in trace(backend)
+
+
+# ---- requests
+
+
+def test_s44_s45_t6_a_request_is_done_when_the_data_is_there(backend: Backend) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
+        y = worker.schedule(X).peek_output()
+        assert not y.is_readback_request_done()
+        request = y.readback_request()
+        assert y.readback_request() is request is y.data_on_backend.readback_request()
+        assert not request.is_done() and not y.is_readback_request_done()
+        gate.set()
+        assert request.wait() and request.is_done() and y.is_readback_request_done()
+        np.testing.assert_array_equal(request.result(), Y)
+
+
+def test_s45_not_requested_is_not_done(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        run = worker.schedule(X)
+        run.wait()
+        assert not run.peek_output().is_readback_request_done()
+
+
+def test_s44_a_request_in_flight_is_not_overwritten_by_later_runs(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend, frames=2) as worker:
+        worker.run(X)
+        with worker._engine.turns.transfers.issuing() as copies:
+            gate = hold(copies)
+        with opening(gate):
+            requests = [worker.schedule(X + number).peek_output().readback_request() for number in range(6)]
+            assert not any(request.is_done() for request in requests)
+        for number, request in enumerate(requests):
+            np.testing.assert_array_equal(request.result(), expect_affine(X + number))
+
+
+def test_s46_readback_blocks_for_an_array_of_ones_own_each_time(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        y = worker.schedule(X).peek_output()
+        first, second = y.readback_and_clone(), y.readback_and_clone()
+        assert first is not second and not np.shares_memory(first, second) and first.flags.writeable
+        np.testing.assert_array_equal(first, Y)
+        assert y.backend_type is backend.type
+    with gx.Worker(affine(), backend=backend) as worker:
+        assert worker.schedule(ramp(0, 3)).peek_output().readback_and_clone().shape == (0, 3)
+
+
+def test_s47_the_loop_goes_on_while_a_readback_is_awaited(backend: Backend) -> None:
+
+    async def serve() -> Any:
+        answer = asyncio.ensure_future(worker.schedule(X).peek_output().readback_and_clone_async())
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert not answer.done()
+        gate.set()
+        return await answer
+
+    with held_worker(affine(), backend) as (worker, gate):
+        np.testing.assert_array_equal(asyncio.run(serve()), Y)
+
+
+@on("tracer")
+def test_s48_one_copy_from_the_device_serves_all_downloads(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        y = worker.schedule(X).peek_output()
+        y.readback_request()
+        y.readback_and_clone()
+        y.download_to_array()
+        y.download_to_native_array()
+        y.data_on_backend.download()
+        assert trace(backend).count("copy_to_host") == 1
+
+
+def test_s48_downloads_go_into_arrays_given_and_views(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        y = worker.schedule(X).peek_output()
+        out = np.empty((2, 3), np.float32)
+        assert y.download_to_array(out) is out
+        np.testing.assert_array_equal(out, Y)
+        view = y.download_to_native_array()
+        assert not view.flags.writeable
+        with pytest.raises(gx.InputError, match=r"'y' is float32\[2,3\]"):
+            y.download_to_array(np.empty((3, 2), np.float32))
+        worker.run(X + 1)
+        np.testing.assert_array_equal(view, Y)
+
+
+def test_s42_s49_t7_what_is_read_has_the_shape_and_not_the_capacity(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        worker.run(ramp(100, 3))
+        y = worker.schedule(ramp(5, 3)).peek_output()
+        request = y.readback_request()
+        for got in (
+            request.result(),
+            y.readback_and_clone(),
+            y.download_to_native_array(),
+            y.data_on_backend.download(),
+        ):
+            assert got.shape == (5, 3)
+            np.testing.assert_array_equal(got, expect_affine(ramp(5, 3)))
+        assert y.shape == (5, 3) and y.data_on_backend.max_capacity >= 15
+
+
+def test_s50_new_content_makes_a_new_request(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
+        y = worker.schedule(X).peek_output()
+        before = y.readback_request()
+        before.wait()
+        y.data_on_backend.upload(np.full((2, 3), 5, np.float32))
+        assert not y.is_readback_request_done() and y.readback_request() is not before
+        np.testing.assert_array_equal(y.readback_and_clone(), np.full((2, 3), 5))
+        np.testing.assert_array_equal(before.result(), Y)
+
+
+@on("cpu", "simulator", "tracer")
+def test_s51_completing_operations_waits_and_copies_nothing(backend: Backend) -> None:
+    if is_tracer(backend):
+        with gx.Worker(affine(), backend=backend) as worker:
+            worker.schedule(X).peek_output().data_on_backend.complete_all_pending_operations()
+            assert "copy_to_host" not in trace(backend)
+        return
+    with gx.Worker(affine(), backend=backend) as worker:
+        y = worker.schedule(X).peek_output()
+        y.data_on_backend.complete_all_pending_operations()
+        assert y.is_done() and not y.is_readback_request_done()
+
+
+def test_s41_s53_b51_upload_replaces_the_first_elements_in_order(backend: Backend) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
+        y = worker.schedule(X).peek_output()
+        before = y.readback_request()
+        source = np.full(2, 9, np.float32)
+        y.data_on_backend.upload(source)
+        source[...] = 0
+        gate.set()
+        expected = Y.copy()
+        expected[0, :2] = 9
+        np.testing.assert_array_equal(y.data_on_backend.download(), expected)
+        np.testing.assert_array_equal(before.result(), Y)
+        assert y.shape == (2, 3)
+        for wrong in (np.zeros(7, np.float32), np.zeros(6)):
+            with pytest.raises(gx.InputError, match="takes up to 6 elements of float32"):
+                y.data_on_backend.upload(wrong)
+
+
+def test_s41_data_on_backend_has_sentis_names(backend: Backend) -> None:
+    async def serve(y: gx.Tensor) -> Any:
+        return await y.data_on_backend.download_async()
+
+    with gx.Worker(affine(), backend=backend) as worker:
+        data = worker.schedule(X).peek_output().data_on_backend
+        assert data.backend_type is backend.type and data.max_capacity == 6
+        np.testing.assert_array_equal(asyncio.run(serve(worker.peek_output())), Y)
+        assert data.is_readback_request_done()
+
+
+def test_s55_a_tensor_moves_between_backends_through_a_run(backend: Backend) -> None:
+    other = gx.BackendType.SIMULATOR if backend.type is gx.BackendType.CPU else gx.BackendType.CPU
+    with held_worker(affine(), backend) as (producer, gate), gx.Worker(affine(), backend=other) as consumer:
+        y = producer.schedule(X).peek_output()
+        run = consumer.schedule(y)  # pending still, and nobody waits here
+        assert not run.is_done() and not y.is_done()
+        gate.set()
+        assert run.peek_output().backend_type is other and y.backend_type is backend.type
+        np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(Y))
+
+
+def test_b58_callbacks_that_fail_are_logged_and_harm_no_other(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+
+    def fail(_: gx.ReadbackRequest) -> None:
+        raise RuntimeError("callback")
+
+    with held_worker(affine(), backend) as (worker, gate):
+        request = worker.schedule(X).peek_output().readback_request()
+        request.add_done_callback(fail)
+        request.add_done_callback(lambda _: told.set())
+        gate.set()
+        assert told.wait()
+    assert [record.name for record in caplog.records] == ["gpuexec"] and "failed" in caplog.text
