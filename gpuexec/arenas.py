@@ -39,8 +39,16 @@ class _Found:
 
 
 def take_memory(
-    item: object, backend: Backend, stream: Stream, nbytes: int, what: str, *, is_host: bool, alignment: int = ALIGNMENT
-) -> Memory:
+    item: object,
+    backend: Backend,
+    stream: Stream,
+    nbytes: int,
+    what: str,
+    *,
+    is_host: bool,
+    alignment: int = ALIGNMENT,
+    takes_all: bool = False,
+) -> BorrowedMemory:
     """Take over memory of the user's for what a stream does from now on; it lives as long as what is returned.
 
     What its owner's stream does with it is waited for on ``stream``.
@@ -53,6 +61,7 @@ def take_memory(
         what: What it is for, for messages.
         is_host: It has to lie on the host, pinned or not; otherwise on the backend's device.
         alignment: What it must start at a multiple of on the device.
+        takes_all: Take over what is beyond the bytes needed, too.
 
     Raises:
         InputError: It is too small, lies elsewhere, starts at an odd address, or is read-only or not dense.
@@ -75,8 +84,20 @@ def take_memory(
             f"{what} must start at a multiple of {alignment} bytes; {found.address:#x} is {found.address % alignment}"
             " past one. MethodMeta.allocate() gives aligned memory."
         )
-    array = None if found.array is None else found.array[:nbytes]
-    return BorrowedMemory(found.address, nbytes, found.owner, array)
+    taken = found.nbytes if takes_all else nbytes
+    array = None if found.array is None else found.array[:taken]
+    return BorrowedMemory(found.address, taken, found.owner, array)
+
+
+def is_on_host(item: Any) -> bool:
+    """Return whether somebody's memory lies on the host, pinned or not, and on no device with kernels."""
+    if isinstance(item, Tensor):
+        return not item._content.backend.device.target.has_kernels
+    if isinstance(item, np.ndarray):
+        return True
+    if hasattr(item, "__dlpack_device__"):
+        return int(item.__dlpack_device__()[0]) in (dlpack.CPU, dlpack.CUDA_HOST)
+    return not hasattr(item, "__cuda_array_interface__")
 
 
 def allocate_by(allocator: Any, backend: Backend, stream: Stream, what: str) -> Allocate:

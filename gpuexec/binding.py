@@ -168,6 +168,9 @@ class InputBinder:
             self._backend.staging.give_back(self._block)
         self._block = None
 
+    def give_back(self) -> None:
+        """Keep what there is: inputs lie in the frames."""
+
     def release(self) -> None:
         """Give the pinned block back; the caller has waited for all runs."""
         if self._block is not None:

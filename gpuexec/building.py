@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.bounds import declare_shapes
+from gpuexec.bounds import Bounds, declare_shapes, find_bounds
+from gpuexec.command import Kernel
 from gpuexec.contents import Allowance, Bound, Contents, StoredCase, StoredMethod
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, locate
+from gpuexec.following import Memo
 from gpuexec.graph import Array, Graph, bodies, walk, with_bodies
 from gpuexec.method_plan import plan_method
 from gpuexec.model import Model, ModelPort
 from gpuexec.operator import Tolerance
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.plan import Plan
+from gpuexec.rehearsing import make_array, rehearse
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.kernel_cache import KernelCache
 from gpuexec.runtime.kernel_library import KernelLibrary
@@ -32,6 +35,8 @@ from gpuexec.target import Target
 from gpuexec.version import VERSION
 
 _ULPS = 4
+# Extents of inputs that nothing bounds, where a method is followed without a case.
+_ANY_EXTENT = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +77,9 @@ def build_contents(
         UnsupportedError: Operators have no kernels on an architecture; lists all.
         DeviceNotFoundError: Architectures are named and NVRTC is not installed.
     """
+    odd = [name for name in models if not isinstance(name, str) or not name]
+    if odd:
+        raise InputError(f"A method's name is a text, got {odd[0]!r}.")
     if not models:
         raise InputError("A program needs a method at least: {'forward': model}.")
     for what, given in (("shapes", shapes or {}), ("cases", cases or {})):
@@ -80,16 +88,20 @@ def build_contents(
             raise InputError(f"There are {what} for {', '.join(unknown)}; the methods are {', '.join(models)}.")
     targets = [Target.named(name) for name in ("cpu", *dict.fromkeys(architectures))]
     methods = {}
+    kernels: dict[str, list[Kernel]] = {target.name: [] for target in targets}
     for name, shared in share_weights(models).items():
         try:
             model = declare_shapes(shared, (shapes or {}).get(name))
             model.plans = {target.name: _make_plans(model, target) for target in targets}
             rows = (cases or {}).get(name, ())
             made = tuple([case if isinstance(case, StoredCase) else make_case(model, case) for case in rows])
+            found, gaps = _find_kernels(model, targets[1:], made)
         except GpuexecError as error:
             raise locate(error, f"Method {name!r}", error.node) from None
-        methods[name] = StoredMethod(model, model.plans, made)
-    code = compile_code([method.plans for method in methods.values()], targets[1:], cache)
+        for target_name, each in found.items():
+            kernels[target_name] += each
+        methods[name] = StoredMethod(model, model.plans, made, gaps)
+    code = compile_code(kernels, targets[1:], cache)
     for method in methods.values():
         method.model.code = code
     return Contents(methods, code, writer=writer)
@@ -117,14 +129,43 @@ def _make_plans(model: Model, target: Target) -> tuple[Plan, ...]:
     return () if plan is None else (plan,)
 
 
+def _find_kernels(
+    model: Model, targets: Sequence[Target], cases: Sequence[StoredCase]
+) -> tuple[dict[str, tuple[Kernel, ...]], tuple[str, ...]]:
+    """Return the kernels a model launches by name of the target, and what could not be found out."""
+    found: dict[str, tuple[Kernel, ...]] = {}
+    gaps: dict[str, None] = {}
+    memo = Memo()
+    generated = [] if cases else [_make_inputs(find_bounds(model))]
+    for target in targets:
+        planned = plan_method(model, target)
+        if planned.plan is not None and not planned.gaps:
+            found[target.name] = planned.plan.kernels()
+            continue
+        rehearsal = rehearse(model, target, [*(case.inputs for case in cases), *generated], memo)
+        found[target.name] = rehearsal.kernels
+        gaps.update(dict.fromkeys(rehearsal.gaps))
+    return found, tuple(gaps)
+
+
+def _make_inputs(bounds: Sequence[Bounds]) -> dict[str, Array]:
+    """Return inputs of the largest shapes, with `_ANY_EXTENT` where nothing bounds one."""
+    random = np.random.default_rng(0)
+    made = {}
+    for each in bounds:
+        shape = tuple([_ANY_EXTENT if extent is None else extent for extent in each.sizes or ()])
+        made[each.name] = make_array(shape, each.declared.dtype, random)
+    return made
+
+
 def compile_code(
-    plans: Iterable[Mapping[str, Sequence[Plan]]], targets: Sequence[Target], cache: KernelCache | None = None
+    kernels: Mapping[str, Iterable[Kernel]], targets: Sequence[Target], cache: KernelCache | None = None
 ) -> StoredCode:
-    """Return the kernels of plans, compiled for each of the targets, and as PTX for the newest.
+    """Return kernels compiled for each of the targets, and as PTX for the newest.
 
     Args:
-        plans: By name of the target, for any number of methods.
-        targets: With kernels.
+        kernels: By name of the target; one may be given again.
+        targets: What to compile for.
         cache: Where compiled kernels are kept; None: the user's.
 
     Raises:
@@ -135,10 +176,9 @@ def compile_code(
     if targets:
         newest = max(targets, key=lambda target: (target.architecture, target.suffix))
         rows.append((newest.name, f"compute_{newest.architecture}"))
-    tables = list(plans)
     stored: list[StoredKernel] = []
     for name, architecture in rows:
-        used = [kernel for table in tables for plan in table.get(name, ()) for kernel in plan.kernels()]
+        used = list(dict.fromkeys(kernels.get(name, ())))
         for kernel, entry in KernelLibrary(architecture, cache).compile(used).items():
             made = entry.cubin.kernels[0]
             stored.append(
@@ -163,6 +203,8 @@ def make_case(model: Model, case: Case) -> StoredCase:
     Raises:
         InputError: Inputs or outputs are not the model's; names them.
     """
+    if not isinstance(case, Case):
+        raise InputError(f"A case is a Case(inputs, outputs), got a {type(case).__name__}.")
     inputs = _check_arrays(case.inputs, model.inputs, "input")
     missing = [port.name for port in model.inputs if port.name not in inputs]
     if missing:

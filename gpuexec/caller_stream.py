@@ -41,7 +41,10 @@ def find_stream(item: Any) -> int | None:
     if found is None:
         handle = getattr(item, "cuda_stream", None)
         return (handle or _LEGACY_STREAM) if isinstance(handle, int) else None
-    version, handle = found() if callable(found) else found
+    given = found() if callable(found) else found
+    if not (isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(each, int) for each in given)):
+        raise InputError(f"{type(item).__name__}.__cuda_stream__ gives {given!r}; expected (0, handle).")
+    version, handle = given
     if version != 0:
         raise InputError(f"{type(item).__name__}.__cuda_stream__ is of version {version}; version 0 is supported.")
     # Packages call the default stream 0; the interfaces of arrays call it 1.

@@ -27,7 +27,7 @@ from gpuexec.contents import FORMAT, Contents, Verification
 from gpuexec.contents_bytes import ALIGNMENT, pad
 from gpuexec.contents_json import decode_contents, encode_contents
 from gpuexec.data_loader import fetch, measure
-from gpuexec.errors import AccessError, ModelError
+from gpuexec.errors import AccessError, InputError, ModelError
 
 PARTS = ("program", "weights", "code")
 _KEY = "gpuexec"
@@ -45,10 +45,13 @@ def read_contents(loader: Any, verification: Verification = Verification.FULL) -
         verification: What to check.
 
     Raises:
+        InputError: ``verification`` is none.
         ModelError: The file is no program, was cut or altered, is of a newer format, or contradicts itself.
         UnsupportedError: It uses operators that are not registered here.
         AccessError: The loader fails.
     """
+    if not isinstance(verification, Verification):
+        raise InputError(f"verification takes a Verification (FULL, MINIMAL), got {verification!r}.")
     header, start = _read_header(loader)
     version, hashes = _read_metadata(header)
     places = _find_parts(header, start, measure(loader))

@@ -1,7 +1,7 @@
 """What a program file holds, as data: methods with their models, plans and cases, and code for devices.
 
     Contents     = methods: {name: StoredMethod}, code, version, writer
-    StoredMethod = model, plans: {target: Plan*}, cases
+    StoredMethod = model, plans: {target: Plan*}, cases, gaps
 
 The models of one file share their weights: equal constants are one array, and so is what lies on a device of them.
 """
@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 # An extent that is fixed, or an inclusive range of extents.
 Bound = int | tuple[int, int]
 
-FORMAT = (1, 0)
+# 1.1: the gaps of a method.
+FORMAT = (1, 1)
 
 
 class Verification(Enum):
@@ -68,13 +69,15 @@ class StoredMethod:
         model: The graph after the load passes, with the bounds of its dimensions; it has the plans and the code too,
             so whoever runs it finds them.
         plans: By name of the target; laid out at the upper ends of the bounds. Those of parts that only a run can plan
-            are not among them.
+            are not among them, but their kernels are in the code.
         cases: To test with.
+        gaps: Which kernels a run may need are not in the code, and why, in whole sentences.
     """
 
     model: Model
     plans: Mapping[str, tuple[Plan, ...]] = field(default_factory=dict)
     cases: tuple[StoredCase, ...] = ()
+    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,6 +131,7 @@ def _encode_method(method: StoredMethod, keep: Callable[[Array, str], int]) -> d
         ],
         "plans": {target: [encode_plan(plan) for plan in method.plans[target]] for target in sorted(method.plans)},
         "cases": [_encode_case(case, keep) for case in method.cases],
+        "gaps": list(method.gaps),
     }
 
 
@@ -158,7 +159,10 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
         for target in plans
     }
     cases = tuple([_decode_case(row, model, arrays) for row in take(data, "cases", list, "It")])
-    return StoredMethod(model, model.plans, cases)
+    gaps = take(data, "gaps", list, "It") if "gaps" in data else []
+    if not all(isinstance(each, str) for each in gaps):
+        raise ModelError(f"Its gaps are {str(gaps)[:60]}, expected sentences.")
+    return StoredMethod(model, model.plans, cases, tuple(gaps))
 
 
 def _decode_memory(row: Any, graph: Graph, dims: Mapping[str, Bound]) -> Memory:

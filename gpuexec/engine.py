@@ -22,7 +22,7 @@ from gpuexec.errors import ClosedError, GpuexecError, ImplicitSyncError, OutOfMe
 from gpuexec.fence import Fence
 from gpuexec.frames import Frame, Lease
 from gpuexec.graph import Value
-from gpuexec.inputs import Acceptor, GivenInput, HostArray, check_sources, with_room
+from gpuexec.inputs import Acceptor, DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.issuer import Issuer
 from gpuexec.memory import weights_of
 from gpuexec.model import Model
@@ -105,7 +105,7 @@ class Engine:
         self.binder = storage.binder
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
         # What callers see: memories stay with the state.
-        self._outputs = tuple(value for value in model.graph.outputs if value not in self.states.outputs)
+        self._outputs = dict.fromkeys(value for value in model.graph.outputs if value not in self.states.outputs)
         self._caller = threading.Lock()
         self._stepping: Bound | None = None
         self._closed = False
@@ -179,7 +179,7 @@ class Engine:
             The run, and its steps, each with a guess of how many layers follow.
         """
         bound = self._bind(inputs, copy=copy, stream=stream)
-        bound.run._fence.stepper = threading.get_ident()
+        bound.run._fence.stepper = bound.reading.stepper = threading.get_ident()
         bound.turns = self._issuer.take(bound, Pacer(self._stopwatch, budget_ms))
         self._stepping = bound
         return bound.run, self._step(bound)
@@ -337,18 +337,18 @@ class Engine:
         self._check_limit(stage, choice, given)
         self._drop_step("a newer one")
         try:
-            self._reserve(stage, choice, given)
+            regions = self._reserve(stage, choice, given)
         except OutOfMemoryError:
             self.syncs.note_wait(f"run {self.turns.number}", "the device was out of memory")
             self.trim()
             if self.site.limit is not None:
                 self._give_back()
             try:
-                self._reserve(stage, choice, given)
+                regions = self._reserve(stage, choice, given)
             except OutOfMemoryError as error:
                 needs = describe_needs(choice, self.weights, len(self.frames))
                 raise OutOfMemoryError(f"{error} {needs}") from error
-        bound = self._take_frame(given, stage, choice)
+        bound = self._take_frame(given, stage, choice, regions)
         bound.caller = caller
         return bound
 
@@ -373,6 +373,7 @@ class Engine:
             self.arena.give_back()
             for frame in self.frames:
                 frame.give_back()
+            self.binder.give_back()
 
     def _check_strict(self, stage: Stage) -> None:
         """Check that nothing has to be read or computed on the host, before any work."""
@@ -384,35 +385,45 @@ class Engine:
                 f" ({', '.join(rows) or 'nothing'}) or compute ({', '.join(calls) or 'nothing'})."
             )
 
-    def _reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> None:
-        """Make what a run needs for the first time: arena, weights, outputs, room for inputs."""
-        frame = self._next_frame()
+    def _reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> dict[Value, Region]:
+        """Make what a run needs: arena, weights, room for inputs, and the outputs, which are returned."""
+        frame, regions = self._next_frame(), {}
+        for item in given.values():
+            # With one frame, an input may be what the run before made: its own outputs need other bytes then.
+            if isinstance(item, DeviceArray) and item.place.is_known:
+                frame.take_out(item.place.region.memory)
         if choice is not None and stage.plans is not None:
             with self._issuer.lock:
-                stage.plans.record(choice, self.stream)
-            self._reserve_outputs(frame, stage, choice)
+                stage.plans.reserve(choice, self.stream)
+            regions = self._reserve_outputs(frame, stage, choice)
         if choice is not None and self.site.limit is None:
             given = with_room(given, choice.prepared.template.ends)
         self.binder.reserve(frame, given)
+        return regions
 
     def _reserve_outputs(self, frame: Frame, stage: Stage, choice: Choice) -> dict[Value, Region]:
         """Return the bytes of those outputs of the model that a plan makes."""
         regions = {}
         assert stage.cut.ready is not None
-        plan, outputs = choice.prepared.plan, set(self._outputs)
+        plan = choice.prepared.plan
         for value, port in zip(stage.cut.ready.outputs, plan.outputs, strict=True):
             assert port.buffer is not None
-            if value in outputs:
+            if value in self._outputs:
                 regions[value] = frame.output(value.name, plan.buffers[port.buffer].nbytes)
         return regions
 
-    def _take_frame(self, given: Mapping[str, GivenInput], stage: Stage, choice: Choice | None) -> Bound:
+    def _take_frame(
+        self,
+        given: Mapping[str, GivenInput],
+        stage: Stage,
+        choice: Choice | None,
+        regions: Mapping[Value, Region],
+    ) -> Bound:
         frame = self._next_frame()
         run = Run(self.turns.number, self.backend, self.give_up)
         bound = Bound(run, stage, choice, frame)
         try:
             self.binder.bind(bound, self.states.list_given(given), given)
-            regions = {} if choice is None else self._reserve_outputs(frame, stage, choice)
             # The run reads them now: who begins to write them later waits, who began before has made them stale.
             check_sources(given)
         except BaseException:

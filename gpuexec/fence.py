@@ -97,7 +97,8 @@ class Fence:
         """
         if self.stepper == threading.get_ident() and not self._issued.is_set():
             raise StateError(
-                "The run is not wholly scheduled: finish iterating schedule_iterable() before waiting for its results."
+                "The run is not wholly scheduled: finish iterating schedule_iterable(), or taking steps, before waiting"
+                " for its results."
             )
         if not self._issued.wait(timeout_s):
             return False

@@ -110,7 +110,9 @@ class Issuer:
             self._stream.record(event)
             bound.reading.issue((event,))
             bound.note_end(event)
-            self._backend.keeper.hold(event, *bound.keep)
+            # Whoever drops the Worker without closing it does not free what its runs still use.
+            site = self._road.site
+            self._backend.keeper.hold(event, *bound.keep, bound.frame, site.arena, site.weights, self._road.pool)
             if error is None:
                 bound.run.settle({value.name: bound.env[value] for value in self._road.site.model.graph.outputs})
                 if bound.commit is not None:

@@ -76,8 +76,8 @@ class Memory:
             raise InputError(f"{self}: {given} is no free extent of it.", value=self.input)
         return np.zeros(shape, self.dtype)
 
-    def with_shape(self, shape: tuple[int, ...]) -> Memory:
-        """Return the memory with its free extents known, but for the one it grows along."""
+    def with_shape(self, shape: Sequence[Dim]) -> Memory:
+        """Return the memory with these extents, but for the one it grows along."""
         dims = [dim if axis == self.axis else extent for axis, (dim, extent) in enumerate(zip(self.shape, shape))]
         return replace(self, shape=tuple(dims))
 
@@ -152,6 +152,8 @@ def bind_pairs(
     Raises:
         InputError: A name is unknown or taken, or two don't fit; names both.
     """
+    if not isinstance(pairs, Mapping):
+        raise InputError(f"bind_state takes inputs by output, {{'present': 'past'}}, got a {type(pairs).__name__}.")
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
     bound = list(memories)
@@ -180,10 +182,10 @@ def bind_pairs(
                 growth = None
         if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
             raise InputError(f"The capacity of {held!r} must be a number of rows, 1 or more, got {rows!r}.", value=held)
-        if held in given and growth is None:
+        if rows is not None and growth is None and (held in given or memory.axis is not None):
             raise InputError(
-                f"{memory}: a capacity needs an output that is a Concat of the input and new rows; it is made in"
-                " another way.",
+                f"{memory}: a capacity needs an output that is a Concat of the input, first, and of new rows, whose"
+                " result is no other output; it is made in another way.",
                 value=held,
             )
         if growth is not None:
@@ -192,6 +194,8 @@ def bind_pairs(
                 graph = append_rows(graph, inputs[held], outputs[output], growth, rows)
                 memory = replace(memory, capacity=rows)
         bound.append(memory)
+    if isinstance(capacity, int) and all(memory.capacity is None for memory in bound[len(memories) :]):
+        raise InputError(f"capacity={capacity}, but none of {', '.join(pairs.values())} grows by a Concat of new rows.")
     return graph, tuple(bound)
 
 

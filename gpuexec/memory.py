@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuexec.errors import GpuexecError
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.runtime.backend import Backend
@@ -63,7 +65,11 @@ class Weights:
             self._users -= 1
             if self._users:
                 return
-            for region, _, _ in self._places.values():
+            for region, uploaded, _ in self._places.values():
+                if uploaded is not None:
+                    # Who uploaded it may be gone without having waited.
+                    with contextlib.suppress(GpuexecError):
+                        uploaded.synchronize()
                 region.memory.free()
             self._places.clear()
             self.nbytes = 0

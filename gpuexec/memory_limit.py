@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from gpuexec.errors import OutOfMemoryError
+from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.frames import Frame
 from gpuexec.memory import Allocate, Arena, Weights
 from gpuexec.plan import Plan, Role
@@ -54,26 +54,42 @@ class Needs:
         )
 
 
+class Holder(Protocol):
+    """What holds memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+
+
 class MemoryLimit:
-    """What a Worker may hold on its device.
+    """What a Worker or Method may hold on its device.
 
     Args:
         max_bytes: All together: arena, frames, what passes between plans, weights, state. What several Workers share
             counts for each.
         weights: The model's.
         frames: How many the Worker has.
+        state_nbytes: What memories take at their largest, where that is known.
+
+    Raises:
+        InputError: ``max_bytes`` is below 1.
     """
 
-    def __init__(self, max_bytes: int, weights: Weights, frames: int) -> None:
+    def __init__(self, max_bytes: int, weights: Weights, frames: int, state_nbytes: int = 0) -> None:
+        if not isinstance(max_bytes, int):
+            raise InputError(f"max_bytes must be a whole number, got {max_bytes!r}.")
+        if max_bytes < 1:
+            raise InputError(f"max_bytes must be at least 1, got {max_bytes}.")
         self.max_bytes = max_bytes
-        self._weights, self._frame_count = weights, frames
-        self._held: list[Arena | Frame | ExchangePool] = []
+        self._weights, self._frame_count, self._state_nbytes = weights, frames, state_nbytes
+        self._held: list[Holder] = []
         # Weights of plans that were let through, which may not be on the device yet.
         self._expected: dict[int | bytes, int] = {}
 
-    def watch(self, arena: Arena, frames: Sequence[Frame], pool: ExchangePool) -> None:
+    def watch(self, arena: Arena, frames: Sequence[Frame], *others: Holder) -> None:
         """Count what these hold."""
-        self._held += [arena, *frames, pool]
+        self._held += [arena, *frames, *others]
 
     def meter(self, allocate: Allocate) -> Allocate:
         """Return a way to allocate that refuses what would go beyond the limit."""
@@ -132,6 +148,6 @@ class MemoryLimit:
             exchange=exchange,
             inputs=input_nbytes,
             weights=self._weights.nbytes + self._weights.count_missing(sizes),
-            state=sum(buffer.nbytes for buffer in plan.buffers if buffer.role is Role.STATE),
+            state=self._state_nbytes or sum(buffer.nbytes for buffer in plan.buffers if buffer.role is Role.STATE),
             frames=self._frame_count,
         )

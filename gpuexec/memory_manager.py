@@ -120,7 +120,9 @@ class HierarchicalAllocator:
 
     Blocks may be Tensors, arrays of CuPy, torch or NumPy, pinned memory, or None where a buffer has no bytes. They are
     looked at when a Method is loaded over them, and live as long as it does. Methods loaded over one allocator share
-    its blocks: a run of one makes the outputs of the others stale.
+    its blocks: a run of one makes the outputs of the others stale. Of the block for state each takes a part of its
+    own, so it has to be as large as all of them need. A block that another allocator has too is refused while a Method
+    over that one is open.
     """
 
     def __init__(self, buffers: Sequence[object]) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpuexec.arenas import take_memory
 from gpuexec.caller_stream import open_stream
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
-from gpuexec.inputs import GivenInput, HostArray
+from gpuexec.inputs import GivenInput, HostArray, check_ports
 from gpuexec.memories import Memory
 from gpuexec.method_inputs import SlotBinder
 from gpuexec.method_meta import MethodMeta
+from gpuexec.method_outputs import check_outputs_apart, take_output
 from gpuexec.method_plan import MethodPlan
 from gpuexec.method_ports import check_order, find_port
-from gpuexec.method_storage import MethodMemory, check_memory, open_method_storage
+from gpuexec.method_steps import Steps
+from gpuexec.method_storage import MethodClaims, MethodMemory, check_memory, open_method_storage
 from gpuexec.model import Model, ModelPort
 from gpuexec.run import Run, Step
 from gpuexec.runtime.backend import Backend
@@ -53,32 +53,31 @@ class Method:
         self._model, self._meta, self._backend, self._memory = model, meta, backend, memory
         self._plan = plan
         self._bounds = {each.name: each for each in plan.bounds}
-        self._sharing = None if memory.planned is None else memory.planned.sharing
-        self._engine = Engine(
-            model,
-            backend,
-            1,
-            None if stream is None else open_stream(backend, stream),
-            open_storage=open_method_storage(meta, plan.bounds, memory),
-        )
+        self._steps = Steps(None if memory.planned is None else memory.planned.sharing)
+        self._claims = MethodClaims()
+        open_storage = open_method_storage(meta, plan.bounds, memory, self._claims)
+        caller = None if stream is None else open_stream(backend, stream)
+        try:
+            self._engine = Engine(model, backend, 1, caller, open_storage=open_storage)
+        except BaseException:
+            self._claims.release()
+            raise
         assert isinstance(self._engine.binder, SlotBinder)
         self._binder, self._frame = self._engine.binder, self._engine.frames[0]
         self._planned = {port.name: self._frame.given(port.name) for port in model.outputs}
         self._run: Run | None = None
-        self._steps: Iterator[tuple[Step, int]] | None = None
-        self._has_ended = False
-        self._stepper = threading.Lock()
         # What the next run starts from in place of the state.
         self._once: dict[str, object] = {}
         try:
             self._prepare()
         except BaseException:
             self._engine.close()
+            self._claims.release()
             raise
         self._unclosed = warn_unless_closed(self, f"A Method {meta.name!r}", "close(), or use `with`")
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine.is_closed else "in steps" if self._steps is not None else "ready"
+        state = "closed" if self._engine.is_closed else "in steps" if self._steps.is_open else "ready"
         return f"Method({self._meta.name!r} on {self._backend.device.name}, {state})"
 
     # ---- what there is to know
@@ -150,17 +149,19 @@ class Method:
         """
         port = self._find_input(index)
         bounds = self._bounds[port.name]
+        if shape is not None and not isinstance(shape, (tuple, list)):
+            raise InputError(f"Input {port.name!r}: shape must be a tuple of extents, got {shape!r}.", value=port.name)
         spec = bounds.largest if shape is None else TensorSpec(tuple(shape), port.spec.dtype)
         if spec is None:
             raise InputError(f"Give a shape: {bounds.describe_gap()}.", value=port.name)
         bounds.check(spec)
         with self._engine.entering():
-            self._check_not_stepping("input_buffer")
+            self._steps.check_none("input_buffer")
             return self._binder.buffer(port.name, spec)
 
     def _set(self, given: Mapping[Any, object], *, copy: bool) -> None:
         with self._engine.entering():
-            self._check_not_stepping("set_input")
+            self._steps.check_none("set_input")
             accepted: dict[str, GivenInput] = {}
             once: dict[str, object] = {}
             for index, value in given.items():
@@ -171,7 +172,11 @@ class Method:
                 port = self._find_input(index)
                 item = self._engine.acceptor.accept_one(port, value, copy=copy)
                 self._bounds[port.name].check(item.spec)
+                if port.name in accepted:
+                    raise InputError(f"Input {port.name!r} is given twice, by index and by name.", value=port.name)
                 accepted[port.name] = item
+            ports = [port for port in self._model.inputs if port.name in accepted]
+            check_ports(self._model, ports, {name: item.spec for name, item in accepted.items()})
             self._once.update(once)
             for name, item in accepted.items():
                 self._binder.set(name, item)
@@ -185,74 +190,66 @@ class Method:
 
     # ---- running
 
-    def execute(self, inputs: object = None, *, wait: bool = True) -> Run:
+    def execute(self, inputs: object = None, *, wait: bool = True, stream: object = None) -> Run:
         """Run; return when the outputs may be read.
 
         Args:
             inputs: What to set before, as for `set_inputs`; None: what is set already.
             wait: False only puts the run on the stream.
+            stream: A stream of yours (of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``): the run
+                comes after what is on it now, and what you put on it afterwards comes after the run, which stays on the
+                Method's own.
 
         Raises:
-            InputError: An input was never set, or one given does not fit; nothing was done.
+            InputError: An input was never set, one given does not fit, or ``stream`` is none; nothing was run.
             StateError: A run is in the middle of its steps.
             GpuexecError: What the run raised; the Method is ready for the next.
         """
         if inputs is not None:
             self.set_inputs(inputs)
         with self._engine.entering():
-            self._check_not_stepping("execute")
-            self._has_ended = False
+            self._steps.check_none("execute")
+            self._steps.is_over = False
             self._wait_for_state()
-            self._run = self._engine.schedule(self._once or None, copy=True)
+            self._run = self._engine.schedule(self._once or None, copy=True, stream=stream)
             self._once = {}
             if wait:
                 self._run.wait()
             return self._run
 
-    def step(self) -> Step | None:
+    def step(self, *, stream: object = None) -> Step | None:
         """Run one layer more, and return it; None once all are on the stream, until `reset` or `execute`.
 
+        Args:
+            stream: With the first step, as for `execute`; it waits for the run from the last step on.
+
         Raises:
-            InputError: An input was never set.
+            InputError: An input was never set, or ``stream`` is none.
             GpuexecError: What the layer raised; the steps are over, and the Method is ready to begin anew.
         """
-        if self._has_ended:
+        if self._steps.is_over:
             return None
-        if self._steps is None:
+        if not self._steps.is_open:
             with self._engine.entering():
-                self._check_not_stepping("step")
+                self._steps.check_none("step")
                 self._wait_for_state()
-                self._run, self._steps = self._engine.begin(self._once or None, copy=True, budget_ms=None)
+                self._run, steps = self._engine.begin(self._once or None, copy=True, budget_ms=None, stream=stream)
                 self._once = {}
-                if self._sharing is not None:
-                    self._sharing.stepping = self
-        if not self._stepper.acquire(blocking=False):
-            raise StateError("Another caller is inside this Method, in step().")
-        try:
-            found = next(self._steps, None)
-        except BaseException:
-            self._end_steps()
-            raise
-        finally:
-            self._stepper.release()
-        if found is None:
-            self._end_steps()
-            self._has_ended = True
-            return None
-        return found[0]
+                self._steps.begin(self, steps)
+        return self._steps.advance(self)
 
     def reset(self) -> None:
         """Give up the steps of a run, if it is in the middle of them, and begin anew; legal at any time."""
         with self._engine.entering():
-            self._has_ended = False
-            if self._steps is not None and self._run is not None:
+            self._steps.is_over = False
+            if self._steps.is_open and self._run is not None:
                 self._run.cancel()
                 self._run = None
-            self._end_steps()
+            self._steps.end(self)
 
     def in_progress(self) -> bool:
         """Return whether a run is in the middle of its steps."""
-        return self._steps is not None
+        return self._steps.is_open
 
     # ---- outputs
 
@@ -271,20 +268,19 @@ class Method:
         check_order("set_output", index, array)
         port = self._find_output(index)
         with self._engine.entering():
-            self._check_not_stepping("set_output")
-            self._frame.give(port.name, self._planned[port.name] if array is None else self._take(port, array))
+            self._steps.check_none("set_output")
+            region = self._planned[port.name]
+            if array is not None:
+                nbytes = self._meta.output_nbytes(self._model.outputs.index(port))
+                region = take_output(self._meta, port, nbytes, array, self._backend, self._engine.stream)
+                self._check_apart(port.name, region)
+            self._frame.give(port.name, region)
 
-    def _take(self, port: ModelPort, array: object) -> Region:
-        dtype = str(getattr(array, "dtype", port.spec.dtype.name)).rpartition(".")[2]
-        if dtype != port.spec.dtype.name:
-            raise InputError(
-                f"Output {port.name!r} is {port.spec.dtype.name}, the memory given is of {dtype}.", value=port.name
-            )
-        nbytes = self._meta.output_nbytes(self._model.outputs.index(port))
-        what = f"Output {port.name!r}"
-        stream = self._engine.stream
-        memory = take_memory(array, self._backend, stream, nbytes, what, is_host=False, alignment=16)
-        return Region(memory, 0, memory.nbytes)
+    def _check_apart(self, name: str, region: Region) -> None:
+        """Check that an output's bytes are used for nothing else here."""
+        check_outputs_apart(name, region, {port.name: self._frame.given(port.name) for port in self._model.outputs})
+        self._claims.check_apart(region, f"Output {name!r}")
+        self._binder.check_apart(region, f"Output {name!r}")
 
     def get_output(self, index: Key) -> Tensor:
         """Return an output of the last run: good until the next run begins.
@@ -311,12 +307,13 @@ class Method:
     @property
     def state(self) -> State:
         """What the memories hold between runs; Methods of one device may go on from the same."""
+        self._engine.check_open()
         return self._engine.states.state
 
     @state.setter
     def state(self, state: State) -> None:
         with self._engine.entering():
-            self._check_not_stepping("state")
+            self._steps.check_none("state")
             self._engine.states.replace(state)
 
     def get_attribute(self, name: str) -> Array:
@@ -341,7 +338,7 @@ class Method:
             InputError: There is no memory of that name, or the array does not fit.
         """
         with self._engine.entering():
-            self._check_not_stepping("set_attribute")
+            self._steps.check_none("set_attribute")
             self.state.set({name: value})
 
     # ---- life
@@ -350,8 +347,12 @@ class Method:
         """Wait for all work and let go of all memory; twice is harmless. Readbacks requested before stay readable."""
         if not self._engine.is_closed:
             with self._engine.entering():
-                self._end_steps()
+                self._steps.end(self)
                 self._engine.close()
+                # What others go on from stays theirs; the rest of the planned memory is free.
+                self._run = None
+                self._engine.states.forget()
+                self._claims.release()
             self._unclosed.detach()
 
     def __enter__(self) -> Method:
@@ -379,23 +380,6 @@ class Method:
         if self._model.memories and is_tight and run is not None and not run.is_done():
             self._engine.syncs.note_wait(f"run {run.number}", "the memory planned for state has no room for another")
             run._fence.settle()
-
-    def _end_steps(self) -> None:
-        self._steps = None
-        if self._sharing is not None and self._sharing.stepping is self:
-            self._sharing.stepping = None
-
-    def _check_not_stepping(self, what: str) -> None:
-        """Check that no run is in the middle of its steps, here or over the same memory.
-
-        Raises:
-            StateError: One is.
-        """
-        if self._steps is not None:
-            raise StateError(f"{what}() can't be called in the middle of steps; finish them, or call reset().")
-        other = None if self._sharing is None else self._sharing.stepping
-        if other is not None:
-            raise StateError(f"{other!r} shares this Method's memory and is in the middle of steps.")
 
     def _find_input(self, index: object) -> ModelPort:
         return find_port(self._meta.name, self._model.inputs, index, "input")

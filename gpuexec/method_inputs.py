@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuexec.arenas import view_region, wrap_region
 from gpuexec.binding import Bound, bind_device
-from gpuexec.errors import StaleError
+from gpuexec.errors import InputError, StaleError
 from gpuexec.fence import Fence
 from gpuexec.frames import Frame
 from gpuexec.graph import Value
 from gpuexec.held import Held
 from gpuexec.inputs import DeviceArray, GivenInput, HostArray
-from gpuexec.memory import Allocate, BorrowedMemory
+from gpuexec.memory import BorrowedMemory
 from gpuexec.memory_manager import Sharing
+from gpuexec.method_places import Places
 from gpuexec.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream, begin_host_write
@@ -27,14 +27,6 @@ from gpuexec.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 _Put = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Planned memory of an input: on the device, and on the host, where it is copied first (the same on a CPU)."""
-
-    place: Region
-    window: Region
 
 
 class SlotBinder:
@@ -48,8 +40,7 @@ class SlotBinder:
         backend: Where.
         stream: Of the runs.
         syncs: Where waits are counted.
-        allocate: Gives places to inputs that have no slot.
-        slots: Planned memory by input.
+        places: Where inputs lie on the device.
         sharing: What is shared with other Methods whose slots are in the same memory.
     """
 
@@ -58,19 +49,17 @@ class SlotBinder:
         backend: Backend,
         stream: Stream,
         syncs: SyncLog,
-        allocate: Allocate,
-        slots: Mapping[str, Slot],
+        places: Places,
         sharing: Sharing | None,
     ) -> None:
         self._backend, self._stream, self._syncs = backend, stream, syncs
-        self._allocate, self._slots, self._sharing = allocate, dict(slots), sharing
+        self._places, self._sharing = places, sharing
         self.kept: dict[str, GivenInput] = {}
         self._blocks: dict[str, Memory] = {}
-        self._places: dict[str, Memory] = {}
         # The last run that uses what an input was set to.
         self._uses: dict[str, Fence] = {}
-        # What was brought to the places, and when, as the sharing counts.
-        self._there: dict[str, tuple[GivenInput, int]] = {}
+        # What was brought to the places, when (as the sharing counts), and to which memory.
+        self._there: dict[str, tuple[GivenInput, int, Memory]] = {}
         # When what inputs are set to got into a slot.
         self._marks: dict[str, int] = {}
 
@@ -90,7 +79,7 @@ class SlotBinder:
         if not self._backend.device.target.has_kernels:
             self._wait_for_window(name)
         self._let_go(name)
-        region = self._reserve(name, spec.nbytes)
+        region = self._places.reserve(name, spec.nbytes)
         tensor = wrap_region(self._backend, region, spec, name, self._stream)
         if use is not None:
             tensor._content.lease.readers.add(use)
@@ -100,6 +89,15 @@ class SlotBinder:
         self._mark(name)
         return tensor
 
+    def check_apart(self, region: Region, what: str) -> None:
+        """Check that bytes are not those of a place: what is set stays there from run to run.
+
+        Raises:
+            InputError: They are.
+        """
+        if self._places.holds(region):
+            raise InputError(f"{what} overlaps the memory of an input that stays set; give each bytes of its own.")
+
     # ---- what an engine asks for
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
@@ -107,7 +105,7 @@ class SlotBinder:
         if self._backend.device.target.has_kernels:
             for name, item in given.items():
                 if isinstance(item, HostArray):
-                    self._reserve(name, item.spec.nbytes)
+                    self._places.reserve(name, item.spec.nbytes)
 
     def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run.
@@ -136,17 +134,27 @@ class SlotBinder:
     def unpin(self) -> None:
         """Keep pinned memory: what is set stays where it is."""
 
+    def give_back(self) -> None:
+        """Let go of room that other sizes took; the caller has waited."""
+        self._places.give_back()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device that inputs take; without kernels they are used where they lie on the host."""
+        return self._places.nbytes if self._backend.device.target.has_kernels else 0
+
     def release(self) -> None:
         """Give back what is held; the caller has waited for all runs."""
         for name in list(self._blocks):
             self._backend.staging.give_back(self._blocks.pop(name))
-        for each in (self.kept, self._places, self._uses, self._there, self._slots, self._marks):
+        self._places.clear()
+        for each in (self.kept, self._uses, self._there, self._marks):
             each.clear()
 
     # ---- setting
 
     def _set_host(self, name: str, spec: TensorSpec, array: Array) -> None:
-        slot = self._slots.get(name)
+        slot = self._places.find_slot(name)
         if slot is None:
             self._let_go(name)
             region = self._take_block(name, spec.nbytes)
@@ -188,7 +196,7 @@ class SlotBinder:
 
     def _mark(self, name: str) -> None:
         """Note when what an input is set to got into its slot."""
-        if name in self._slots:
+        if self._places.find_slot(name) is not None:
             self._marks[name] = self._enter()
 
     def _enter(self) -> int:
@@ -224,7 +232,7 @@ class SlotBinder:
     def _bind_copy(self, bound: Bound, value: Value, source: Region, item: DeviceArray) -> list[_Put]:
         """Bind bytes that this run or another will write: copied to the input's place."""
         name, spec, copied = value.name, item.spec, Fence()
-        region = self._reserve(name, spec.nbytes)
+        region = self._places.reserve(name, spec.nbytes)
         bound.sources.append(item.fence)
         bound.keep += [item.source, source.memory, region.memory]
         bound.env[value] = Held(spec, region)
@@ -259,18 +267,18 @@ class SlotBinder:
                 region = Region(BorrowedMemory.of(raw.copy()), 0, raw.nbytes)
             bound.env[value] = Held(item.spec, region, item.array)
             return []
-        region = self._reserve(value.name, raw.nbytes)
+        region = self._places.reserve(value.name, raw.nbytes)
         bound.keep.append(region.memory)
         bound.env[value] = Held(item.spec, region, item.array)
         now = self._enter()
-        there, since = self._there.get(value.name, (None, 0))
-        if there is item and since == now and not item.is_borrowed:
+        there, since, memory = self._there.get(value.name, (None, 0, None))
+        if there is item and since == now and memory is region.memory and not item.is_borrowed:
             return []
 
         def put() -> None:
             if raw.nbytes:
                 self._stream.copy_to_device(region.address, raw)
-            self._there[value.name] = (item, now)
+            self._there[value.name] = (item, now, region.memory)
 
         return [put]
 
@@ -283,7 +291,7 @@ class SlotBinder:
         bound.requests.append(request)
         window = view_region(Region(block, 0, nbytes)).view(spec.dtype).reshape(spec.shape)
         has_kernels = self._backend.device.target.has_kernels
-        region = self._reserve(value.name, nbytes) if has_kernels else Region(block, 0, nbytes)
+        region = self._places.reserve(value.name, nbytes) if has_kernels else Region(block, 0, nbytes)
         bound.keep.append(region.memory)
         held = bound.env[value] = Held(spec, region)
         self._there.pop(value.name, None)
@@ -295,18 +303,6 @@ class SlotBinder:
                 self._stream.copy_to_device(region.address, window.reshape(-1).view(np.uint8))
 
         return [put]
-
-    def _reserve(self, name: str, nbytes: int) -> Region:
-        """Return the place of an input on the device."""
-        slot = self._slots.get(name)
-        if slot is not None:
-            return Region(slot.place.memory, slot.place.offset, nbytes)
-        memory = self._places.get(name)
-        if memory is None or memory.nbytes < nbytes:
-            # What runs in flight use of the one before lives on with them.
-            memory = self._places[name] = self._allocate(max(nbytes, 1))
-            self._there.pop(name, None)
-        return Region(memory, 0, nbytes)
 
 
 def _give_up(fence: Fence, failure: StaleError) -> None:

@@ -184,6 +184,11 @@ class MethodMeta:
         return _pick(self._buffers, index, self.name, "planned buffers").device
 
     @property
+    def plans_inputs(self) -> bool:
+        """Whether inputs lie in planned memory, be it of no bytes."""
+        return self._planned_inputs and self._plan.has_bounds
+
+    @property
     def gaps(self) -> tuple[str, ...]:
         """Why the planned buffers are not all it needs; empty where they are, and a run allocates nothing."""
         return self._plan.gaps

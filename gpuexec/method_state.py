@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from gpuexec.claims import Claim
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.memories import Memory
 from gpuexec.memory import Allocate
@@ -59,10 +60,12 @@ class StateBlocks:
     Args:
         region: The block.
         more: What gives memory once it is used up.
+        claim: On the block; released once it is closed and all parts are back.
     """
 
-    def __init__(self, region: Region, more: Allocate) -> None:
-        self._region, self._more = region, more
+    def __init__(self, region: Region, more: Allocate, claim: Claim | None = None) -> None:
+        self._region, self._more, self._claim = region, more, claim
+        self._is_closed = False
         self._lock = threading.RLock()
         # Free ranges [first, last), in order and apart.
         self._free = [(0, region.nbytes)]
@@ -94,6 +97,18 @@ class StateBlocks:
                 else:
                     merged.append((start, end))
             self._free = merged
+            self._release()
+
+    def close(self) -> None:
+        """Let go of the block as soon as nobody holds a part of it."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
+
+    def _release(self) -> None:
+        is_whole = len(self._free) == 1 and self._free[0][1] - self._free[0][0] >= self._region.nbytes
+        if self._is_closed and is_whole and self._claim is not None:
+            self._claim.release()
 
     def view(self, first: int, nbytes: int) -> tuple[int, ByteArray | None]:
         """Return the address of a part, and its bytes where the host may touch them."""

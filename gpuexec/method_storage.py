@@ -8,12 +8,15 @@ import numpy as np
 
 from gpuexec.arenas import allocate_by, refuse_by, take_memory
 from gpuexec.bounds import Bounds
+from gpuexec.claims import Claim, claim, claim_part
 from gpuexec.errors import InputError
 from gpuexec.frames import Frame, Turns
 from gpuexec.memory import Allocate, Arena, BorrowedMemory
+from gpuexec.memory_limit import MemoryLimit
 from gpuexec.memory_manager import HierarchicalAllocator, MemoryManager
-from gpuexec.method_inputs import Slot, SlotBinder
+from gpuexec.method_inputs import SlotBinder
 from gpuexec.method_meta import ACTIVATIONS, INPUTS, OUTPUTS, PURPOSES, STAGING, STATE, MethodMeta
+from gpuexec.method_places import Places, Slot
 from gpuexec.method_state import StateBlocks
 from gpuexec.pool import ExchangePool
 from gpuexec.runtime.backend import Backend
@@ -30,11 +33,13 @@ class MethodMemory:
         planned: Blocks for the planned buffers; None: it has its own, which grows where it must.
         manager: Allocators of the user's; None: the device.
         is_whole: Nothing but the planned memory and the allocators may be used.
+        limit: On all of it together.
     """
 
     planned: HierarchicalAllocator | None = None
     manager: MemoryManager | None = None
     is_whole: bool = False
+    limit: MemoryLimit | None = None
 
 
 def check_memory(meta: MethodMeta, memory: MethodMemory) -> None:
@@ -58,36 +63,82 @@ def check_memory(meta: MethodMeta, memory: MethodMemory) -> None:
         )
 
 
-def open_method_storage(meta: MethodMeta, bounds: tuple[Bounds, ...], memory: MethodMemory) -> OpenStorage:
-    """Return what opens the storage of a Method.
+class MethodClaims:
+    """What a Method has claimed of the user's memory; it is the Method's until it is closed."""
+
+    def __init__(self) -> None:
+        self._claims: list[Claim] = []
+        self._state: StateBlocks | None = None
+
+    def add(self, claim: Claim) -> None:
+        """Keep a claim."""
+        self._claims.append(claim)
+
+    def divide(self, state: StateBlocks) -> None:
+        """Keep what gives out the parts of the state."""
+        self._state = state
+
+    def check_apart(self, region: Region, what: str) -> None:
+        """Check that bytes are not among those claimed.
+
+        Raises:
+            InputError: They are.
+        """
+        for each in self._claims:
+            each.check_apart(region.address, region.nbytes, what)
+
+    def release(self) -> None:
+        """Let others use the memory; that of state once nobody goes on from it."""
+        for each in self._claims:
+            each.release()
+        self._claims.clear()
+        if self._state is not None:
+            self._state.close()
+
+
+def open_method_storage(
+    meta: MethodMeta, bounds: tuple[Bounds, ...], memory: MethodMemory, claims: MethodClaims
+) -> OpenStorage:
+    """Return what opens the storage of a Method, and claims the user's memory.
 
     Raises, when it is called:
-        InputError: A block is too small, lies elsewhere, or can't be used.
+        InputError: A block is too small, lies elsewhere, can't be used, or overlaps what is in use.
     """
 
     def open_storage(backend: Backend, stream: Stream, syncs: SyncLog) -> Storage:
-        manager, planned = memory.manager, memory.planned
+        manager, planned, limit = memory.manager, memory.planned, memory.limit
         kept = _choose(manager and manager.method_allocator, "method_allocator", backend, stream, memory.is_whole)
-        temp = more = _choose(manager and manager.temp_allocator, "temp_allocator", backend, stream, memory.is_whole)
-        blocks = {} if planned is None else _take_blocks(meta, planned, backend, stream)
+        temp = _choose(manager and manager.temp_allocator, "temp_allocator", backend, stream, memory.is_whole)
+        if limit is not None:
+            kept, temp = limit.meter(kept), limit.meter(temp)
+        more = temp if planned is not None else kept
+        blocks = {} if planned is None else _take_blocks(meta, planned, backend, stream, claims)
         sharing = None if planned is None else planned.sharing
-        state = blocks.get(STATE)
+        state = _take_state(meta, planned, backend, stream)
         if state is not None:
-            held = Region(state, meta.state_start, state.nbytes - meta.state_start)
-            temp = StateBlocks(held, temp).allocate
+            blocks[STATE], claim = state
+            held = Region(blocks[STATE], meta.state_start, meta.state_nbytes - meta.state_start)
+            parts = StateBlocks(held, temp, claim)
+            claims.divide(parts)
+            temp = parts.allocate
         frame = Frame(backend, kept, None if sharing is None else sharing.readers_on(backend))
         for index, region in _outputs(meta, blocks):
             frame.give(meta.output_tensor_meta(index).name, region)
         shared_inputs = sharing if planned is not None and planned.shares_inputs else None
-        binder = SlotBinder(backend, stream, syncs, kept, _slots(meta, bounds, blocks), shared_inputs)
-        return Storage(
-            Arena(backend, more if planned is not None else kept, blocks.get(ACTIVATIONS)),
+        places = Places(kept, _slots(meta, bounds, blocks))
+        binder = SlotBinder(backend, stream, syncs, places, shared_inputs)
+        storage = Storage(
+            Arena(backend, more, blocks.get(ACTIVATIONS)),
             (frame,),
             ExchangePool(backend, stream, temp),
             binder,
             Turns(backend, syncs, None if sharing is None else sharing.count, owner="Method"),
+            limit,
             is_exact=planned is not None,
         )
+        if limit is not None:
+            limit.watch(storage.arena, storage.frames, storage.pool, binder)
+        return storage
 
     return open_storage
 
@@ -109,20 +160,42 @@ def _choose(allocator: object, name: str, backend: Backend, stream: Stream, is_w
 
 
 def _take_blocks(
-    meta: MethodMeta, planned: HierarchicalAllocator, backend: Backend, stream: Stream
+    meta: MethodMeta, planned: HierarchicalAllocator, backend: Backend, stream: Stream, claims: MethodClaims
 ) -> dict[int, Memory]:
-    """Return the memory of each planned buffer; one without bytes has none."""
+    """Return the memory of each planned buffer but that of state; one without bytes has no address."""
     blocks: dict[int, Memory] = {}
-    for index, purpose in enumerate(PURPOSES):
-        buffers = meta.memory_planned_buffers
+    buffers = meta.memory_planned_buffers
+    for index in (ACTIVATIONS, INPUTS, OUTPUTS, STAGING):
         nbytes = buffers[index].nbytes if index < len(buffers) else 0
         if nbytes:
-            what = f"Planned buffer {index} ({purpose}) of method {meta.name!r}"
-            is_host = buffers[index].device == "host"
-            blocks[index] = take_memory(planned.buffers[index], backend, stream, nbytes, what, is_host=is_host)
-        elif index in (ACTIVATIONS, OUTPUTS):
+            what, is_host = _describe(meta, index), buffers[index].device == "host"
+            found = take_memory(planned.buffers[index], backend, stream, nbytes, what, is_host=is_host)
+            claims.add(claim(found.address, nbytes, what, (planned.sharing, index)))
+            blocks[index] = found
+        elif index in (ACTIVATIONS, OUTPUTS) or (index == INPUTS and meta.plans_inputs):
             blocks[index] = BorrowedMemory(0, 0, None, np.empty(0, np.uint8))
     return blocks
+
+
+def _take_state(
+    meta: MethodMeta, planned: HierarchicalAllocator | None, backend: Backend, stream: Stream
+) -> tuple[Memory, Claim] | None:
+    """Return the part of the block for state that is this Method's alone; None where it needs none."""
+    buffers, what = meta.memory_planned_buffers, _describe(meta, STATE)
+    nbytes = buffers[STATE].nbytes if len(buffers) > STATE else 0
+    if planned is None or not nbytes:
+        return None
+    # Parts of the block may be held for readbacks that are through.
+    backend.keeper.prune()
+    found = take_memory(planned.buffers[STATE], backend, stream, nbytes, what, is_host=False, takes_all=True)
+    part = claim_part(found.address, found.nbytes, nbytes, what)
+    start = part.address - found.address
+    array = None if found.array is None else found.array[start : start + nbytes]
+    return BorrowedMemory(part.address, nbytes, found.owner, array), part
+
+
+def _describe(meta: MethodMeta, index: int) -> str:
+    return f"Planned buffer {index} ({PURPOSES[index]}) of method {meta.name!r}"
 
 
 def _outputs(meta: MethodMeta, blocks: dict[int, Memory]) -> list[tuple[int, Region]]:

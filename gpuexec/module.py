@@ -34,6 +34,7 @@ class Module:
         shapes: Of the inputs of a model, as for `Program.build`.
         share_arenas: All methods use the same memory for temporaries and outputs: a run of one makes the outputs of
             the others stale.
+        max_bytes: The most each method may hold on its device; see `Program.load_method`.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Module:
         verification: Verification = Verification.FULL,
         shapes: Mapping[str, Sequence[Bound | None]] | None = None,
         share_arenas: bool = False,
+        max_bytes: int | None = None,
     ) -> None:
         self._source, self._verification, self._shapes = source, verification, shapes
-        self._backend, self._share_arenas = backend, share_arenas
+        self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
         self._program = source if isinstance(source, Program) else None
         self._methods: dict[str, Method] = {}
         self._lock = threading.RLock()
@@ -84,7 +86,7 @@ class Module:
         with self._lock:
             if name not in self._methods:
                 self._methods[name] = self.load().load_method(
-                    name, backend=self._backend, share_arenas=self._share_arenas
+                    name, backend=self._backend, share_arenas=self._share_arenas, max_bytes=self._max_bytes
                 )
             return self._methods[name]
 
@@ -127,26 +129,28 @@ class Module:
 
     # ---- running
 
-    def forward(self, *inputs: object, clone: bool = True) -> list[Any]:
-        """Run the method ``forward``; see `execute`."""
-        return self.execute(FORWARD, inputs, clone=clone)
+    def forward(self, *inputs: object, clone: bool = True, stream: object = None) -> list[Any]:
+        """Run the method ``forward``; see `execute`. A single mapping gives inputs by name."""
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else inputs
+        return self.execute(FORWARD, given, clone=clone, stream=stream)
 
-    def execute(self, name: str, inputs: object = (), *, clone: bool = True) -> list[Any]:
+    def execute(self, name: str, inputs: object = (), *, clone: bool = True, stream: object = None) -> list[Any]:
         """Run a method and return all its outputs.
 
         Args:
             name: Of the method, which is loaded if need be.
             inputs: By position, fewer than there are if the others were set before; or a mapping, or one array.
             clone: False returns Tensors on the device in place of NumPy arrays.
+            stream: A stream of yours in whose order the run is; see `Method.execute`.
         """
         method = self.load_method(name)
         self._set(method, inputs)
-        method.execute()
+        method.execute(stream=stream)
         return _read_all(method.get_outputs(), clone=clone)
 
-    def get(self, name: str = FORWARD, inputs: object = (), *, clone: bool = True) -> Any:
-        """Run a method and return its first output."""
-        return self.execute(name, inputs, clone=clone)[0]
+    def get(self, name: str = FORWARD, inputs: object = (), *, clone: bool = True, stream: object = None) -> Any:
+        """Run a method and return its first output; see `execute`."""
+        return self.execute(name, inputs, clone=clone, stream=stream)[0]
 
     # ---- inputs and outputs by themselves: what is set goes to the Method at once, and stays
 

@@ -107,6 +107,7 @@ class Part:
             computed=computed,
             is_body=self._is_body,
             condition=self._condition,
+            host_work=self._site.host_work,
         )
         plans = None
         is_whole = cut.ready is self.graph

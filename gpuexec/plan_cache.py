@@ -18,6 +18,7 @@ from gpuexec.memory_limit import MemoryLimit
 from gpuexec.model import Model
 from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.plan import Plan, Variant
+from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.restoring import Restored, restore
@@ -71,6 +72,8 @@ class Site:
     limit: MemoryLimit | None = None
     # Whether plans take no more room than they need, since that was told beforehand.
     is_exact: bool = False
+    # Bytes that a node may touch to be light work, for the host to do.
+    host_work: int = HOST_WORK_LIMIT
 
 
 @dataclass(slots=True, eq=False)
@@ -144,8 +147,14 @@ class PlanCache:
                 del self._reads[oldest]
         return choice
 
-    def record(self, choice: Choice, stream: Stream) -> Recording:
-        """Return the recording of the choice's plan, set to its variant; new weights are uploaded on ``stream``."""
+    def reserve(self, choice: Choice, stream: Stream) -> Recording:
+        """Return the recording of the choice's plan, whichever size it is set to now.
+
+        If there is none over the arena as it is, it is made; weights that are new are uploaded on ``stream``.
+
+        Raises:
+            OutOfMemoryError: The device has no room for the arena or the weights.
+        """
         prepared, plan, site = choice.prepared, choice.prepared.plan, self._site
         memory = site.arena.reserve(plan.layout.nbytes)
         if prepared.recording is None or prepared.generation != site.arena.generation:
@@ -153,10 +162,15 @@ class PlanCache:
                 prepared.recording.close()
             prepared.recording = record_plan(prepared, site, memory, stream, site.graphs)
             prepared.generation, prepared.current = site.arena.generation, None
-        if prepared.current is not choice.variant:
-            prepared.recording.patch(choice.variant.commands)
-            prepared.current = choice.variant
         return prepared.recording
+
+    def record(self, choice: Choice, stream: Stream) -> Recording:
+        """Return the recording of the choice's plan, set to its variant; see `reserve`."""
+        recording, prepared = self.reserve(choice, stream), choice.prepared
+        if prepared.current is not choice.variant:
+            recording.patch(choice.variant.commands)
+            prepared.current = choice.variant
+        return recording
 
     def _make(self, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> Choice:
         counters = self._site.counters
@@ -225,7 +239,19 @@ class PlanCache:
         Raises:
             OutOfMemoryError: It does not; tells what it needs.
         """
-        self._check_limit(choice.prepared.plan, choice.prepared.constants, input_nbytes)
+        try:
+            self._check_limit(choice.prepared.plan, choice.prepared.constants, input_nbytes)
+        except OutOfMemoryError:
+            self._forget(choice.prepared)
+            raise
+
+    def _forget(self, prepared: Prepared) -> None:
+        """Forget a plan that nothing ran by, so that smaller sizes, which it would serve, get one of their own."""
+        if prepared.recording is None:
+            self._prepared = [each for each in self._prepared if each is not prepared]
+            self._site.plans[:] = [plan for plan in self._site.plans if plan is not prepared.plan]
+            for key in [key for key, choice in self._choices.items() if choice.prepared is prepared]:
+                del self._choices[key]
 
     def _admit(self, plan: Plan, constants: Mapping[Value, Array]) -> None:
         self._check_limit(plan, {value.name: array for value, array in constants.items()})

@@ -14,13 +14,15 @@ from gpuexec.contents import Bound, Contents, Verification
 from gpuexec.data_loader import open_loader
 from gpuexec.errors import InputError
 from gpuexec.importer.read import Source
+from gpuexec.memory import weights_of
+from gpuexec.memory_limit import MemoryLimit
 from gpuexec.memory_manager import HierarchicalAllocator, MemoryManager
 from gpuexec.method import Method
 from gpuexec.method_meta import INPUTS, STAGING, STATE, MethodMeta, allocate_buffers, share_buffers
 from gpuexec.method_plan import MethodPlan, plan_method
 from gpuexec.method_storage import MethodMemory
 from gpuexec.model import Model, load
-from gpuexec.runtime.backend import Backend, BackendType, choose_backend
+from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.state import State
 
 MethodShapes = Mapping[str, Sequence[Bound | None]]
@@ -141,8 +143,8 @@ class Program:
             InputError: There is none.
         """
         names = self.method_names
-        if not 0 <= index < len(names):
-            raise InputError(f"The program has {len(names)} methods, got index {index}.")
+        if not isinstance(index, int) or not 0 <= index < len(names):
+            raise InputError(f"The program has {len(names)} methods, got index {index!r}.")
         return names[index]
 
     def method_meta(
@@ -181,6 +183,7 @@ class Program:
         planned_outputs: bool = True,
         share_arenas: bool = False,
         state: State | None = None,
+        max_bytes: int | None = None,
     ) -> Method:
         """Load a method: always a new one. What can fail before it runs fails now.
 
@@ -195,12 +198,19 @@ class Program:
             share_arenas: Its temporaries and outputs lie in the same memory as those of all Methods of this program
                 loaded so: less memory, but a run of one makes the outputs of the others stale.
             state: What its memories go on from, of another Method; None: a state of its own.
+            max_bytes: The most it may hold on its device, memory of the user's and shared weights counted. What its
+                bounds tell is refused now, what only a run knows in the run, which leaves the Method usable.
 
         Raises:
             InputError: There is no such method, or the memory does not fit; both numbers are told.
             UnsupportedError: Operators that nothing here can run; lists all.
-            OutOfMemoryError: There is no room.
+            OutOfMemoryError: There is no room, or ``max_bytes`` allows too little; both numbers are told.
         """
+        if memory is not None and not isinstance(memory, MemoryManager):
+            raise InputError(
+                f"memory must be a MemoryManager, got a {type(memory).__name__}; write"
+                " MemoryManager(planned_memory=HierarchicalAllocator(arenas))."
+            )
         chosen = self._open(backend)
         model, plan = self._find(name), self._plan(name, chosen)
         # Without memory of the user's, outputs grow and may be taken along like a Worker's.
@@ -214,7 +224,11 @@ class Program:
             planned = self._share(chosen, name)
         meta = self.method_meta(name, backend=chosen, planned_inputs=planned_inputs, planned_outputs=planned_outputs)
         is_whole = memory is not None and memory.planned_memory is not None
-        method = Method(model, meta, plan, chosen, MethodMemory(planned, memory, is_whole), stream)
+        limit = None
+        if max_bytes is not None:
+            state_nbytes = sum(need.held_nbytes for need in plan.memories)
+            limit = MemoryLimit(max_bytes, weights_of(model, chosen), 1, state_nbytes)
+        method = Method(model, meta, plan, chosen, MethodMemory(planned, memory, is_whole, limit), stream)
         if state is not None:
             try:
                 method.state = state
@@ -233,7 +247,7 @@ class Program:
 
     def _open(self, backend: BackendType | Backend | None) -> Backend:
         wanted = self._default if backend is None else backend
-        return choose_backend(wanted)[0] if isinstance(wanted, BackendType) else wanted
+        return find_backend(wanted, None)[0]
 
     def _plan(self, name: str, backend: Backend) -> MethodPlan:
         """Return the plan of a method, made once for a device."""

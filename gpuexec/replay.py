@@ -73,10 +73,10 @@ class Replay:
             recording = self._recording = record_plan(recorded.prepared, engine.site, self._arena, stream, None)
             recording.patch(recorded.commands)
             self._upload(stream, bound.bind(accepted, taken), self._last_event)
-            stream.record(self._last_event)
             if isinstance(recording, LaunchRecording):
                 recording.prepare(bound.regions)
         except BaseException:
+            self._settle()
             bound.free()
             raise
         # Neither a graph nor a pinned block goes back by being forgotten.
@@ -139,13 +139,16 @@ class Replay:
         with self._entering():
             self._is_closed = True
             self._unclosed.detach()
-            with contextlib.suppress(GpuexecError):
-                self._last_event.synchronize()
+            self._settle()
             self._bound.frame.readers.settle()
             self._turns.close()
             self._finalizer()
             self._bound.free()
             self._arena.free()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name} {spec}" for name, spec in self._recorded.inputs.items())
+        return f"Replay({inputs or 'no inputs'}{', closed' if self._is_closed else ''})"
 
     def __enter__(self) -> Replay:
         return self
@@ -162,7 +165,8 @@ class Replay:
             self._turns.advance()
         try:
             self._wait(stream, write, reading)
-            self._upload(stream, staged, event)
+            if staged is not None:
+                self._bound.home.upload(stream, *staged)
             self._recording.submit(stream, self._bound.regions)
         except BaseException as error:
             fence.issue((), error)
@@ -176,18 +180,33 @@ class Replay:
                 stream.record(event)
             finally:
                 reading.issue((event,))
-            bound = self._bound
-            held = [item.source for item in bound.borrowed]
-            self._backend.keeper.hold(event, self._arena, bound.home, *held, *bound.user_outputs.values())
+                self._note_issued(event, staged)
         fence.issue((event,))
         return self._make_tensors(fence, stream)
 
     def _upload(self, stream: Stream, staged: Staged | None, event: Event) -> None:
-        """Bring what is staged to the device; its block is used again once ``event`` is done."""
+        """Bring what is staged to the device, ahead of any submission; ``event`` is done when it is there."""
+        try:
+            if staged is not None:
+                self._bound.home.upload(stream, *staged)
+        finally:
+            try:
+                stream.record(event)
+            finally:
+                self._note_issued(event, staged)
+
+    def _note_issued(self, event: Event, staged: Staged | None) -> None:
+        """See to it that what is on the stream outlives it, whoever lets go of the replay meanwhile."""
+        bound = self._bound
         if staged is not None:
-            block, names = staged
-            self._bound.home.upload(stream, block, names)
-            self._bound.home.give_back(block, event)
+            bound.home.give_back(staged[0], event)
+        held = [region.memory for region in bound.regions.values()]
+        self._backend.keeper.hold(event, self._arena, bound.home, *held, *[item.source for item in bound.borrowed])
+
+    def _settle(self) -> None:
+        """Wait for its work, however that ends."""
+        with contextlib.suppress(GpuexecError):
+            self._last_event.synchronize()
 
     def _wait(self, stream: Stream, write: int, reading: Fence) -> None:
         """Have the stream wait for what the run uses and nothing orders before it yet."""

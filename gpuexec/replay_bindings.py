@@ -74,6 +74,8 @@ class ReplayBindings:
 
     def take_outputs(self, outputs: Mapping[str, object], stream: Stream) -> dict[str, Memory | None]:
         """Return memory of the caller's for the outputs it is given for; None for those that go back to their own."""
+        if not isinstance(outputs, Mapping):
+            raise InputError(f"outputs takes memory by name, {{'y': array}}, got a {type(outputs).__name__}.")
         taken: dict[str, Memory | None] = {}
         for name, item in outputs.items():
             spec = self._recorded.check_output(name, item)

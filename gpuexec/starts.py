@@ -12,6 +12,9 @@ from gpuexec.planner.analyse import Walk
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.spec import TensorSpec
 
+# Even, and not powers of each other: halving and windows agree with both, and no shape is alike by chance.
+_TRIED_EXTENTS = (32, 48)
+
 
 def find_starts(
     graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, given: Mapping[str, TensorSpec]
@@ -58,22 +61,34 @@ def find_starts(
 
 
 def bind_shapes(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) -> tuple[Memory, ...]:
-    """Return implicit memories with their shapes where all inputs have one beforehand, else as they are."""
+    """Return memories with the extents that hold whatever runs are given, as far as they can be told beforehand.
+
+    Free dimensions of the inputs are tried with two extents each: what comes out alike does not depend on them.
+    """
+    try:
+        tries = [find_starts(graph, memories, dims, _guess_inputs(graph, memories, dims, e)) for e in _TRIED_EXTENTS]
+    except GpuexecError:
+        # A run tells: the shapes, or what is wrong with the graph.
+        return tuple(memories)
+    bound = []
+    for memory in memories:
+        rows = zip(memory.shape, *(starts[memory.input].shape for starts in tries), strict=True)
+        shape = [dim if axis == memory.axis or a != b else a for axis, (dim, a, b) in enumerate(rows)]
+        bound.append(memory.with_shape(shape))
+    return tuple(bound)
+
+
+def _guess_inputs(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, guess: int) -> dict[str, TensorSpec]:
+    """Return specs of the inputs that are no memories, with a guess for each free extent."""
     own = {memory.input for memory in memories}
     given = {}
     for value in graph.inputs:
         if value.name in own or value.declared is None or value.declared.dims is None:
             continue
         extents = [dims.get(dim) if isinstance(dim, str) else dim for dim in value.declared.dims]
-        fixed = tuple([extent for extent in extents if isinstance(extent, int)])
-        if len(fixed) == len(extents):
-            given[value.name] = TensorSpec(fixed, value.declared.dtype)
-    try:
-        starts = find_starts(graph, memories, dims, given)
-    except GpuexecError:
-        # A run tells: the shapes, or what is wrong with the graph.
-        return tuple(memories)
-    return tuple([memory.with_shape(starts[memory.input].shape) for memory in memories])
+        shape = [extent if isinstance(extent, int) else guess for extent in extents]
+        given[value.name] = TensorSpec(tuple(shape), value.declared.dtype)
+    return given
 
 
 def _infer_starts(

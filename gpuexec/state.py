@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from gpuexec.errors import GpuexecError, InputError
 from gpuexec.fence import Fence
 from gpuexec.memories import Memory
 from gpuexec.model import Model
-from gpuexec.place import Place
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import TensorSpec
 from gpuexec.starts import find_starts
 from gpuexec.state_bytes import fetch
 from gpuexec.state_file import read_state, write_state
-from gpuexec.tensor import Tensor
+from gpuexec.state_values import take_value
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +33,7 @@ Array = np.ndarray[Any, Any]
 class Snapshot:
     """What the memories of a state held at a time; made by `State.snapshot`."""
 
-    entry: Entry | None
+    entry: Entry | None = field(repr=False)
     memories: tuple[Memory, ...]
     backend: Backend
 
@@ -93,22 +92,18 @@ class State:
         """Let memories hold these arrays, which are copied; the others keep what they hold.
 
         Args:
-            values: Arrays (NumPy, a Tensor, or what NumPy reads) by the memory's input or output.
+            values: Arrays by the memory's input or output: NumPy, what NumPy reads, a Tensor, or an array of another
+                package by DLPack or ``__cuda_array_interface__``, copied on the device where it lies there.
 
         Raises:
             InputError: A name, dtype or shape does not fit; nothing was changed.
+            OutOfMemoryError: The device has no room for a copy; nothing was changed.
         """
         self._backend.check_process()
         carried = {}
         for name, item in values.items():
             memory = self._find_memory(name)
-            if isinstance(item, Tensor):
-                array = item.readback_and_clone()
-            else:
-                array = np.array(item, None if hasattr(item, "dtype") else memory.dtype, order="C")
-            spec = TensorSpec(array.shape, array.dtype)
-            memory.check(spec)
-            carried[memory.input] = Carried(Place(memory.input, spec), Fence.of(), array=array)
+            carried[memory.input] = take_value(memory, item, self._backend)
         with self._lock:
             self._head = Entry(carried, self._head)
             self.note({name: held.place.spec for name, held in carried.items()})

@@ -7,7 +7,7 @@ from functools import partial
 
 from gpuexec.binding import Bound
 from gpuexec.carried import Carried, has_failed
-from gpuexec.errors import GpuexecError
+from gpuexec.errors import GpuexecError, InputError
 from gpuexec.fence import Fence
 from gpuexec.graph import Value
 from gpuexec.held import Held
@@ -44,8 +44,14 @@ class StateBinder:
         Raises:
             InputError: It holds other memories, or lies on another device.
         """
+        if not self._model.memories:
+            raise InputError(f"{self._model.graph.name!r} has no memories that {state!r} could hold.")
         check_fits(state.memories, state.backend, self._model.memories, self._backend, "The state")
         self.state = state
+
+    def forget(self) -> None:
+        """Let go of the state, which others may go on from."""
+        self.state = State(self._model, self._backend)
 
     def fill(self, given: dict[str, GivenInput], without: Fence | None) -> None:
         """Add what the memories hold to a run's inputs, where the caller gave nothing for them.

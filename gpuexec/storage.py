@@ -35,6 +35,9 @@ class Binder(Protocol):
     def unpin(self) -> None:
         """Keep inputs that stay set in ordinary memory, and give pinned memory back; the caller has waited."""
 
+    def give_back(self) -> None:
+        """Let go of room that other sizes took; the caller has waited."""
+
     def release(self) -> None:
         """Give back what is held; the caller has waited for all runs."""
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from gpuexec.caller_stream import CallerStream, open_stream
 from gpuexec.content import Content
+from gpuexec.described import describe_inputs
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.fence import Fence
 from gpuexec.frames import Lease
 from gpuexec.holdings import Holding
-from gpuexec.inputs import GivenInput, HostArray, check_shapes, name_inputs
 from gpuexec.memory import weights_of
 from gpuexec.memory_limit import MemoryLimit
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
 from gpuexec.place import Place
 from gpuexec.plan import Plan
 from gpuexec.replay import Replay, record_replay
@@ -25,7 +25,6 @@ from gpuexec.report import Report, count_memory, describe_memory, make_report, s
 from gpuexec.run import Run, Step
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec
 from gpuexec.state import State
 from gpuexec.storage import own_storage
 from gpuexec.tensor import Tensor
@@ -79,12 +78,10 @@ class Worker:
         max_bytes: int | None = None,
     ) -> None:
         model.check_process()
-        if frames < 1:
-            raise InputError(f"frames must be at least 1, got {frames}.")
+        if not isinstance(frames, int) or frames < 1:
+            raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
         if compare_with not in (None, BackendType.CPU):
             raise InputError(f"compare_with takes BackendType.CPU, got {compare_with!r}.")
-        if max_bytes is not None and max_bytes < 1:
-            raise InputError(f"max_bytes must be at least 1, got {max_bytes}.")
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
@@ -162,7 +159,7 @@ class Worker:
         Raises:
             InputError: An input does not fit, or the budget is below 0.
         """
-        if budget_ms is not None and not budget_ms >= 0:
+        if budget_ms is not None and not (isinstance(budget_ms, (int, float, np.number)) and budget_ms >= 0):
             raise InputError(f"budget_ms must be a time in milliseconds, 0 or more, got {budget_ms!r}.")
         with self._engine.entering():
             self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms, stream=stream)
@@ -198,8 +195,7 @@ class Worker:
             InputError: The shapes don't fit the model.
         """
         with self._engine.entering():
-            given = _describe(self.model, inputs)
-            check_shapes(self.model, {name: item.spec for name, item in given.items()})
+            given, _ = describe_inputs(self._engine.acceptor, inputs)
             return self._engine.prepare(given)
 
     def record(
@@ -224,14 +220,12 @@ class Worker:
         with self._engine.entering():
             if self.model.memories:
                 raise StateError(
-                    "A recording starts from the same bytes each time, and the memories of this model"
-                    f" ({', '.join(memory.input for memory in self.model.memories)}) move on: record the model unbound,"
-                    " its states as inputs and outputs."
+                    "A recording reads and writes the same bytes each time, and the memories of this model"
+                    f" ({', '.join(memory.input for memory in self.model.memories)}) move on. Use schedule(), which"
+                    " launches a plan that runs often as one graph; or record the model with its states as inputs and"
+                    " outputs, and have two device arrays take turns: submit({input: one}, outputs={output: other})."
                 )
-            named = name_inputs(self.model, [inputs] if isinstance(inputs, tuple) else inputs)
-            given = _describe(self.model, named)
-            check_shapes(self.model, {name: item.spec for name, item in given.items()})
-            arrays = {name: item for name, item in named.items() if item is not None and not isinstance(item, tuple)}
+            given, arrays = describe_inputs(self._engine.acceptor, inputs)
             target = self._engine.stream if stream is None else open_stream(self._backend, stream)
             return record_replay(self._engine, given, arrays, outputs or {}, target)
 
@@ -403,43 +397,3 @@ class Worker:
         if self._last is None:
             raise StateError("No run was scheduled yet; call schedule(inputs) first.")
         return self._last
-
-
-def _describe(model: Model, inputs: object) -> dict[str, GivenInput]:
-    """Return inputs given as arrays or shapes, for planning; fixed shapes need not be given."""
-    if inputs is None or isinstance(inputs, Mapping):
-        named = dict(inputs or {})
-    else:
-        items = inputs if isinstance(inputs, list) else [inputs]
-        if len(items) > len(model.inputs):
-            raise InputError(f"The model has {len(model.inputs)} inputs, got {len(items)}.")
-        named = {port.name: item for port, item in zip(model.inputs, items, strict=False)}
-    unknown = sorted(set(named) - {port.name for port in model.ports})
-    if unknown:
-        raise InputError(
-            f"The model has no input {unknown[0]!r}; it has {', '.join(p.name for p in model.ports)}.",
-            value=unknown[0],
-        )
-    # What memories hold is the state's to tell, unless it is given.
-    ports = [port for port in model.ports if port in model.inputs or port.name in named]
-    return {port.name: _describe_port(model, port, named.get(port.name)) for port in ports}
-
-
-def _describe_port(model: Model, port: ModelPort, item: Any) -> GivenInput:
-    if isinstance(item, np.ndarray):
-        if item.dtype != port.spec.dtype:
-            raise InputError(
-                f"Input {port.name!r} expects {port.spec.dtype.name}, got {item.dtype.name}; give a shape or cast it.",
-                value=port.name,
-            )
-        return HostArray(TensorSpec(item.shape, item.dtype), item)
-    if item is not None:
-        shape = item if isinstance(item, tuple) else item.shape
-        return HostArray(TensorSpec(tuple(int(extent) for extent in shape), port.spec.dtype))
-    extents = [model.dims.get(dim) if isinstance(dim, str) else dim for dim in port.spec.dims or ()]
-    fixed = tuple(extent for extent in extents if isinstance(extent, int))
-    if port.spec.dims is None or len(fixed) != len(extents):
-        raise InputError(
-            f"Input {port.name!r} ({port.spec}) has free dimensions; give an array or a shape.", value=port.name
-        )
-    return HostArray(TensorSpec(fixed, port.spec.dtype))

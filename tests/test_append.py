@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 import gpuexec as gx
 from gpuexec.plan import Role
 from gpuexec.runtime.backend import Backend, BackendType, open_backend
-from tests.small_models import CPU, make_tracer
+from tests.small_models import CPU, make_model, make_tracer
 from tests.state_models import WIDTH, cache, running_sum
 
 Array = np.ndarray[Any, Any]
@@ -212,12 +213,33 @@ def test_compared_runs_append(backend: Backend) -> None:
         ({"present": "past"}, 0, "capacity of 'past' must be"),
         ({"present": "past"}, {"x": 3}, "names 'x', which is not bound"),
         ({"before": "past"}, {"past": 3}, "a capacity needs"),
+        ({"before": "past"}, 3, "capacity=3, but none of past grows"),
         ({"present": "past", "before": "past"}, None, "is bound already"),
     ],
 )
 def test_bad_pairs_are_refused_naming_both(pairs: dict[str, str], capacity: Any, words: str) -> None:
     with pytest.raises(gx.InputError, match=words):
         cache().bind_state(pairs, capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more"),
+    [(["rows", "past"], []), (["past", "rows", "rows"], []), (["past", "rows"], ["Identity"])],
+    ids=["in front", "twice", "made from another output"],
+)
+def test_capacity_is_refused_where_the_memory_grows_in_another_way(inputs: list[str], more: list[str]) -> None:
+    nodes = [
+        helper.make_node("Concat", inputs, ["all"], axis=0),
+        *(helper.make_node(o, ["all"], ["end"]) for o in more),
+    ]
+    outputs = dict.fromkeys(("all", "end")[: 1 + len(more)], ("m", WIDTH))
+    model = make_model(nodes, {"rows": ("k", WIDTH), "past": ("n", WIDTH)}, outputs)
+    pair = {list(outputs)[-1]: "past"}
+    with pytest.raises(
+        gx.InputError, match=r"past <- .*a capacity needs an output that is a Concat of the input, first"
+    ):
+        model.bind_state(pair, capacity=3)
+    assert model.bind_state(pair).memories[0].form == "swap"
 
 
 def test_bound_model_shares_weights_and_leaves_the_other_as_it_was() -> None:

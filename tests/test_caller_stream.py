@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -345,7 +346,8 @@ def test_what_is_no_stream_is_refused_before_any_work(backend: Backend, name: st
     elsewhere = SimulatorDevice(list_kernels)
     with worker:
         runs = worker.report().runs
-        for wrong in ("main", True, 1.5, 12345, elsewhere.create_stream()):
+        named = [SimpleNamespace(__cuda_stream__=each) for each in ((1, 0), (0, "main"), (0,), 7)]
+        for wrong in ("main", True, 1.5, 12345, elsewhere.create_stream(), *named):
             with pytest.raises(gx.InputError, match="stream"):
                 CALLS[name](worker, kept, wrong)
         assert worker.report().runs == runs

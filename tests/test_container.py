@@ -191,6 +191,12 @@ def test_minimal_verification_leaves_hashes_alone() -> None:
         read(bytes(content))
 
 
+def test_verification_is_none_but_what_there_is(tmp_path: Path) -> None:
+    write_contents(build_program(), tmp_path / "small.gxp")
+    with pytest.raises(gx.InputError, match="FULL, MINIMAL"):
+        gx.Program.load(tmp_path / "small.gxp", "full")  # type: ignore[arg-type]
+
+
 def test_newer_major_format_is_refused_before_anything_else() -> None:
     def change(parts: Parts) -> None:
         parts.metadata["format"] = [2, 0]
@@ -211,6 +217,12 @@ def test_newer_minor_format_with_additions_is_read() -> None:
     contents = read(alter(change))
     assert contents.version == (1, 7) and contents.methods["forward"].plans == {}
     assert contents.notes == ("The plans are of another release's form; they are made anew.",)
+
+
+def test_gaps_of_a_method_come_back_and_are_none_in_older_files() -> None:
+    contents = read(alter(set_at(*FORWARD, "gaps", to=["Kernels of a branch are not in the file."])))
+    assert contents.methods["forward"].gaps == ("Kernels of a branch are not in the file.",)
+    assert read_contents(FileDataLoader(STORED)).methods["forward"].gaps == ()
 
 
 def set_at(*path: Any, to: Any) -> Callable[[Parts], None]:
@@ -257,7 +269,7 @@ PLAN = (*FORWARD, "plans", "cpu", 0)
         (set_at("code", 0, "key", to="../../x"), "key or symbol of a kernel is none"),
         (set_at("code", 0, "nbytes", to=True), "no 'nbytes'"),
         (set_at("methods", to=[]), "no 'methods'"),
-        (set_at("format", to=[1, 1]), r"of format \[1, 1\], its header \[1, 0\]"),
+        (set_at("format", to=[1, 0]), r"of format \[1, 0\], its header \[1, 1\]"),
         (set_at(*GRAPH, "nodes", 0, 1, to="Nonsense"), r"not registered here: Nonsense \("),
         (set_at(*GRAPH, "nodes", 1, 2, "axis", to="1"), "Softmax .*: attribute axis is '1', expected int"),
         (set_at(*GRAPH, "nodes", 1, 2, "axes", to=1), "Softmax .* has no attribute axes"),
@@ -271,6 +283,7 @@ PLAN = (*FORWARD, "plans", "cpu", 0)
         (set_at(*FORWARD, "cases", 0, "inputs", to={"q": 0}), "names 'q', which is none of the model's"),
         (set_at(*FORWARD, "cases", 0, "outputs", to={}), "What a case allows of 'y'"),
         (set_at(*FORWARD, "cases", 0, "inputs", to={}), "A case lacks an input"),
+        (set_at(*FORWARD, "gaps", to=[7]), r"Its gaps are \[7\], expected sentences"),
         (set_at(*FORWARD, "memories", to=[{"input": "x", "output": "y"}]), "A memory is"),
         (add_input, r"Scan '.*': expected \d inputs, .*; got \d and 2"),
         (drop_capture, r"Scan '.*': expected \d inputs, all but the first 0 of them given"),

@@ -39,6 +39,14 @@ def test_shapes_are_bound_at_load_where_dims_are() -> None:
     assert [memory.shape for memory in model.memories] == [(1, 2, 4), (1, 2, 4), (1, 2, 3)]
 
 
+def test_shapes_do_not_wait_for_dims_they_do_not_depend_on(backend: Backend) -> None:
+    model = gx.load(recurrent(), memories="implicit", dims={"batch": 2})
+    assert [memory.shape for memory in model.memories] == [(1, 2, 4), (1, 2, 4), (1, 2, 3)]
+    with gx.Worker(model, backend=backend) as worker:
+        np.testing.assert_array_equal(worker.state.get("lstm.initial_h"), np.zeros((1, 2, 4), np.float32))
+        worker.run(make_sequence(3))
+
+
 def test_sequence_in_pieces_is_the_sequence_whole(backend: Backend) -> None:
     xs = make_sequence(12)
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 
@@ -9,16 +10,20 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.cpu import CpuDevice
+from tests.devices.opening import make_simulator
 from tests.small_models import (
     CPU,
     Array,
     affine,
     expect_affine,
+    hold,
     hold_worker,
     make_tracer,
     ramp,
     trace,
+    two_layers,
 )
 
 
@@ -34,6 +39,31 @@ def test_close_is_idempotent_and_ends_use(worker: gx.Worker) -> None:
     ):
         with pytest.raises(gx.ClosedError, match="closed"):
             use()
+
+
+@pytest.mark.parametrize("type", [CPU, gx.BackendType.SIMULATOR], ids=["cpu", "simulator"])
+def test_worker_that_is_dropped_leaves_its_bytes_to_the_run_under_way(type: gx.BackendType) -> None:
+    device = CpuDevice() if type is CPU else make_simulator(check_order=True)
+    backend, stream = Backend(device, type, "for a test"), device.create_stream()
+    held = [gx.Worker(two_layers(), backend=backend, stream=stream)]
+    expected = held[0].run(ramp(5, 3))
+    held[0].wait_for_completion()
+    gate = hold(stream)
+    try:
+        request = held[0].schedule(ramp(5, 3)).peek_output().readback_request()
+        held[0].schedule(ramp(5, 3) + 1)
+        with pytest.warns(ResourceWarning, match="never closed"):
+            _drop(held)
+    finally:
+        gate.set()
+    np.testing.assert_array_equal(request.result(), expected)
+    stream.synchronize()
+    device.close()
+
+
+def _drop(held: list[gx.Worker]) -> None:
+    held.clear()
+    gc.collect()
 
 
 def test_close_while_readbacks_are_pending_keeps_them_readable() -> None:

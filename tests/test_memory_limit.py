@@ -13,7 +13,8 @@ import gpuexec as gx
 from gpuexec.operator import kernel_table
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.simulator.device import SimulatorDevice
-from tests.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, trace
+from tests.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, trace, two_inputs
+from tests.state_models import running_sum
 
 HELD = ("arena", "exchange", "weights", "frames")
 
@@ -156,3 +157,76 @@ def test_limit_wide_enough_changes_nothing() -> None:
 def test_limit_below_one_byte_is_refused() -> None:
     with pytest.raises(gx.InputError, match="max_bytes must be at least 1, got 0"):
         gx.Worker(affine(), backend=CPU, max_bytes=0)
+
+
+def test_size_that_is_refused_for_its_inputs_is_in_nobodys_way() -> None:
+    with gx.Worker(two_inputs(), backend=make_simulator(), max_bytes=10_000, frames=1) as worker:
+        for rows in (2, 400, 10, 300, 3):
+            inputs = [ramp(rows, 3), ramp(rows, 3)]
+            if rows < 300:
+                np.testing.assert_array_equal(worker.run(inputs)[0], 2 * ramp(rows, 3))
+            else:
+                with pytest.raises(gx.OutOfMemoryError, match="max_bytes allows 10000"):
+                    worker.run(inputs)
+
+
+# ---- Methods
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_method_beyond_the_limit_is_refused_when_it_is_loaded(planned: bool) -> None:
+    backend = make_simulator()
+    program = gx.Program.build({"forward": chain()}, shapes={"forward": {"x": ((1, 64), 4)}}, backend=backend)
+    arenas = gx.HierarchicalAllocator(program.method_meta("forward").allocate())
+    memory = gx.MemoryManager(planned_memory=arenas) if planned else None
+    with pytest.raises(gx.OutOfMemoryError) as caught:
+        program.load_method("forward", memory, max_bytes=1)
+    needed = int(str(caught.value).split("needs ")[1].split()[0])
+    assert f"needs {needed} bytes" in str(caught.value) and "max_bytes allows 1;" in str(caught.value)
+    # What runs of the largest size bring from the host comes beside it.
+    with program.load_method("forward", memory, max_bytes=needed + 64 * 4 * 4) as method:
+        method.execute([ramp(64, 4)])
+        assert method.get_output(0).shape[0] == 64
+    with pytest.raises(gx.OutOfMemoryError, match="max_bytes allows"):
+        program.load_method("forward", memory, max_bytes=needed - 1)
+
+
+def test_places_of_inputs_count_and_are_given_back() -> None:
+    nodes = [
+        helper.make_node("ReduceMax", ["left"], ["high"], keepdims=0),
+        helper.make_node("ReduceMin", ["right"], ["low"], keepdims=0),
+    ]
+    model = make_model(nodes, {"left": ["n", 4], "right": ["m", 4]}, {"high": [], "low": []})
+    program = gx.Program.build({"forward": model}, backend=make_simulator())
+    with program.load_method("forward", max_bytes=256 * 16 + 2048) as method:
+        engine = method._engine
+        for left, right in ((256, 1), (1, 256), (256, 1)):
+            method.execute([ramp(left, 4), ramp(right, 4)])
+            assert method.get_output("high").readback_and_clone() == ramp(left, 4).max()
+            assert method.get_output("low").readback_and_clone() == ramp(right, 4).min()
+            held = engine.arena.nbytes + engine.frames[0].nbytes + engine.pool.nbytes + method._binder.nbytes
+            assert 256 * 16 < held <= 256 * 16 + 2048
+
+
+def test_method_without_bounds_goes_on_after_refusals() -> None:
+    backend = make_simulator()
+    program = gx.Program.build({"forward": two_inputs()}, backend=backend)
+    with program.load_method("forward", max_bytes=20_000) as method:
+        for rows in (300, 10, 5000, 3, 300, 100):
+            inputs = [ramp(rows, 3), ramp(rows, 3)]
+            if rows == 5000:
+                with pytest.raises(gx.OutOfMemoryError, match="max_bytes allows 20000"):
+                    method.execute(inputs)
+                continue
+            method.execute(inputs)
+            np.testing.assert_array_equal(method.get_output(0).readback_and_clone(), 2 * ramp(rows, 3))
+
+
+def test_state_of_a_method_counts_when_it_is_loaded() -> None:
+    program = gx.Program.build({"forward": running_sum()}, shapes={"forward": {"x": ((1, 4), 3)}}, backend=CPU)
+    with pytest.raises(gx.OutOfMemoryError, match=r"state 768\), and max_bytes allows 700"):
+        program.load_method("forward", max_bytes=700)
+    with gx.Module(program, max_bytes=700) as module, pytest.raises(gx.OutOfMemoryError, match="max_bytes allows 700"):
+        module.forward(ramp(2, 3))
+    with pytest.raises(gx.InputError, match=r"max_bytes must be a whole number, got 1\.5"):
+        program.load_method("forward", max_bytes=1.5)  # type: ignore[arg-type]

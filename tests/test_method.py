@@ -231,6 +231,23 @@ def test_bad_input_is_refused_and_changes_nothing(index: Any, value: Any, code: 
         np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
 
 
+def test_input_buffer_refuses_what_is_no_shape() -> None:
+    with load(affine()) as method, pytest.raises(gx.InputError, match="shape must be a tuple of extents, got 3"):
+        method.input_buffer(0, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("planned", [False, True])
+def test_inputs_without_elements_need_no_memory(backend: gx.BackendType, planned: bool) -> None:
+    with load(affine(), backend, {"x": (0, 3)}, planned) as method:
+        for _ in range(2):
+            method.execute([ramp(0, 3)])
+            assert read(method).shape == (0, 3)
+        method.input_buffer(0)
+        method.execute()
+        assert read(method).shape == (0, 3)
+
+
 def test_inputs_are_set_all_or_none() -> None:
     shapes = {"left": ((1, 4), 3), "right": ((1, 4), 3)}
     with load(two_inputs(), shapes=shapes) as method:
@@ -239,6 +256,8 @@ def test_inputs_are_set_all_or_none() -> None:
             method.set_inputs([ramp(4, 3), ramp(5, 3)])
         with pytest.raises(gx.InputError, match="2 inputs, got 1"):
             method.set_inputs([ramp(4, 3)])
+        with pytest.raises(gx.InputError, match="Input 'left' is given twice"):
+            method.set_inputs({"left": ramp(4, 3), 0: ramp(4, 3)})
         method.execute()
         np.testing.assert_array_equal(read(method, "sum"), 2 * ramp(2, 3))
         method.set_inputs({"left": ramp(4, 3), 1: ramp(4, 3)})

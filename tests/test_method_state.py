@@ -13,7 +13,7 @@ from gpuexec.method_state import MemoryNeed, StateBlocks, find_need, lay_out_sta
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
-from tests.small_models import CPU, GATES, hold, make_tracer, ramp, trace
+from tests.small_models import CPU, GATES, affine, expect_affine, hold, make_tracer, ramp, trace
 from tests.state_models import cache, gated_sum, running_sum
 
 BACKENDS = [CPU, gx.BackendType.SIMULATOR]
@@ -194,6 +194,13 @@ def test_methods_go_on_from_one_state(backend: gx.BackendType) -> None:
     other = next(each for each in BACKENDS if each is not backend)
     with program.load_method("forward", backend=other) as far, pytest.raises(gx.InputError, match="another device"):
         program.load_method("other", state=far.state)
+
+
+def test_state_is_refused_by_a_model_without_memories() -> None:
+    with gx.Worker(affine(), backend=CPU) as plain, gx.Worker(running_sum(), backend=CPU) as worker:
+        with pytest.raises(gx.InputError, match="has no memories"):
+            plain.state = worker.state
+        np.testing.assert_array_equal(plain.run(ramp(2, 3)), expect_affine(ramp(2, 3)))
 
 
 def test_failed_run_leaves_the_state_as_it_was() -> None:

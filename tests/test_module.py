@@ -35,6 +35,11 @@ def test_module_loads_when_it_is_first_used(path: Path, backend: gx.BackendType)
         assert module.load_method() is module.load_forward() is module.load_method("forward")
 
 
+def test_forward_takes_inputs_by_name(path: Path) -> None:
+    with gx.Module(path, backend=CPU) as module:
+        np.testing.assert_array_equal(module.forward({"x": ramp(2, 3)})[0], expect_affine(ramp(2, 3)))
+
+
 def test_asking_for_meta_loads_no_method(path: Path) -> None:
     module = gx.Module(path, backend=CPU)
     assert module.method_names == ("forward", "pair") and module.num_methods == 2

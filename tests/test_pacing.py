@@ -232,7 +232,7 @@ def test_a_step_ends_where_it_has_to_wait() -> None:
     assert len(rest) == 1
 
 
-@pytest.mark.parametrize("budget_ms", [-1.0, math.nan])
+@pytest.mark.parametrize("budget_ms", [-1.0, math.nan, "1"])
 def test_a_budget_that_is_no_time_is_refused(worker: gx.Worker, budget_ms: float) -> None:
     with pytest.raises(gx.InputError, match="budget_ms"):
         worker.schedule_iterable(ramp(2, 3), budget_ms=budget_ms)

@@ -433,6 +433,23 @@ def test_exported_output_is_not_written_again() -> None:
         np.testing.assert_array_equal(kept.readback_and_clone(), expect_affine(ramp(2, 3)))
 
 
+def test_two_arrays_that_take_turns_carry_a_state_on() -> None:
+    """Nothing is waited for, and nothing copied: what one submission writes, the next one reads."""
+    device = make_simulator(check_order=True)
+    backend = Backend(device, SIMULATOR, "for a test")
+    mine, turns = device.create_stream(), [Buffer(backend, float32(2, 3)) for _ in range(2)]
+    nodes = [helper.make_node("Add", ["x", "held"], ["total"]), helper.make_node("Neg", ["total"], ["y"])]
+    model = make_model(nodes, {"x": (2, 3), "held": (2, 3)}, {"y": (2, 3), "total": (2, 3)})
+    turns[0].write(mine, np.zeros((2, 3), np.float32))
+    with gx.Worker(model, backend=backend) as worker, worker.record([(2, 3), (2, 3)], stream=mine) as replay:
+        for number in range(5):
+            one, other = turns[number % 2], turns[1 - number % 2]
+            made = replay.submit({"x": ramp(2, 3), "held": one}, outputs={"total": other})
+            np.testing.assert_array_equal(read(made), -(number + 1) * ramp(2, 3))
+        assert worker.report().host_syncs == ()
+    device.close()
+
+
 # ---- what is refused
 
 
@@ -612,3 +629,37 @@ def test_device_that_is_lost_says_so_and_closes() -> None:
 
 def _lose(device: SimulatorDevice) -> None:
     device.lose(Operation("a kernel", lambda: None), RuntimeError("on purpose"))
+
+
+def test_replay_and_outputs_that_are_dropped_leave_their_bytes_to_what_is_under_way() -> None:
+    device = make_simulator(check_order=True)
+    stream = device.create_stream()
+    with gx.Worker(affine(), backend=Backend(device, SIMULATOR, "for a test")) as worker:
+        with holding(stream) as gate:
+            held = [worker.record(ramp(2, 3), stream=stream)]
+            with pytest.warns(ResourceWarning, match="A Replay of 'small'"):
+                _drop(held)
+            held = [worker.record((2, 3), stream=stream)]
+            held[0].submit(ramp(2, 3))
+            with pytest.warns(ResourceWarning, match="A Replay of 'small'"):
+                _drop(held)
+            gate.set()
+            stream.synchronize()
+        np.testing.assert_array_equal(worker.run(ramp(2, 3)), expect_affine(ramp(2, 3)))
+    device.close()
+
+
+def test_output_read_by_steps_of_this_thread_is_not_waited_for() -> None:
+    """Nobody else would finish the steps; the pinned block of what was given comes back."""
+    with gx.Worker(affine(), backend=SIMULATOR) as worker, gx.Worker(two_layers(), backend=SIMULATOR) as other:
+        replay = worker.record((5, 3))
+        expected = other.run(expect_affine(ramp(5, 3)))
+        free = len(replay._bound.home._blocks)
+        steps = other.schedule_iterable(replay.submit(ramp(5, 3))["y"])
+        next(steps)
+        with pytest.raises(gx.StateError, match="finish iterating"):
+            replay.submit(ramp(5, 3) + 1)
+        assert len(replay._bound.home._blocks) == free
+        list(steps)
+        np.testing.assert_array_equal(other.read_output(), expected)
+        np.testing.assert_array_equal(read(replay.submit(ramp(5, 3) + 2)), expect_affine(ramp(5, 3) + 2))

@@ -11,7 +11,8 @@ import pytest
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend, BackendType, open_backend
 from tests.small_models import CPU, GATES, affine, hold_worker, make_tracer, ramp, trace
-from tests.state_models import WIDTH, gated_sum, recurrent, running_sum
+from tests.state_models import WIDTH, cache, gated_sum, recurrent, running_sum
+from tests.test_interop import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
 
 BACKENDS = (CPU, BackendType.SIMULATOR)
 HELD = ramp(2, WIDTH)
@@ -230,12 +231,59 @@ def test_state_is_set_by_the_name_of_input_or_output(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(worker.run(HELD), 10 * HELD)
 
 
+@pytest.mark.parametrize("kind", [CudaStreamArray, DlpackArray, InterfaceArray])
+@pytest.mark.parametrize("capacity", [None, 5], ids=["swap", "append"])
+def test_array_of_another_package_is_copied_on_the_device(kind: type[DeviceArray], capacity: int | None) -> None:
+    backend = open_backend(BackendType.SIMULATOR)
+    model = running_sum() if capacity is None else cache().bind_state({"present": "past"}, capacity=capacity)
+    x, held = (HELD, 5 * HELD) if capacity is None else (ramp(2, 1, WIDTH), ramp(2, 3, WIDTH))
+    with gx.Worker(model, backend=backend) as worker:
+        given = kind(backend, held)
+        worker.state.set({model.memories[0].input: given})
+        # What is given may change from now on.
+        given.stream.fill(given.memory.address, b"\1", held.nbytes)
+        given.stream.synchronize()
+        np.testing.assert_array_equal(worker.state.get(), held)
+        y = worker.schedule(x).peek_output().readback_and_clone()
+        np.testing.assert_array_equal(y, 12 * HELD if capacity is None else held.sum(1) + 2 * x.sum(1))
+
+
+def test_device_array_for_a_memory_is_not_read_by_the_host() -> None:
+    backend = make_tracer()
+    with gx.Worker(running_sum(), backend=backend) as worker:
+        given = InterfaceArray(backend, HELD)
+        count = len(backend.device.log)  # type: ignore[attr-defined]
+        worker.state.set({"held": given})
+        assert [row for row in trace(backend)[count:] if row.startswith("copy")] == ["copy"]
+
+
+def test_host_array_that_only_speaks_dlpack_is_taken_for_a_memory(worker: gx.Worker) -> None:
+    held = HELD.copy()
+    worker.state.set({"held": HostOnly(held)})
+    held[:] = 0
+    np.testing.assert_array_equal(worker.run(HELD), 4 * HELD)
+
+
+def test_numbers_are_taken_where_they_lose_nothing() -> None:
+    model = running_sum((WIDTH,))
+    with gx.Worker(model, backend=CPU) as worker:
+        for given in ([1, 2, 3], [1.0, 2.0, 3.0], (1, 2.0, 3)):
+            worker.state.set({"held": given})
+            np.testing.assert_array_equal(worker.state.get(), np.array([1, 2, 3], np.float32))
+        for bad, words in (([True] * 3, "got bool"), (["a"] * 3, "'held'"), (object(), "'held'"), ([[1], 2], "'held'")):
+            with pytest.raises(gx.InputError, match=words):
+                worker.state.set({"held": bad})
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"nothing": HELD}, "no memory 'nothing'; the model has held"),
         ({"held": HELD.astype(np.int32)}, "'held' expects float32.n,3., got int32"),
         ({"held": HELD[:, :1]}, "'held' expects float32.n,3., got float32.2,1."),
+        ({"held": HostOnly(HELD[:, :1].copy())}, "'held' expects float32.n,3., got float32.2,1."),
+        ({"held": HostOnly(HELD, device=8)}, "Memory 'held': it lies on DLPack device type 8"),
+        ({"held": None}, "held"),
     ],
 )
 def test_bad_values_are_refused_and_change_nothing(worker: gx.Worker, values: dict[str, object], words: str) -> None:
@@ -330,7 +378,7 @@ def test_bad_state_files_are_refused_and_change_nothing(worker: gx.Worker, tmp_p
 
 
 def test_model_with_memories_is_not_recorded(worker: gx.Worker) -> None:
-    with pytest.raises(gx.StateError, match=r"held.*move on"):
+    with pytest.raises(gx.StateError, match=r"\(held\) move on. Use schedule\(\).*take turns"):
         worker.record(HELD)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import gpuexec as gx
 from gpuexec.runtime.backend import open_backend
@@ -18,6 +20,7 @@ from tests.small_models import (
     gated,
     hold,
     hold_worker,
+    make_model,
     make_tracer,
     ramp,
     two_inputs,
@@ -69,9 +72,10 @@ def test_names_of_later_work_are_absent() -> None:
     assert not hasattr(gx.BackendType, "GPU_PIXEL")
 
 
-def test_frames_below_one_are_refused() -> None:
-    with pytest.raises(gx.InputError, match="frames"):
-        gx.Worker(affine(), backend=CPU, frames=0)
+@pytest.mark.parametrize("frames", [0, -1, 1.5, "2"])
+def test_frames_that_are_no_count_are_refused(frames: Any) -> None:
+    with pytest.raises(gx.InputError, match="frames must be a whole number"):
+        gx.Worker(affine(), backend=CPU, frames=frames)
 
 
 # ---- results
@@ -192,6 +196,18 @@ def test_prepare_takes_arrays_and_shapes(worker: gx.Worker) -> None:
         worker.prepare([(2, 3)] * 2)
     with pytest.raises(gx.InputError, match="'x' expects float32, got float64"):
         worker.prepare(ramp(2, 3).astype(np.float64))
+    with pytest.raises(gx.InputError, match=r"'x' expects .*, got the shape \(-1, 3\)"):
+        worker.prepare((-1, 3))
+
+
+def test_prepare_takes_whatever_schedule_takes() -> None:
+    with gx.Worker(two_inputs(), backend=CPU) as worker:
+        plan = worker.prepare([(2, 3), (2, 3)])
+        assert worker.prepare((ramp(2, 3), ramp(2, 3))) is worker.prepare([ramp(2, 3), (2, 3)]) is plan
+        worker.run([ramp(2, 3), ramp(2, 3)])
+        assert worker.prepare([worker.peek_output(), (2, 3)]) is plan
+    with gx.Worker(make_model([helper.make_node("Neg", ["x"], ["y"])], {"x": ()}, {"y": ()}), backend=CPU) as worker:
+        assert worker.prepare(1.5) is worker.prepare(()) is worker.prepare(np.float32(1)) is not None
 
 
 def test_prepare_without_inputs_takes_fixed_shapes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,9 @@ def main(options: argparse.Namespace) -> int:
 
     console = Console(highlight=False, soft_wrap=True)
     start = time.perf_counter()
-    methods = {name: models.load(path) for name, path in _name_models(options.models).items()}
+    named = _name_models(options.models)
+    _check_output(options.output, named.values())
+    methods = {name: models.load(path) for name, path in named.items()}
     bounds = {name: parse_bound(text) for name, text in _split_items(options.dim, "--dim").items()}
     shapes = {
         name: tuple([parse_bound(part) for part in text.split(",") if part])
@@ -90,6 +92,19 @@ def parse_bound(text: str) -> Bound:
     if match is None or len(text) > 40:
         raise InputError(f"{text[:40]!r} is no extent like 4, nor a range like 1..8.")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+def _check_output(output: str, sources: Iterable[str]) -> None:
+    """Check that the program can be written where it shall be, before there is work in it.
+
+    Raises:
+        InputError: It would take the place of a model, or the folder is not there.
+    """
+    path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"--output {output} is no file in a folder that is there.")
+    if any(path.exists() and Path(source).exists() and path.samefile(source) for source in sources):
+        raise InputError(f"--output {output} would take the place of a model; name another file: model{SUFFIX}.")
 
 
 def _name_models(items: Sequence[str]) -> dict[str, str]:
@@ -208,5 +223,7 @@ def _print_summary(console: Any, contents: Contents) -> None:
             f"{len(method.cases)} cases",
             markup=False,
         )
+        for gap in method.gaps:
+            console.print(gap, style="yellow", markup=False)
     code = contents.code
     console.print(f"weights {contents.weights_nbytes:,} bytes, {len(code.kernels)} kernels {code.nbytes:,} bytes")

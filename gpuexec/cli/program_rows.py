@@ -48,6 +48,8 @@ def _print_method(console: Console, name: str, method: StoredMethod) -> None:
         if not rows:
             plans.add_row(target, "planned when it is run", "", "")
     console.print(plans)
+    for gap in method.gaps:
+        console.print(gap, style="yellow", markup=False)
 
 
 def _show_range(bound: tuple[int, int] | None) -> str:

@@ -23,7 +23,7 @@ def read_constants(graph: onnx.GraphProto, reader: NodeReader, folder: Path | No
         with problems.noting(reader.path):
             if not tensor.name:
                 raise ModelError(f"Initializer {index} of the graph has no name: %{tensor.name}.")
-            value = reader.add(Value(tensor.name), "initializer")
+            value = reader.add(Value(tensor.name, reader.declared_spec(tensor.name)), "initializer")
             try:
                 reader.constants[value] = to_array(tensor, folder, f"Initializer %{tensor.name}")
             except UnsupportedFormError as error:

@@ -94,6 +94,10 @@ class NodeReader:
             raise ModelError(f"Output %{name} of the graph is made by no node.", value=name)
         return value
 
+    def declared_spec(self, name: str) -> DeclaredSpec | None:
+        """Return what the graph declares of an output by its name; None of any other value."""
+        return self._declared.get(name)
+
     def is_visible(self, name: str) -> bool:
         """Return whether a name stands for a value here or around."""
         return name in self.values or (self._outer is not None and self._outer.is_visible(name))

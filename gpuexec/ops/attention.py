@@ -22,7 +22,15 @@ from gpuexec.ops.attention_host import Rule, attend
 from gpuexec.ops.attention_launch import FLOATS, MASK_TYPES, Operands, launch_attention
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.copy import Concat
-from gpuexec.ops.heads import SplitHeads, join_heads, split_array, split_shape, split_slot
+from gpuexec.ops.heads import (
+    SplitHeads,
+    join_groups,
+    join_heads,
+    share_heads,
+    split_array,
+    split_shape,
+    split_slot,
+)
 from gpuexec.ops.layout import Slots, window
 from gpuexec.spec import TensorSpec
 
@@ -203,6 +211,7 @@ class Attention(_Attention):
 class AttentionOverCache(_Attention):
     """Attention over keys and values that hold the past already, ``[batch, heads, keys, size]``.
 
+    Or ``[batch, heads, group, keys, size]``: so many query heads, side by side, share what may be the same bytes.
     Inputs: Q as Attention takes it, keys, values, mask, the new keys (only their number counts: those before them are
     the past; absent: there is none), lengths. Outputs: y and scores.
     """
@@ -216,17 +225,20 @@ class AttentionOverCache(_Attention):
         q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
         q = check_dtype(self.name, q, FLOATS, "Q")
         k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, (q.dtype,), "V")
-        if k.rank != 4 or v.rank != 4 or (new is not None and (new.rank != 4 or new.shape[_ROWS] > k.shape[_ROWS])):
+        axes = (4, 5)
+        is_known = k.rank in axes and v.rank in axes
+        if not is_known or (new is not None and (new.rank != 4 or new.shape[_ROWS] > k.shape[-2])):
             raise InputError(
                 f"{self.name} expects keys and values of four axes, the new ones among them, got {k}, {v}."
             )
+        k, v = (each.with_shape(join_groups(each.shape)) for each in (k, v))
         return self._infer(q, k, v, mask, lengths)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Work out with NumPy; half and bfloat16 in float, rounded once."""
         q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
         assert k is not None
-        past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
+        past = 0 if new is None else k.shape[-2] - new.shape[_ROWS]
         return self._compute((q, k, v, mask, lengths), past, out, 1)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -234,6 +246,7 @@ class AttentionOverCache(_Attention):
         q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
         y, scores = (*outputs, None)[:2]
         assert q is not None and k is not None and v is not None
+        k, v = share_heads(emit, k, v)
         past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
         self._lower(emit, Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths), past, y, scores)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -52,19 +53,19 @@ def attend(
 
     Args:
         q: ``[batch, heads, queries, depth]``.
-        k: ``[batch, key heads, keys, depth]``.
-        v: ``[batch, key heads, keys, values]``.
+        k: ``[batch, key heads, keys, depth]``, or ``[batch, key heads, group, keys, depth]``.
+        v: ``[batch, key heads, keys, values]``, or in groups too.
         mask: Broadcasts to ``[batch, heads, queries, keys]``, or to fewer keys.
         lengths: How many keys of each batch take part.
         rule: How scores are made.
         mode: Which scores are wanted.
     """
     batch, heads, queries, _ = q.shape
-    keys = k.shape[2]
+    keys = k.shape[-2]
     acc = accumulator(q.dtype)
-    y = np.empty((batch, heads, queries, v.shape[3]), q.dtype)
+    y = np.empty((batch, heads, queries, v.shape[-1]), q.dtype)
     scores = None if mode is None else np.empty((batch, heads, queries, keys), q.dtype)
-    columns, values = k.astype(acc, copy=False).swapaxes(2, 3), v.astype(acc, copy=False)
+    columns, values = k.astype(acc, copy=False).swapaxes(-2, -1), v.astype(acc, copy=False)
     first, end = rule.find_keys(queries, keys if mask is None else mask.shape[-1], lengths)
     if mask is not None:
         mask = np.broadcast_to(mask, (batch, heads, queries, mask.shape[-1]))
@@ -94,11 +95,14 @@ def attend(
 
 
 def _grouped(product: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-    """Multiply ``[batch, heads, rows, n]`` by ``[batch, key heads, n, columns]``, neighbouring heads by one of them."""
+    """Multiply ``[batch, heads, rows, n]`` by ``[batch, key heads, n, columns]``, neighbouring heads by one of them.
+
+    Key heads in groups are so many heads: the bits are those of heads without.
+    """
     batch, heads, rows, inner = a.shape
-    of_keys = b.shape[1]
-    stacked = a.reshape(batch, of_keys, heads // max(of_keys, 1) * rows, inner)
-    return product(stacked, b).reshape(batch, heads, rows, b.shape[3])
+    of_keys = b.shape[1:-2]
+    stacked = a.reshape(batch, *of_keys, heads // max(prod(of_keys), 1) * rows, inner)
+    return product(stacked, b).reshape(batch, heads, rows, b.shape[-1])
 
 
 def _add_mask(score: Array, mask: Array, dtype: np.dtype[Any]) -> None:

@@ -1,4 +1,8 @@
-"""Heads: a tensor ``[batch, rows, heads * size]`` seen as ``[batch, heads, rows, size]``, without moving anything."""
+"""Heads: a tensor ``[batch, rows, heads * size]`` seen as ``[batch, heads, rows, size]``, without moving anything.
+
+And heads in groups, ``[batch, heads, group, rows, size]``: each of so many query heads that share keys and values has
+its own place there, but not its own bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from typing import Any
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import Shape
+from gpuexec.geometry import Shape, reshape_shape
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ops.checks import require_ints
+from gpuexec.ops.layout import Slots, View, read_ints, reshaped, window
 from gpuexec.spec import TensorSpec
 
 
@@ -75,3 +80,45 @@ class SplitHeads(Operator):
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         emit.alias(y, split_slot(x, self.heads))
+
+
+@operator("GroupHeads", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class GroupHeads(View):
+    """A Reshape to four axes, ``[batch, heads * group, rows, size]``, that leaves the groups apart.
+
+    What has the five axes ``[batch, heads, group, rows, size]`` stays as it is; anything else gets groups of one.
+    """
+
+    allowzero: int = 0
+
+    def infer(self, x: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Resolve 0 and -1 as Reshape does."""
+        return (x.with_shape(self._group(x.shape, require_ints(shape, "shape", 1))),)
+
+    def compute(self, x: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
+        """Reshape; a view where NumPy can."""
+        return (x.reshape(self._group(x.shape, read_ints(shape))),)
+
+    def _group(self, shape: Shape, target: Shape) -> Shape:
+        joined = reshape_shape(shape, target, bool(self.allowzero))
+        if len(shape) == 5 and joined == join_groups(shape):
+            return shape
+        return (*joined[:2], 1, *joined[2:]) if len(joined) == 4 else joined
+
+
+def join_groups(shape: Shape) -> Shape:
+    """Return the shape of heads in groups without the groups; one of four axes is that already."""
+    return shape if len(shape) == 4 else (shape[0], shape[1] * shape[2], *shape[3:])
+
+
+def share_heads(emit: Emitter, keys: Slot, values: Slot) -> tuple[Slot, Slot]:
+    """Return keys and values with four axes: as few heads as they have bytes for, or dense copies of all."""
+    slots = (keys, values)
+    if all(slot.spec.rank == 5 and slot.strides[2] == 0 for slot in slots) and keys.shape[:3] == values.shape[:3]:
+        keys, values = (
+            window(slot, (*slot.shape[:2], *slot.shape[3:]), (*slot.strides[:2], *slot.strides[3:])) for slot in slots
+        )
+    else:
+        keys, values = (reshaped(emit, slot, join_groups(slot.shape)) for slot in slots)
+    return keys, values

@@ -16,6 +16,7 @@ from gpuexec.passes.decompose import decompose
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
+from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.remove_dead import remove_dead
@@ -42,6 +43,7 @@ AT_LOAD = (
     Pass("fold_constants", fold_constants),
     Pass("inline_branches", inline_branches),
     Pass("remove_noops", remove_noops),
+    Pass("group_heads", group_heads),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm),
     Pass("merge_common", merge_common),
     Pass("remove_dead", remove_dead),

@@ -84,6 +84,7 @@ class Walk:
         constants: Specs of constants, with their content.
         inputs: Specs of the graph's inputs, with content where it is on the host.
         knowable: Values whose content may be propagated; None: all.
+        host_work: Bytes that a node may touch to be computed on the host for its content.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class Walk:
         constants: Mapping[Value, TensorSpec],
         inputs: Mapping[Value, TensorSpec],
         knowable: frozenset[Value] | None = None,
+        host_work: int = HOST_WORK_LIMIT,
     ) -> None:
-        self._producers, self._knowable = producers, knowable
+        self._producers, self._knowable, self._host_work = producers, knowable, host_work
         # Content of inputs is set aside: it enters only when something demands it.
         self._inputs = inputs
         specs = dict(constants)
@@ -148,6 +150,13 @@ class Walk:
                 self._demanded[stack.pop()] = self._compute_content(each)
         return self._demanded[value]
 
+    def is_light(self, node: Node) -> bool:
+        """Return whether the host computes a node sooner than it could read the result from a device."""
+        specs = self.analysis.specs
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        touched = sum(specs[value].nbytes for value in values if value in specs)
+        return not node.operator.uses_all_cores and touched <= self._host_work
+
     def _has_content(self, value: Value) -> bool:
         return value in self._demanded or self.analysis.specs[value].value is not None
 
@@ -163,7 +172,7 @@ class Walk:
         if given is not None:
             raise _needs(reader, value, role, "given")
         node = self._producers[value]
-        if not is_light(node, self.analysis.specs) or any(map(self._is_large_input, node.inputs)):
+        if not self.is_light(node) or any(map(self._is_large_input, node.inputs)):
             raise _needs(reader, value, role, "computed")
         return [item for item in node.inputs if item is not None]
 
@@ -242,13 +251,6 @@ class Walk:
             spec if array is None or spec.value is not None else spec.with_value(_frozen(array))
             for spec, array in zip(outputs, compute_node(node, inputs), strict=True)
         )
-
-
-def is_light(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
-    """Return whether the host computes a node sooner than it could read the result from a device."""
-    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    touched = sum(specs[value].nbytes for value in values if value in specs)
-    return not node.operator.uses_all_cores and touched <= HOST_WORK_LIMIT
 
 
 def _needs(reader: Node, value: Value, role: str, origin: str) -> NeedsHostValue:

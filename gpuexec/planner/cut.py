@@ -24,7 +24,7 @@ from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.ops.control import If, Loop, Scan, inline_branch
-from gpuexec.planner.analyse import HOST_VALUE_LIMIT, Walk, evaluate_node
+from gpuexec.planner.analyse import HOST_VALUE_LIMIT, HOST_WORK_LIMIT, Walk, evaluate_node
 from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.divide import Sorting, divide
 from gpuexec.planner.trace import HostTrace
@@ -57,6 +57,7 @@ class Cut:
         decided_by: Names of inputs whose content decided which branch is taken.
         is_by_shape: Whether extents decided one, beyond dtypes and ranks.
         constants: Content of constants that host nodes and the loop take, or that a body gives.
+        branches: The Ifs that were decided, each with whether its condition held.
     """
 
     ready: Graph | None
@@ -70,6 +71,7 @@ class Cut:
     decided_by: tuple[str, ...] = ()
     is_by_shape: bool = False
     constants: Mapping[Value, Array] | None = None
+    branches: tuple[tuple[Node, bool], ...] = ()
 
 
 def find_cut(
@@ -80,6 +82,7 @@ def find_cut(
     computed: AbstractSet[Value] = frozenset(),
     is_body: bool = False,
     condition: Value | None = None,
+    host_work: int = HOST_WORK_LIMIT,
 ) -> Cut:
     """Cut a graph for inputs of these specs, with content where it is on the host.
 
@@ -92,12 +95,13 @@ def find_cut(
         is_body: The graph is the body of a Loop or Scan, or what is left of it: counters stay on the host, and
             outputs that are inputs are passed on as they are.
         condition: The output of a body that says whether to go on: it is wanted on the host.
+        host_work: Bytes that a node may touch to be light; -1: none is.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
         PlanError: Nothing can be run next.
     """
-    return _Cutter(graph, inputs, target, computed, is_body, condition).run()
+    return _Cutter(graph, inputs, target, computed, is_body, condition, host_work).run()
 
 
 class _Cutter:
@@ -111,13 +115,14 @@ class _Cutter:
         computed: AbstractSet[Value],
         is_body: bool,
         condition: Value | None,
+        host_work: int,
     ) -> None:
         self._graph, self._inputs, self._target = graph, inputs, target
         self._is_body, self._condition = is_body, condition
         self._computed = {value.name for value in computed}
         self._producers = graph.producers()
         constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
-        self._walk = Walk(self._producers, constants, inputs)
+        self._walk = Walk(self._producers, constants, inputs, host_work=host_work)
         self._specs = self._walk.analysis.specs
         sorting = self._sorting = Sorting([], dict(graph.constants))
         self._trace = HostTrace(self._walk, self._producers, sorting.constants, inputs, sorting.on_host)
@@ -126,6 +131,7 @@ class _Cutter:
         self._bounded: set[Value] = set()
         self._reads: dict[Value, HostRead] = {}
         self._decided_by: dict[str, None] = {}
+        self._branches: list[tuple[Node, bool]] = []
         self._is_by_shape = False
 
     def run(self) -> Cut:
@@ -170,6 +176,7 @@ class _Cutter:
             self._decided_by.update(dict.fromkeys(getattr(content.log, "inputs", ())))
             self._is_by_shape |= content.log is None
         is_true = bool(content.array.reshape(-1)[0])
+        self._branches.append((node, is_true))
         nodes, constants = inline_branch(
             node, node.operator.then_branch if is_true else node.operator.else_branch, self._names
         )
@@ -344,6 +351,7 @@ class _Cutter:
             tuple(self._decided_by),
             self._is_by_shape,
             parts.constants,
+            tuple(self._branches),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpuexec.graph import Array, Node, Value
-from gpuexec.planner.analyse import HOST_VALUE_LIMIT, Walk, is_light
+from gpuexec.planner.analyse import HOST_VALUE_LIMIT, Walk
 from gpuexec.spec import TensorSpec
 
 # Pads have two entries for each axis, and few tensors more than eight axes.
@@ -34,7 +34,7 @@ class HostTrace:
         inputs: Mapping[Value, TensorSpec],
         on_host: AbstractSet[Node],
     ) -> None:
-        self._specs, self._known = walk.analysis.specs, walk.analysis.known
+        self._specs, self._known, self._is_light = walk.analysis.specs, walk.analysis.known, walk.is_light
         self._producers, self._constants, self._inputs, self._on_host = producers, constants, inputs, on_host
 
     def find(self, value: Value, traced: Traces | None = None) -> tuple[list[Value], list[Node]]:
@@ -85,7 +85,7 @@ class HostTrace:
     def _is_much(self, node: Node) -> bool:
         """Return whether a node is too much work for the host, or its content too large."""
         values = [v for v in node.inputs if v in self._inputs] + [v for v in node.outputs if v is not None]
-        return any(v and self._nbytes(v) > HOST_VALUE_LIMIT for v in values) or not is_light(node, self._specs)
+        return any(v and self._nbytes(v) > HOST_VALUE_LIMIT for v in values) or not self._is_light(node)
 
     def _nbytes(self, value: Value) -> int:
         return self._specs[value].nbytes

@@ -109,10 +109,12 @@ def find_backend(given: BackendType | Backend, ordinal: int | None) -> tuple[Bac
 
     Raises:
         DeviceNotFoundError: As `open_backend`.
-        InputError: As `open_backend`, or the backend given has another ordinal.
+        InputError: As `open_backend`, or the backend given is none, or has another ordinal.
     """
     if isinstance(given, BackendType):
         return choose_backend(given, ordinal)
+    if not isinstance(given, Backend):
+        raise InputError(f"backend takes a BackendType, such as BackendType.CPU, got {given!r}.")
     if ordinal not in (None, given.device.ordinal):
         raise InputError(f"device={ordinal!r} is not that of {given!r}, which is {given.device.ordinal}.")
     return given, given.reason

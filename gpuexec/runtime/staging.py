@@ -19,7 +19,8 @@ class Staging:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._free: dict[int, list[tuple[Memory, Event | None]]] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a collection may give blocks back in the middle of a call.
+        self._lock = threading.RLock()
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Memory:
@@ -44,15 +45,13 @@ class Staging:
     def trim(self) -> int:
         """Free the blocks nobody uses; return how many bytes that gave."""
         with self._lock:
+            rows, self._free = self._free, {}
             given = 0
-            for size, rows in self._free.items():
-                kept: list[tuple[Memory, Event | None]] = []
-                for memory, event in rows:
-                    if event is not None and not is_over(event):
-                        kept.append((memory, event))
-                        continue
-                    memory.free()
-                    given += size
-                self._free[size] = kept
+            for memory, event in [row for each in rows.values() for row in each]:
+                if event is not None and not is_over(event):
+                    self.give_back(memory, event)
+                    continue
+                memory.free()
+                given += memory.nbytes
             self.nbytes -= given
             return given

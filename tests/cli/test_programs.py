@@ -40,7 +40,7 @@ def test_program_is_compiled_shown_verified_and_run(capsys: Out, tmp_path: Path)
 
     assert main(["info", program]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "format 1.0, by gpuexec" in text and "method forward: 10 nodes, 1 cases" in text
+    assert "format 1.1, by gpuexec" in text and "method forward: 10 nodes, 1 cases" in text
     assert "float32[batch,1,8,8] [1..4, 1, 8, 8]" in text
     assert re.search(r"sm_80 \d+ [\d,]+ [\d,]+", text)
     assert re.search(r"sm_80: \d+ kernels, [\d,]+ bytes of machine code, by nvrtc-", text)
@@ -101,7 +101,9 @@ def test_several_models_are_methods_that_share_weights(capsys: Out, tmp_path: Pa
         (["compile", DIGITS, "-o", "{}/x.gxp", "--shape", "image=1,2"], "2 axes"),
         (["compile", DIGITS, DIGITS, "-o", "{}/x.gxp"], "Two models are called 'digits'"),
         (["compile", DIGITS, "-o", "{}/x.gxp", "--arch", "sm_99x9"], "Target 'sm_99x9' is unknown"),
-        (["compile", DIGITS, "-o", "{}/absent/x.gxp", "--no-case"], "can't be written"),
+        (["compile", DIGITS, "-o", "{}/absent/x.gxp", "--no-case"], "is no file in a folder that is there"),
+        (["compile", "absent.onnx", "-o", "{}"], "is no file in a folder that is there"),
+        (["compile", DIGITS, "-o", DIGITS], "would take the place of a model"),
         (["run", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
         (["info", "{}/absent.gxp"], "There is no file"),
         (["verify", DIGITS], "no program"),

@@ -78,6 +78,12 @@ def test_initializer_becomes_read_only_constant(array: np.ndarray) -> None:
     assert not got.flags.writeable
 
 
+def test_initializer_that_is_an_output_has_what_is_declared_of_it() -> None:
+    model = parse("agraph (float[2] x) => (float[2] y, int64[3] w) <int64[3] w = {1, 2, 3}> { y = Relu (x) }")
+    _, w = load_graph(model).graph.outputs
+    assert (w.name, w.declared) == ("w", DeclaredSpec(np.dtype(np.int64), (3,)))
+
+
 def test_initializer_that_is_also_an_input_is_a_constant() -> None:
     model = parse("agraph (float[2] x, float[2] w) => (float[2] y) { y = Add (x, w) }")
     model.ir_version = 3

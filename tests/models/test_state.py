@@ -100,14 +100,15 @@ def test_streaming_equals_states_fed_by_hand(device: str, steps: int, stream: St
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A language model with a cache: heads, and elements of each."""
+    """A language model with a cache: heads, and elements of each; whether its graph multiplies all keys anew."""
 
     model: str
     heads: int
     width: int
+    scales_keys: bool = False
 
 
-DECODERS = (Decoder("gpt2_kv__d21", 4, 16), Decoder("llama_gqa_kv__d23", 2, 8))
+DECODERS = (Decoder("gpt2_kv__d21", 4, 16, scales_keys=True), Decoder("llama_gqa_kv__d23", 2, 8))
 LAYERS = [f"{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
 PAIRS = {f"present.{layer}": f"past_key_values.{layer}" for layer in LAYERS}
 
@@ -160,6 +161,10 @@ def test_greedy_decoding_equals_the_cache_passed_by_hand(device: str, steps: int
         assert report.plans == 2
         assert (report.host_calls, report.host_reads, report.host_syncs) == ((), (), ())
         assert list_cache_writes(worker.plans[0]) == [(1, decoder.heads, 1, decoder.width)] * len(PAIRS)
+        if not decoder.scales_keys:
+            # Attention reads the caches where they are: nothing writes as much as one holds.
+            written = [slot for command in worker.plans[0].segment.commands for slot in command.writes_to()]
+            assert max(slot.spec.size for slot in written) < decoder.heads * CAPACITY * decoder.width
         for output, held in PAIRS.items():
             state = worker.state.get(held)
             assert state.shape == (1, decoder.heads, length, decoder.width)

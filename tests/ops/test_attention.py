@@ -328,6 +328,20 @@ def test_attention_without_cache_stays_whole() -> None:
     assert decompose(graph).nodes == graph.nodes
 
 
+@pytest.mark.parametrize("is_shared", [True, False], ids=["the same bytes", "bytes of their own"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_heads_in_groups_are_so_many_heads(is_shared: bool, dtype: Any) -> None:
+    shape = (2, 2, 3, 5, 4)
+    keys, values = (sample(shape, dtype, seed) for seed in (1, 2))
+    if is_shared:
+        keys, values = (np.broadcast_to(each[:, :, :1], shape) for each in (keys, values))
+    q, mask = sample((2, 6, 7, 4), dtype), sample((7, 5), dtype, 4)
+    over_groups, whole = build("gpuexec.AttentionOverCache", {}), build("Attention", {})
+    apart, joined = (q, keys, values, mask), (q, *(each.reshape(2, 6, 5, 4) for each in (keys, values)), mask)
+    np.testing.assert_array_equal(over_groups.compute(*apart)[0], whole.compute(*joined)[0])
+    np.testing.assert_array_equal(lower_and_run(over_groups, apart)[0], lower_and_run(whole, joined)[0])
+
+
 def test_present_is_kept_where_concat_put_it() -> None:
     """A window of a larger buffer is read in place: no copy is launched."""
     op = build("gpuexec.AttentionOverCache", {})

@@ -18,6 +18,7 @@ import numpy as np
 
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend
+from tests.soak.companion import Companion, Sums, load_sums
 from tests.soak.growth import count_device, open_device, read_rss
 from tests.soak.models import exact_layers
 
@@ -33,12 +34,14 @@ class Member:
 
     Args:
         seed: Of what it does.
+        sums: What its companion does the rest with.
     """
 
-    def __init__(self, model: gx.Model, backend: Backend, expect: Expect, seed: int) -> None:
+    def __init__(self, model: gx.Model, backend: Backend, expect: Expect, seed: int, sums: Sums) -> None:
         self._model, self._backend, self._expect = model, backend, expect
         self._random, self._numbers = random.Random(seed), np.random.default_rng(seed)
         self._worker = self._open()
+        self._companion = Companion(sums, backend, seed)
         self._kept: list[tuple[gx.ReadbackRequest, Array]] = []
         self.counts: Counter[str] = Counter()
         self.last_s = time.monotonic()
@@ -67,7 +70,7 @@ class Member:
         often = [self.run] * 4 + [self.keep_request] * 3
         seldom = [self.step_through, self.step_and_leave, self.cancel, self.order_with_stream, self.copy]
         rarely = [self.wait_in_loop, self.flush, self.trim, self.chain, self.reopen]
-        return often * 6 + seldom * 8 + rarely * 3
+        return often * 6 + seldom * 8 + rarely * 3 + self._companion.list_actions() * 6
 
     def run(self) -> None:
         x = self._draw()
@@ -183,7 +186,8 @@ def run_crowd(kind: str, workers: int, seconds: float, seed: int) -> list[str]:
         first.run(np.ones((1, 6), np.float32))
     gc.collect()
     threads_before, start, rss_before = threading.active_count(), time.monotonic(), read_rss()
-    members = [Member(model, backend, expect, seed * 1000 + number) for number in range(workers)]
+    sums = load_sums(backend)
+    members = [Member(model, backend, expect, seed * 1000 + number, sums) for number in range(workers)]
     end = start + seconds
     threads = [
         threading.Thread(target=member.live, args=(end,), name=f"member-{n}") for n, member in enumerate(members)
@@ -197,6 +201,7 @@ def run_crowd(kind: str, workers: int, seconds: float, seed: int) -> list[str]:
     problems = [f"{thread.name}: {member.error!r}" for thread, member in zip(threads, members) if member.error]
     members.clear()
     threads.clear()
+    del sums
     gc.collect()
     backend.keeper.prune()
     backend.staging.trim()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,32 @@ def exact_layers() -> tuple[onnx.ModelProto, Callable[[Array], tuple[Array, Arra
     def expect(x: Array) -> tuple[Array, Array]:
         y = np.maximum(x @ weights["first"], 0) @ weights["second"]
         return y, np.stack(np.nonzero(y))
+
+    return proto, expect
+
+
+def exact_sum() -> tuple[onnx.ModelProto, Callable[[Array, Array], tuple[Array, Array]]]:
+    """Return a model that adds a product to what it holds, in whole numbers, and NumPy's way to (y, total)."""
+    weight = np.random.default_rng(3).integers(-3, 4, (6, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["a"], name="product"),
+        helper.make_node("Add", ["a", "held"], ["total"], name="sum"),
+        helper.make_node("Relu", ["total"], ["y0"], name="relu"),
+    ]
+    # So many that a graph of them is worth patching for each run; an even number of turns changes nothing.
+    names = [*(f"y{n}" for n in range(16)), "y"]
+    for before, after in pairwise(names):
+        nodes.append(helper.make_node("MatMul", [before, "turn"], [after], name=f"turn {after}"))
+    spec = helper.make_tensor_value_info
+    outputs = [spec(name, TensorProto.FLOAT, ["n", 4]) for name in ("y", "total")]
+    proto = _wrap(
+        "sums", nodes, ["n", 6], outputs, {"weight": weight, "turn": np.eye(4, dtype=np.float32)[::-1].copy()}
+    )
+    proto.graph.input.append(spec("held", TensorProto.FLOAT, ["n", 4]))
+
+    def expect(x: Array, held: Array) -> tuple[Array, Array]:
+        total = x @ weight + held
+        return np.maximum(total, 0), total
 
     return proto, expect
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from tests.soak.companion import load_sums
 from tests.soak.crowd import Member
 from tests.soak.growth import Held, find_growth, open_device
 from tests.soak.models import MODELS, exact_layers
@@ -38,13 +39,16 @@ def test_model_answers_as_expected_for_its_first_and_last_shape(name: str) -> No
 
 def make_member(offset: float) -> Member:
     proto, expect = exact_layers()
-    return Member(gx.load(proto), open_device("cpu"), lambda x: (expect(x)[0] + np.float32(offset), expect(x)[1]), 0)
+    backend = open_device("cpu")
+    moved = lambda x: (expect(x)[0] + np.float32(offset), expect(x)[1])
+    return Member(gx.load(proto), backend, moved, 0, load_sums(backend))
 
 
 @pytest.mark.parametrize("kind", ["cpu", "simulator"])
 def test_every_action_of_the_crowd_works(kind: str) -> None:
     proto, expect = exact_layers()
-    member = Member(gx.load(proto), open_device(kind), expect, 0)
+    backend = open_device(kind)
+    member = Member(gx.load(proto), backend, expect, 0, load_sums(backend))
     for action in member.list_actions():
         action()
     member.live(time.monotonic())
