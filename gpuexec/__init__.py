@@ -18,59 +18,59 @@ from typing import TYPE_CHECKING, Any
 from gpuexec.version import VERSION
 
 if TYPE_CHECKING:
-    from gpuexec.contents import Verification as Verification
-    from gpuexec.data_loader import BufferDataLoader as BufferDataLoader
-    from gpuexec.data_loader import DataLoader as DataLoader
-    from gpuexec.data_loader import FileDataLoader as FileDataLoader
-    from gpuexec.data_loader import FileLikeDataLoader as FileLikeDataLoader
-    from gpuexec.data_loader import MmapDataLoader as MmapDataLoader
     from gpuexec.errors import *  # noqa: F403
     from gpuexec.memories import Memory as Memory
-    from gpuexec.memory_manager import BumpAllocator as BumpAllocator
-    from gpuexec.memory_manager import DeviceAllocator as DeviceAllocator
-    from gpuexec.memory_manager import HierarchicalAllocator as HierarchicalAllocator
-    from gpuexec.memory_manager import MemoryManager as MemoryManager
-    from gpuexec.method import Method as Method
-    from gpuexec.method_meta import MethodMeta as MethodMeta
     from gpuexec.model import Model as Model
     from gpuexec.model import load as load
-    from gpuexec.module import Module as Module
-    from gpuexec.program import Program as Program
-    from gpuexec.readback import ReadbackRequest as ReadbackRequest
-    from gpuexec.replay import Replay as Replay
-    from gpuexec.run import Run as Run
-    from gpuexec.run import Step as Step
+    from gpuexec.programs.contents import Verification as Verification
+    from gpuexec.programs.data_loader import BufferDataLoader as BufferDataLoader
+    from gpuexec.programs.data_loader import DataLoader as DataLoader
+    from gpuexec.programs.data_loader import FileDataLoader as FileDataLoader
+    from gpuexec.programs.data_loader import FileLikeDataLoader as FileLikeDataLoader
+    from gpuexec.programs.data_loader import MmapDataLoader as MmapDataLoader
+    from gpuexec.programs.memory_manager import BumpAllocator as BumpAllocator
+    from gpuexec.programs.memory_manager import DeviceAllocator as DeviceAllocator
+    from gpuexec.programs.memory_manager import HierarchicalAllocator as HierarchicalAllocator
+    from gpuexec.programs.memory_manager import MemoryManager as MemoryManager
+    from gpuexec.programs.method import Method as Method
+    from gpuexec.programs.method_meta import MethodMeta as MethodMeta
+    from gpuexec.programs.module import Module as Module
+    from gpuexec.programs.program import Program as Program
+    from gpuexec.replay.replay import Replay as Replay
+    from gpuexec.resources.syncs import no_implicit_sync as no_implicit_sync
+    from gpuexec.results.readback import ReadbackRequest as ReadbackRequest
+    from gpuexec.results.tensor import Tensor as Tensor
+    from gpuexec.running.run import Run as Run
+    from gpuexec.running.run import Step as Step
     from gpuexec.runtime.backend import BackendType as BackendType
-    from gpuexec.state import Snapshot as Snapshot
-    from gpuexec.state import State as State
-    from gpuexec.syncs import no_implicit_sync as no_implicit_sync
-    from gpuexec.tensor import Tensor as Tensor
+    from gpuexec.state.state import Snapshot as Snapshot
+    from gpuexec.state.state import State as State
     from gpuexec.worker import Worker as Worker
 
 _HOMES = {
     "gpuexec.model": ("Model", "load"),
-    "gpuexec.data_loader": (
+    "gpuexec.programs.data_loader": (
         "BufferDataLoader",
         "DataLoader",
         "FileDataLoader",
         "FileLikeDataLoader",
         "MmapDataLoader",
     ),
-    "gpuexec.contents": ("Verification",),
+    "gpuexec.programs.contents": ("Verification",),
     "gpuexec.worker": ("Worker",),
-    "gpuexec.building": ("Case",),
-    "gpuexec.memory_manager": ("BumpAllocator", "DeviceAllocator", "HierarchicalAllocator", "MemoryManager"),
-    "gpuexec.method": ("Method",),
-    "gpuexec.method_meta": ("MethodMeta",),
-    "gpuexec.module": ("Module",),
-    "gpuexec.program": ("Program",),
+    "gpuexec.programs.building": ("Case",),
+    "gpuexec.programs.memory_manager": ("BumpAllocator", "DeviceAllocator", "HierarchicalAllocator", "MemoryManager"),
+    "gpuexec.programs.method": ("Method",),
+    "gpuexec.programs.method_meta": ("MethodMeta",),
+    "gpuexec.programs.module": ("Module",),
+    "gpuexec.programs.program": ("Program",),
     "gpuexec.memories": ("Memory",),
-    "gpuexec.state": ("Snapshot", "State"),
-    "gpuexec.run": ("Run", "Step"),
-    "gpuexec.syncs": ("no_implicit_sync",),
-    "gpuexec.replay": ("Replay",),
-    "gpuexec.tensor": ("Tensor",),
-    "gpuexec.readback": ("ReadbackRequest",),
+    "gpuexec.state.state": ("Snapshot", "State"),
+    "gpuexec.running.run": ("Run", "Step"),
+    "gpuexec.resources.syncs": ("no_implicit_sync",),
+    "gpuexec.replay.replay": ("Replay",),
+    "gpuexec.results.tensor": ("Tensor",),
+    "gpuexec.results.readback": ("ReadbackRequest",),
     "gpuexec.runtime.backend": ("BackendType",),
     "gpuexec.errors": (
         "AccessError",

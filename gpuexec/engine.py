@@ -13,33 +13,33 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
-from gpuexec.binding import Bound, count_host_bytes
-from gpuexec.caller_stream import CallerStream, check_not_capturing
-from gpuexec.comparing import Comparer
-from gpuexec.content import Content
-from gpuexec.course import Road
 from gpuexec.errors import ClosedError, GpuexecError, ImplicitSyncError, OutOfMemoryError, StaleError, StateError
-from gpuexec.fence import Fence
-from gpuexec.frames import Frame, Lease
 from gpuexec.graph import Value
-from gpuexec.inputs import Acceptor, DeviceArray, GivenInput, HostArray, check_sources, with_room
-from gpuexec.issuer import Issuer
-from gpuexec.memory import weights_of
 from gpuexec.model import Model
-from gpuexec.pacing import Pacer
-from gpuexec.part import Part, Stage
-from gpuexec.place import Place
 from gpuexec.plan import Plan
-from gpuexec.plan_cache import Choice, Site, describe_needs
-from gpuexec.run import Issued, Pause, Run, Step
+from gpuexec.resources.caller_stream import CallerStream, check_not_capturing
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.frames import Frame, Lease
+from gpuexec.resources.memory import weights_of
+from gpuexec.resources.syncs import SyncLog
+from gpuexec.results.content import Content
+from gpuexec.results.place import Place
+from gpuexec.results.tensor import Tensor
+from gpuexec.running.binding import Bound, count_host_bytes
+from gpuexec.running.comparing import Comparer
+from gpuexec.running.course import Road
+from gpuexec.running.inputs import Acceptor, DeviceArray, GivenInput, HostArray, check_sources, with_room
+from gpuexec.running.issuer import Issuer
+from gpuexec.running.pacing import Pacer
+from gpuexec.running.part import Part, Stage
+from gpuexec.running.plan_cache import Choice, Site, describe_needs
+from gpuexec.running.run import Issued, Pause, Run, Step
+from gpuexec.running.stopwatch import Stopwatch
+from gpuexec.running.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region, Stream
 from gpuexec.runtime.transfers import close_stream
-from gpuexec.state_binding import StateBinder
-from gpuexec.stopwatch import Stopwatch
-from gpuexec.storage import OpenStorage, own_storage, watch_memory
-from gpuexec.syncs import SyncLog
-from gpuexec.tensor import Tensor
+from gpuexec.state.binding import StateBinder
 
 
 class Engine:
@@ -109,7 +109,7 @@ class Engine:
         self._caller = threading.Lock()
         self._stepping: Bound | None = None
         self._closed = False
-        # What was recorded apart from the runs, and ends with the engine: see `gpuexec.replay`.
+        # What was recorded apart from the runs, and ends with the engine: see `gpuexec.replay.replay`.
         self.replays: weakref.WeakSet[Any] = weakref.WeakSet()
         self.holdings = watch_memory(
             self.arena, self.pool, self.weights, self.frames, self.site.graphs, backend.staging

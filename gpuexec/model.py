@@ -61,9 +61,9 @@ class Model:
         self.inputs = tuple(port for port in ports if port.name not in given)
         self.ports = (*self.inputs, *(port for port in ports if port.name in given))
         self.outputs = tuple(_port(value) for value in graph.outputs if value.name not in taken)
-        # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.memory`.
+        # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.memory`.
         self.slabs: dict[Any, Any] = {}
-        # Plans by target and code made beforehand, where the model comes from a program; see `gpuexec.contents`.
+        # Plans by target and code made beforehand, where it comes from a program; see `gpuexec.programs.contents`.
         self.plans: Mapping[str, tuple[Plan, ...]] = {}
         self.code = StoredCode()
         self.lock = threading.Lock()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuexec.engine import Engine
-from gpuexec.holdings import Holding
-from gpuexec.syncs import CallRow, ReadRow
+from gpuexec.resources.holdings import Holding
+from gpuexec.resources.syncs import CallRow, ReadRow
 
 
 @dataclass(frozen=True, slots=True)

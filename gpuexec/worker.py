@@ -7,28 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.caller_stream import CallerStream, open_stream
-from gpuexec.content import Content
-from gpuexec.described import describe_inputs
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
-from gpuexec.fence import Fence
-from gpuexec.frames import Lease
-from gpuexec.holdings import Holding
-from gpuexec.memory import weights_of
-from gpuexec.memory_limit import MemoryLimit
 from gpuexec.model import Model
-from gpuexec.place import Place
 from gpuexec.plan import Plan
-from gpuexec.replay import Replay, record_replay
+from gpuexec.replay.replay import Replay, record_replay
 from gpuexec.report import Report, count_memory, describe_memory, make_report, summarise
-from gpuexec.run import Run, Step
+from gpuexec.resources.caller_stream import CallerStream, open_stream
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.frames import Lease
+from gpuexec.resources.holdings import Holding
+from gpuexec.resources.memory import weights_of
+from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.results.content import Content
+from gpuexec.results.place import Place
+from gpuexec.results.tensor import Tensor
+from gpuexec.running.described import describe_inputs
+from gpuexec.running.memory_limit import MemoryLimit
+from gpuexec.running.run import Run, Step
+from gpuexec.running.storage import own_storage
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.runtime.device import Region
-from gpuexec.state import State
-from gpuexec.storage import own_storage
-from gpuexec.tensor import Tensor
-from gpuexec.unclosed import warn_unless_closed
+from gpuexec.state.state import State
 
 Array = np.ndarray[Any, Any]
 

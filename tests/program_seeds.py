@@ -12,11 +12,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import gpuexec as gx
-from gpuexec.building import Case, build_contents
 from gpuexec.command import Kernel
-from gpuexec.container import write_contents
-from gpuexec.contents import Contents
 from gpuexec.model import Model
+from gpuexec.programs.building import Case, build_contents
+from gpuexec.programs.container import write_contents
+from gpuexec.programs.contents import Contents
 from gpuexec.runtime.kernel_cache import make_key
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.nvrtc import OPTIONS

@@ -12,50 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec").rglob("*.py"))
 
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
-# package anything goes. The modules that users hold have an order, so each is a floor of its own here.
+# package anything goes. The rooms of what users hold have an order, so each is a floor of its own here.
 HELD = (
-    *("data_loader", "memories", "starts", "model"),
-    *("contents", "contents_bytes", "contents_json", "container", "restoring"),
-    *("unclosed", "holdings", "memory", "pool", "fence", "caller_stream", "syncs", "frames"),
-    *("place", "readback", "content", "exchange", "tensor"),
-    *("bounds", "claims", "arenas", "memory_manager"),
-    *(
-        *("inputs", "described"),
-        "stopwatch",
-        "memory_limit",
-        "plan_cache",
-        "part",
-        "held",
-        "crossing",
-        "closeness",
-        "comparing",
-        "submission",
-    ),
-    *("run", "pacing", "binding", "loops", "course", "driver_thread", "issuer", "storage"),
-    *("state_file", "state_bytes", "carried", "state_values", "state", "state_binding"),
-    *(
-        "engine",
-        "replayable",
-        "replay_inputs",
-        "replay_bindings",
-        "replay",
-        "report",
-        "method_state",
-        "method_plan",
-        "turning",
-        "following",
-        "rehearsing",
-        "building",
-        "method_meta",
-        "method_ports",
-        "method_places",
-        "method_inputs",
-        "method_outputs",
-        "method_steps",
-        "method_storage",
-        "method",
-    ),
-    *("program", "module", "worker"),
+    *("memories", "starts", "model"),
+    *("resources", "results", "running", "state"),
+    *("engine", "replay", "programs", "report", "worker"),
 )
 FLOORS = (
     ("errors", "knobs", "version"),
@@ -76,7 +37,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Who may import these libraries.
 HOMES = {
     "onnx": ("gpuexec/importer/", "gpuexec/compat/onnx_backend.py"),
-    "cupy": ("gpuexec/runtime/cuda.py", "gpuexec/runtime/kernel_library.py", "gpuexec/tensor.py"),
+    "cupy": ("gpuexec/runtime/cuda.py", "gpuexec/runtime/kernel_library.py", "gpuexec/results/tensor.py"),
 }
 
 
@@ -103,11 +64,11 @@ def test_module_imports_only_downward(path: str) -> None:
         ("gpuexec/runtime/cpu.py", "from gpuexec import planner"),
         ("gpuexec/importer/load.py", "import gpuexec.passes.fold as fold"),
         ("gpuexec/passes/fold.py", "from gpuexec.importer import load"),
-        ("gpuexec/tensor.py", "from gpuexec.run import Run"),
-        ("gpuexec/memory.py", "from gpuexec.readback import ReadbackRequest"),
-        ("gpuexec/run.py", "from gpuexec import Worker"),
-        ("gpuexec/run.py", "from gpuexec import load"),
-        ("gpuexec/run.py", "import gpuexec"),
+        ("gpuexec/results/tensor.py", "from gpuexec.running.run import Run"),
+        ("gpuexec/resources/memory.py", "from gpuexec.results.readback import ReadbackRequest"),
+        ("gpuexec/running/run.py", "from gpuexec import Worker"),
+        ("gpuexec/running/run.py", "from gpuexec import load"),
+        ("gpuexec/running/run.py", "import gpuexec"),
         ("gpuexec/cli/run.py", "from gpuexec.compat import onnx_backend"),
         ("gpuexec/__init__.py", "from gpuexec.cli import main"),
         ("gpuexec/attic.py", ""),
@@ -133,7 +94,10 @@ def test_bad_import_is_found(path: str, source: str) -> None:
             "from gpuexec.planner.arena import pack\nfrom . import edges\nfrom gpuexec.ops import norm",
         ),
         ("gpuexec/importer/load.py", "import onnx\nfrom onnx import helper"),
-        ("gpuexec/tensor.py", "def f():\n    import cupy\nfrom gpuexec.readback import ReadbackRequest"),
+        (
+            "gpuexec/results/tensor.py",
+            "def f():\n    import cupy\nfrom gpuexec.results import readback",
+        ),
         ("gpuexec/__init__.py", "from gpuexec.worker import Worker\nfrom gpuexec.errors import InputError"),
         ("gpuexec/cli/run.py", "import gpuexec as gx\nfrom gpuexec import Worker, load, knobs"),
     ],

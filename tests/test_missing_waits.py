@@ -14,7 +14,7 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.errors import OrderError
-from gpuexec.readback import ReadbackRequest
+from gpuexec.results.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.keeper import Keeper
 from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from gpuexec import model as models
-from gpuexec.building import Case, build_contents, make_case
 from gpuexec.cli.feeds import make_random
 from gpuexec.cli.sources import SUFFIX
-from gpuexec.container import write_contents
-from gpuexec.contents import Bound, Contents, StoredCase
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.model import Model, ModelPort
+from gpuexec.programs.building import Case, build_contents, make_case
+from gpuexec.programs.container import write_contents
+from gpuexec.programs.contents import Bound, Contents, StoredCase
 from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]

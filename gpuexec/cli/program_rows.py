@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gpuexec.bounds import find_bounds
 from gpuexec.cli.sources import open_program
-from gpuexec.contents import Contents, StoredMethod
+from gpuexec.programs.bounds import find_bounds
+from gpuexec.programs.contents import Contents, StoredMethod
 
 
 def print_program(console: Console, path: str) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuexec import model as models
-from gpuexec.container import read_contents
-from gpuexec.contents import Contents, StoredMethod
-from gpuexec.data_loader import MmapDataLoader
 from gpuexec.errors import InputError
 from gpuexec.model import Model
+from gpuexec.programs.container import read_contents
+from gpuexec.programs.contents import Contents, StoredMethod
+from gpuexec.programs.data_loader import MmapDataLoader
 
 SUFFIX = ".gxp"
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.cli.sources import add_method_argument, open_program, pick_method
-from gpuexec.contents import Allowance, StoredMethod
 from gpuexec.errors import InputError
+from gpuexec.programs.contents import Allowance, StoredMethod
 from gpuexec.runtime.backend import Backend, BackendType, choose_backend
 from gpuexec.worker import Worker
 

@@ -21,12 +21,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import gpuexec.ops  # noqa: F401  (registers the operators)
-from gpuexec import contents
-from gpuexec import method as methods
-from gpuexec import program as programs
 from gpuexec.errors import DeviceError, ErrorCode, InputError
-from gpuexec.method_meta import MethodMeta, TensorMeta
 from gpuexec.operator import operator_names
+from gpuexec.programs import contents
+from gpuexec.programs import method as methods
+from gpuexec.programs import program as programs
+from gpuexec.programs.method_meta import MethodMeta, TensorMeta
 from gpuexec.runtime.backend import Backend, BackendType, choose_backend
 
 Array = np.ndarray[Any, Any]

@@ -34,8 +34,8 @@ from onnx.backend import base
 from gpuexec.errors import DeviceError, InputError, ModelError, UnsupportedError
 from gpuexec.model import Model, load
 from gpuexec.report import Report
+from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import BackendType, open_backend
-from gpuexec.tensor import Tensor
 from gpuexec.worker import Worker
 
 _BACKENDS = {

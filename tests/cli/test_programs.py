@@ -11,9 +11,9 @@ import pytest
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.cli.verify import judge
-from gpuexec.container import read_contents
-from gpuexec.contents import Allowance
-from gpuexec.data_loader import MmapDataLoader
+from gpuexec.programs.container import read_contents
+from gpuexec.programs.contents import Allowance
+from gpuexec.programs.data_loader import MmapDataLoader
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "examples/models/digits.onnx")

@@ -24,7 +24,7 @@ from gpuexec.plan import Plan, Role
 from gpuexec.planner.arena import ALIGNMENT, Lifetime, pack
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.pool import ExchangePool
+from gpuexec.resources.pool import ExchangePool
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target

@@ -92,7 +92,7 @@ def test_b17_b19_every_layer_is_compared_when_asked(backend: Backend) -> None:
 
 
 def test_b19_the_layer_that_differs_is_named(backend: Backend) -> None:
-    from tests.test_comparing import chain
+    from tests.running.test_comparing import chain
 
     model = chain(("before", "Neg", {}), ("wrong", "Off", {"more": 0.25}))
     with gx.Worker(model, backend=backend, compare_with=gx.BackendType.CPU) as worker:

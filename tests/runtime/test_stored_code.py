@@ -101,8 +101,8 @@ def test_no_code_finds_nothing() -> None:
 START = """
 import json, sys
 sys.modules["cuda.bindings.nvrtc"] = sys.modules["cuda.bindings"] = None  # importing them fails
-from gpuexec.container import read_contents
-from gpuexec.data_loader import MmapDataLoader
+from gpuexec.programs.container import read_contents
+from gpuexec.programs.data_loader import MmapDataLoader
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.errors import DeviceNotFoundError
@@ -126,8 +126,8 @@ print(json.dumps(found))
 
 
 def test_program_starts_without_a_compiler_and_with_an_empty_cache(tmp_path: Path) -> None:
-    from gpuexec.building import build_contents
-    from gpuexec.container import write_contents
+    from gpuexec.programs.building import build_contents
+    from gpuexec.programs.container import write_contents
     from tests.program_seeds import load_linear, load_twin
 
     models = {"forward": load_linear(dims={"n": (1, 8)}), "twin": load_twin(dims={"n": (1, 8)})}

@@ -1,0 +1,287 @@
+"""Models -> contents of a program: shapes declared, plans and kernels made for them, cases to test with.
+
+Nothing of it needs a device, and kernels need NVRTC only where architectures are named.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Kernel
+from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, locate
+from gpuexec.graph import Array, Graph, bodies, walk, with_bodies
+from gpuexec.model import Model, ModelPort
+from gpuexec.operator import Tolerance
+from gpuexec.ops.interpret import compute_graph
+from gpuexec.plan import Plan
+from gpuexec.programs.bounds import Bounds, declare_shapes, find_bounds
+from gpuexec.programs.contents import Allowance, Bound, Contents, StoredCase, StoredMethod
+from gpuexec.programs.following import Memo
+from gpuexec.programs.method_plan import plan_method
+from gpuexec.programs.rehearsing import make_array, rehearse
+from gpuexec.runtime import nvrtc
+from gpuexec.runtime.kernel_cache import KernelCache
+from gpuexec.runtime.kernel_library import KernelLibrary
+from gpuexec.runtime.stored_code import StoredCode, StoredKernel
+from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.starts import find_starts
+from gpuexec.target import Target
+from gpuexec.version import VERSION
+
+_ULPS = 4
+# Extents of inputs that nothing bounds, where a method is followed without a case.
+_ANY_EXTENT = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Inputs to test a method with, and the outputs expected; None: what the CPU makes of the inputs.
+
+    ``rtol`` and ``atol`` say how far outputs may be off; None: what suits the operators' tolerance class.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+
+
+def build_contents(
+    models: Mapping[str, Model],
+    *,
+    shapes: Mapping[str, Mapping[str, Sequence[Bound | None]]] | None = None,
+    architectures: Sequence[str] = (),
+    cases: Mapping[str, Iterable[Case | StoredCase]] | None = None,
+    writer: str = f"gpuexec {VERSION}",
+    cache: KernelCache | None = None,
+) -> Contents:
+    """Make the contents of a program.
+
+    Args:
+        models: By name of the method.
+        shapes: For each method, extents or ranges of them by input; what is left out comes from what the model
+            declares and from its ``dims``. A method with an input that is not bounded gets no plans.
+        architectures: To plan and compile for beside the CPU, like ``"sm_90"``; PTX of the newest serves later ones.
+        cases: To test each method with.
+        writer: Who writes it, as messages name it.
+        cache: Of kernels; None: the user's.
+
+    Raises:
+        InputError: A name, shape or case does not fit its model; names the method.
+        UnsupportedError: Operators have no kernels on an architecture; lists all.
+        DeviceNotFoundError: Architectures are named and NVRTC is not installed.
+    """
+    odd = [name for name in models if not isinstance(name, str) or not name]
+    if odd:
+        raise InputError(f"A method's name is a text, got {odd[0]!r}.")
+    if not models:
+        raise InputError("A program needs a method at least: {'forward': model}.")
+    for what, given in (("shapes", shapes or {}), ("cases", cases or {})):
+        unknown = sorted(set(given) - set(models))
+        if unknown:
+            raise InputError(f"There are {what} for {', '.join(unknown)}; the methods are {', '.join(models)}.")
+    targets = [Target.named(name) for name in ("cpu", *dict.fromkeys(architectures))]
+    methods = {}
+    kernels: dict[str, list[Kernel]] = {target.name: [] for target in targets}
+    for name, shared in share_weights(models).items():
+        try:
+            model = declare_shapes(shared, (shapes or {}).get(name))
+            model.plans = {target.name: _make_plans(model, target) for target in targets}
+            rows = (cases or {}).get(name, ())
+            made = tuple([case if isinstance(case, StoredCase) else make_case(model, case) for case in rows])
+            found, gaps = _find_kernels(model, targets[1:], made)
+        except GpuexecError as error:
+            raise locate(error, f"Method {name!r}", error.node) from None
+        for target_name, each in found.items():
+            kernels[target_name] += each
+        methods[name] = StoredMethod(model, model.plans, made, gaps)
+    code = compile_code(kernels, targets[1:], cache)
+    for method in methods.values():
+        method.model.code = code
+    return Contents(methods, code, writer=writer)
+
+
+def share_weights(models: Mapping[str, Model]) -> dict[str, Model]:
+    """Return models in which equal constants are one array, and which share what lies on devices of them."""
+    known: dict[object, Array] = {}
+    shared: dict[str, Model] = {}
+    first: Model | None = None
+    for name, model in models.items():
+        same = shared[name] = copy.copy(model)
+        same.graph = _share(model.graph, known)
+        first = first or same
+        same.slabs, same.lock = ({}, first.lock) if first is same else (first.slabs, first.lock)
+    return shared
+
+
+def _make_plans(model: Model, target: Target) -> tuple[Plan, ...]:
+    """Return the plan that can be made beforehand: of the model, or of its first part where the host has a say."""
+    try:
+        plan = plan_method(model, target).plan
+    except NeedsHostValue:  # content decides from the start
+        return ()
+    return () if plan is None else (plan,)
+
+
+def _find_kernels(
+    model: Model, targets: Sequence[Target], cases: Sequence[StoredCase]
+) -> tuple[dict[str, tuple[Kernel, ...]], tuple[str, ...]]:
+    """Return the kernels a model launches by name of the target, and what could not be found out."""
+    found: dict[str, tuple[Kernel, ...]] = {}
+    gaps: dict[str, None] = {}
+    memo = Memo()
+    generated = [] if cases else [_make_inputs(find_bounds(model))]
+    for target in targets:
+        planned = plan_method(model, target)
+        if planned.plan is not None and not planned.gaps:
+            found[target.name] = planned.plan.kernels()
+            continue
+        rehearsal = rehearse(model, target, [*(case.inputs for case in cases), *generated], memo)
+        found[target.name] = rehearsal.kernels
+        gaps.update(dict.fromkeys(rehearsal.gaps))
+    return found, tuple(gaps)
+
+
+def _make_inputs(bounds: Sequence[Bounds]) -> dict[str, Array]:
+    """Return inputs of the largest shapes, with `_ANY_EXTENT` where nothing bounds one."""
+    random = np.random.default_rng(0)
+    made = {}
+    for each in bounds:
+        shape = tuple([_ANY_EXTENT if extent is None else extent for extent in each.sizes or ()])
+        made[each.name] = make_array(shape, each.declared.dtype, random)
+    return made
+
+
+def compile_code(
+    kernels: Mapping[str, Iterable[Kernel]], targets: Sequence[Target], cache: KernelCache | None = None
+) -> StoredCode:
+    """Return kernels compiled for each of the targets, and as PTX for the newest.
+
+    Args:
+        kernels: By name of the target; one may be given again.
+        targets: What to compile for.
+        cache: Where compiled kernels are kept; None: the user's.
+
+    Raises:
+        DeviceNotFoundError: NVRTC is not installed.
+        KernelError: A kernel does not compile.
+    """
+    rows = [(target.name, target.name) for target in targets]
+    if targets:
+        newest = max(targets, key=lambda target: (target.architecture, target.suffix))
+        rows.append((newest.name, f"compute_{newest.architecture}"))
+    stored: list[StoredKernel] = []
+    for name, architecture in rows:
+        used = list(dict.fromkeys(kernels.get(name, ())))
+        for kernel, entry in KernelLibrary(architecture, cache).compile(used).items():
+            made = entry.cubin.kernels[0]
+            stored.append(
+                StoredKernel(
+                    key=entry.key,
+                    kernel=kernel,
+                    architecture=architecture,
+                    compiler=nvrtc.compiler_version(),
+                    lowered_name=made.lowered_name,
+                    image=memoryview(entry.cubin.image),
+                    registers=made.registers,
+                    shared_bytes=made.shared_bytes,
+                    max_threads=made.max_threads,
+                )
+            )
+    return StoredCode(tuple(sorted(stored, key=lambda each: (each.architecture, each.kernel.source, each.key))))
+
+
+def make_case(model: Model, case: Case) -> StoredCase:
+    """Return a case with outputs and what is allowed of each.
+
+    Raises:
+        InputError: Inputs or outputs are not the model's; names them.
+    """
+    if not isinstance(case, Case):
+        raise InputError(f"A case is a Case(inputs, outputs), got a {type(case).__name__}.")
+    inputs = _check_arrays(case.inputs, model.inputs, "input")
+    missing = [port.name for port in model.inputs if port.name not in inputs]
+    if missing:
+        raise InputError(f"A case lacks the inputs {', '.join(missing)}.", value=missing[0])
+    if case.outputs is None:
+        outputs = _compute(model, inputs)
+    else:
+        outputs = _check_arrays(case.outputs, model.outputs, "output")
+    if not outputs:
+        raise InputError("A case has no expected outputs.")
+    allowances = {name: _allow(model, array, case) for name, array in outputs.items()}
+    return StoredCase(inputs, outputs, allowances, "cpu" if case.outputs is None else "given")
+
+
+def _compute(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what NumPy makes of the inputs, and of memories that hold nothing yet."""
+    specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
+    starts = find_starts(model.graph, model.memories, model.dims, specs) if model.memories else {}
+    given = {**inputs, **{name: np.zeros(spec.shape, spec.dtype) for name, spec in starts.items()}}
+    made = compute_graph(model.graph, [given[value.name] for value in model.graph.inputs])
+    named = dict(zip([value.name for value in model.graph.outputs], made, strict=True))
+    return {port.name: np.array(named[port.name], order="C") for port in model.outputs}
+
+
+def _allow(model: Model, expected: Array, case: Case) -> Allowance:
+    """Return how far an output may be off: as the user says, else by the operators of the model."""
+    if case.rtol is not None or case.atol is not None:
+        return Allowance(case.rtol or 0.0, case.atol or 0.0, "given")
+    classes = {node.operator.tolerance for graph in walk(model.graph) for node in graph.nodes}
+    if dtype_row(expected.dtype).kind != "float" or classes <= {Tolerance.EXACT}:
+        return Allowance(0.0, 0.0, Tolerance.EXACT.value)
+    types = {port.spec.dtype for port in (*model.inputs, *model.outputs)}
+    types |= {array.dtype for graph in walk(model.graph) for array in graph.constants.values()}
+    eps = max(_eps(dtype) for dtype in types | {expected.dtype} if dtype_row(dtype).kind == "float")
+    wide = np.abs(expected.astype(np.float64))
+    scale = float(np.max(wide[np.isfinite(wide)], initial=0.0))
+    if Tolerance.REDUCTION in classes:
+        return Allowance(eps**0.5, eps**0.5 * scale, Tolerance.REDUCTION.value)
+    # Each node may add what one may be off by.
+    rtol = _ULPS * eps * sum(len(graph.nodes) for graph in walk(model.graph))
+    return Allowance(rtol, rtol * scale, Tolerance.ROUNDING.value)
+
+
+def _eps(dtype: np.dtype[Any]) -> float:
+    return 2.0**-7 if dtype == BFLOAT16 else float(np.finfo(dtype).eps)
+
+
+def _check_arrays(arrays: Mapping[str, Array], ports: Sequence[ModelPort], what: str) -> dict[str, Array]:
+    known = {port.name: port for port in ports}
+    checked = {}
+    for name, given in arrays.items():
+        array = np.array(given, order="C")
+        if name not in known:
+            raise InputError(f"A case has an {what} {name!r}; the model has {', '.join(known)}.", value=name)
+        spec = known[name].spec
+        if array.dtype != spec.dtype:
+            raise InputError(f"A case has the {what} {name!r} as {array.dtype}, the model as {spec.dtype}.", value=name)
+        dims = spec.dims
+        fits = dims is None or len(dims) == array.ndim
+        if not fits or any(isinstance(d, int) and d != n for d, n in zip(dims or (), array.shape, strict=False)):
+            raise InputError(f"A case has the {what} {name!r} as {list(array.shape)}, the model as {spec}.", value=name)
+        checked[name] = array
+    return checked
+
+
+def _share(graph: Graph, known: dict[object, Array]) -> Graph:
+    constants = {value: _share_array(array, known) for value, array in graph.constants.items()}
+    nodes = []
+    for node in graph.nodes:
+        inner = bodies(node.operator)
+        changed = [_share(body, known) for body in inner]
+        nodes.append(replace(node, operator=with_bodies(node.operator, changed)) if inner else node)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _share_array(array: Array, known: dict[object, Array]) -> Array:
+    if array.dtype.hasobject:
+        return array
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return known.setdefault((array.dtype, array.shape, hashlib.sha256(content).digest()), array)

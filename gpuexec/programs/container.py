@@ -1,0 +1,240 @@
+"""The file of a program: three tensors of bytes in the layout of safetensors, with a hash of each.
+
+    file = length of header (8 bytes, little-endian), header (JSON, padded with spaces), program, weights, code
+
+``program`` is JSON (`gpuexec.programs.contents_json`), ``weights`` the arrays, ``code`` compiled kernels. Every offset
+is a multiple of 256, so that what is mapped can be used as it lies. The header's metadata is one JSON text under one
+key: the format, and the SHA-256 of each tensor. Equal contents give equal bytes, and reading runs nothing of them.
+
+The format has a number, major.minor. A minor step only adds what may be left unread. Files of format 1.x are read by
+every later release that reads any 1.x; a major step is refused by its number, before anything else is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpuexec.errors import AccessError, InputError, ModelError
+from gpuexec.programs.contents import FORMAT, Contents, Verification
+from gpuexec.programs.contents_bytes import ALIGNMENT, pad
+from gpuexec.programs.contents_json import decode_contents, encode_contents
+from gpuexec.programs.data_loader import fetch, measure
+
+PARTS = ("program", "weights", "code")
+_KEY = "gpuexec"
+# Far above what three rows take; safetensors' own limit is 100 MB.
+_LARGEST_HEADER = 1 << 20
+_LONGEST_MESSAGE = 1000
+_Chunks = Sequence[memoryview]
+
+
+def read_contents(loader: Any, verification: Verification = Verification.FULL) -> Contents:
+    """Read a program.
+
+    Args:
+        loader: Where its bytes are: a DataLoader, or what has the same methods.
+        verification: What to check.
+
+    Raises:
+        InputError: ``verification`` is none.
+        ModelError: The file is no program, was cut or altered, is of a newer format, or contradicts itself.
+        UnsupportedError: It uses operators that are not registered here.
+        AccessError: The loader fails.
+    """
+    if not isinstance(verification, Verification):
+        raise InputError(f"verification takes a Verification (FULL, MINIMAL), got {verification!r}.")
+    header, start = _read_header(loader)
+    version, hashes = _read_metadata(header)
+    places = _find_parts(header, start, measure(loader))
+    parts = {}
+    for name in PARTS:
+        low, high = places[name]
+        parts[name] = _align(fetch(loader, low, high - low))
+        if verification is Verification.FULL:
+            _check_hash(name, parts[name], hashes)
+    program = parse_json(parts["program"], "The program")
+    try:
+        return decode_contents(program, parts["weights"], parts["code"], version, verification)
+    except RecursionError as error:
+        raise ModelError("The program's text is nested too deep.") from error
+    except ModelError as error:
+        # A file may give its nodes names of any length.
+        text, half = str(error), _LONGEST_MESSAGE // 2
+        if len(text) > _LONGEST_MESSAGE:
+            error.args = (f"{text[:half]} ... {text[-half:]}",)
+        raise
+
+
+def write_contents(contents: Contents, target: str | os.PathLike[str] | BinaryIO) -> int:
+    """Write a program to a file, whole or not at all, or to a binary file object; return its size in bytes.
+
+    Raises:
+        InputError: Something in it can't be stored; names the method and node or value.
+        AccessError: The file can't be written.
+    """
+    program, weights, code = encode_contents(contents)
+    text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
+    chunks = {"program": pad(memoryview(text), b" "), "weights": weights, "code": code}
+    header = _make_header(chunks)
+    rows = [memoryview(header), *(chunk for name in PARTS for chunk in chunks[name])]
+    if hasattr(target, "write"):
+        return _write(target, rows)
+    path = Path(target)
+    try:
+        with _replacing(path) as file:
+            return _write(file, rows)
+    except OSError as error:
+        raise AccessError(f"{path} can't be written: {error.strerror or error}.") from error
+
+
+def parse_json(text: bytes | memoryview, what: str) -> Any:
+    """Return JSON data; numbers must be finite.
+
+    Raises:
+        ModelError: The text is no JSON, or nested too deep.
+    """
+    try:
+        return json.loads(bytes(text).decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{what} can't be read: {str(error)[:200]}.") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read_header(loader: Any) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the first tensor begins."""
+    size = measure(loader)
+    if size < 8:
+        raise ModelError(f"The file has {size} bytes, which is no program: expected a header of safetensors.")
+    length = int.from_bytes(fetch(loader, 0, 8), "little")
+    if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+        raise ModelError(
+            f"The file is no program, or was cut: its header would take {length} bytes of {size}, expected at most "
+            f"{_LARGEST_HEADER}."
+        )
+    header = parse_json(fetch(loader, 8, length), "The header")
+    if not isinstance(header, dict):
+        raise ModelError("The file is no program: its header is no JSON object.")
+    return header, 8 + length
+
+
+def _read_metadata(header: Mapping[str, Any]) -> tuple[tuple[int, int], Mapping[str, Any]]:
+    """Return format and hashes."""
+    metadata = header.get("__metadata__")
+    text = metadata.get(_KEY) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise ModelError("The file is no program of gpuexec: its metadata has no such entry. Make one: gpuexec compile")
+    described = parse_json(text.encode("utf-8", "replace"), "The metadata")
+    version = described.get("format") if isinstance(described, dict) else None
+    if not (isinstance(version, list) and len(version) == 2 and all(type(n) is int and n >= 0 for n in version)):
+        raise ModelError("The metadata names no format, expected [major, minor].")
+    if version[0] != FORMAT[0]:
+        raise ModelError(
+            f"The program is of format {version[0]}.{version[1]}, this release reads {FORMAT[0]}.x. "
+            f"{'Update gpuexec.' if version[0] > FORMAT[0] else 'Compile it anew.'}"
+        )
+    hashes = described.get("sha256")
+    if not isinstance(hashes, dict):
+        raise ModelError("The metadata names no hashes.")
+    return (version[0], version[1]), hashes
+
+
+def _find_parts(header: Mapping[str, Any], start: int, size: int) -> dict[str, tuple[int, int]]:
+    """Return the bytes of each tensor in the file; all together must be what there is."""
+    places = {}
+    for name, row in header.items():
+        if name == "__metadata__":
+            continue
+        span = row.get("data_offsets") if isinstance(row, dict) else None
+        if not (isinstance(span, list) and len(span) == 2 and all(type(n) is int and 0 <= n <= size for n in span)):
+            raise ModelError(f"The header gives {name[:40]!r} no place within {size} bytes; was it cut?")
+        if row.get("dtype") != "U8" or row.get("shape") != [span[1] - span[0]]:
+            raise ModelError(f"The header gives {name[:40]!r} another type or shape than bytes [{span[1] - span[0]}].")
+        places[name] = (start + span[0], start + span[1])
+    missing = [name for name in PARTS if name not in places]
+    if missing:
+        raise ModelError(f"The file lacks {', '.join(missing)}.")
+    end = start
+    for name, (low, high) in sorted(places.items(), key=lambda row: row[1]):
+        if low != end or high < low or low % ALIGNMENT:
+            raise ModelError(f"The tensor {name[:40]!r} lies at {low} to {high}, expected {end} on, in steps of 256.")
+        end = high
+    if end != size:
+        raise ModelError(f"The file has {size} bytes, its header speaks of {end}: it was cut, or something was added.")
+    return places
+
+
+def _check_hash(name: str, content: memoryview, hashes: Mapping[str, Any]) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != hashes.get(name):
+        raise ModelError(
+            f"The program was altered or damaged: SHA-256 of its {name} is {found[:16]}..., expected "
+            f"{str(hashes.get(name))[:16]}..."
+        )
+
+
+def _align(view: memoryview) -> memoryview:
+    """Return bytes at an address that suits every element type: those given, or a copy of them."""
+    if not view.nbytes or np.frombuffer(view, np.uint8).ctypes.data % 16 == 0:
+        return view
+    room = np.empty(view.nbytes + 16, np.uint8)
+    skip = -room.ctypes.data % 16
+    copied = room[skip : skip + view.nbytes].data
+    copied[:] = view
+    return copied.toreadonly()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _make_header(chunks: Mapping[str, _Chunks]) -> bytes:
+    hashes, rows, offset = {}, {}, 0
+    for name in PARTS:
+        found, nbytes = hashlib.sha256(), 0
+        for chunk in chunks[name]:
+            found.update(chunk)
+            nbytes += chunk.nbytes
+        hashes[name] = found.hexdigest()
+        rows[name] = {"dtype": "U8", "shape": [nbytes], "data_offsets": [offset, offset + nbytes]}
+        offset += nbytes
+    described = json.dumps({"format": list(FORMAT), "sha256": hashes}, separators=(",", ":"))
+    header = json.dumps({"__metadata__": {_KEY: described}, **rows}, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % ALIGNMENT)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _write(file: Any, rows: _Chunks) -> int:
+    for row in rows:
+        done = file.write(row)
+        while done is not None and done < row.nbytes:  # a raw file may take less
+            row = row[done:]
+            done = file.write(row)
+    return sum(row.nbytes for row in rows)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that takes the place of ``path`` once it is whole."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(scratch, "xb") as file:
+            yield file
+        os.replace(scratch, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        raise

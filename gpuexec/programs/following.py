@@ -1,0 +1,255 @@
+"""The parts of a graph followed as a run would, with NumPy in place of the device: cut, planned and never recorded.
+
+`gpuexec.running.course` and `gpuexec.running.loops` do the same with a device; what is planned here is what they would
+plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from gpuexec.errors import GpuexecError, UnsupportedError
+from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.interpret import compute_graph
+from gpuexec.ops.trips import read_count, read_flag, scalar_shape, stack_rows
+from gpuexec.planner.analyse import evaluate_node
+from gpuexec.planner.cut import Cut
+from gpuexec.running.loops import find_body, find_transpose
+from gpuexec.running.part import Part, Stage
+from gpuexec.running.plan_cache import Choice, Site
+from gpuexec.spec import TensorSpec
+
+# What a Loop without end is left after.
+_MOST_TRIPS = 1000
+# Extents and counts in place of 0, where launches that write nothing would be left out.
+_RAISED = (2, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A value's content, and what a run would know of it: whether the host has it, and whether the run made it."""
+
+    array: Array
+    is_on_host: bool = False
+    is_computed: bool = False
+
+    def describe(self) -> TensorSpec:
+        """Return the spec, with the content where the host has it."""
+        spec = TensorSpec(self.array.shape, self.array.dtype)
+        return spec.with_value(self.array) if self.is_on_host else spec
+
+
+Env = dict[Value, Known]
+
+
+@dataclass(slots=True, eq=False)
+class Memo:
+    """What parts gave that were computed already: cuts for two targets are mostly the same ones."""
+
+    _rows: dict[tuple[int, ...], tuple[object, Sequence[Array]]] = field(default_factory=dict)
+
+    def compute(self, graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Return the outputs of a graph."""
+        things = [*(node.operator for node in graph.nodes), *arrays, *graph.outputs]
+        key = tuple(map(id, things))
+        if key not in self._rows:
+            # What it was made of is kept, so that no other object gets one of these ids.
+            self._rows[key] = things, compute_graph(graph, arrays)
+        return self._rows[key][1]
+
+
+class Follower:
+    """Follows parts. ``branches`` are the Ifs met, each with whether its condition held; ``gaps`` what was not planned.
+
+    Args:
+        site: Where plans are made.
+        memo: What was computed before.
+    """
+
+    def __init__(self, site: Site, memo: Memo) -> None:
+        self._site, self._memo = site, memo
+        self.branches: list[tuple[Node, bool]] = []
+        self.gaps: dict[str, None] = {}
+
+    def follow(self, part: Part, env: Env) -> None:
+        """Follow a part from the values in ``env``, which holds its outputs then.
+
+        Raises:
+            GpuexecError: What a run would raise; names the node.
+        """
+        self._follow(part, env, is_main=True)
+
+    def _follow(self, part: Part, env: Env, *, is_main: bool) -> None:
+        """Follow a part; ``env`` has its outputs then."""
+        while True:
+            stage, choice = self._choose(part, env)
+            cut = stage.cut
+            self.branches += cut.branches
+            for value, array in (cut.constants or {}).items():
+                env.setdefault(value, Known(array, is_on_host=True))
+            if cut.ready is not None and choice is not None:
+                arrays = [env[value].array for value in cut.ready.inputs]
+                made = (self._memo.compute if is_main else compute_graph)(cut.ready, arrays)
+                env.update((value, Known(array)) for value, array in zip(cut.ready.outputs, made, strict=True))
+            self._compute(cut, env)
+            if cut.repeat is not None:
+                self._repeat(cut.repeat, env)
+            if stage.rest is None:
+                return
+            part = stage.rest
+
+    def _choose(self, part: Part, env: Env) -> tuple[Stage, Choice | None]:
+        """Plan a part, and where something is empty once more for what launches when it is not."""
+        known = {value: env[value] for value in part.graph.inputs}
+        specs = {value: each.describe() for value, each in known.items()}
+        computed = {value for value, each in known.items() if each.is_computed}
+        stage, choice = part.choose(specs, computed)
+        made = choice.variant.outputs if choice is not None else ()
+        is_empty = any(spec.size == 0 for spec in (*specs.values(), *made))
+        counts = {value for value in computed if _is_none(specs[value])}
+        if is_empty or counts:
+            failure = self._choose_raised(part, specs, computed, counts)
+            if failure is not None and is_empty:
+                nodes = ", ".join(map(str, part.graph.nodes[:3]))
+                self.gaps[f"Kernels of {nodes} for tensors that were empty may lack in the file: {failure}"] = None
+        return stage, choice
+
+    def _choose_raised(
+        self, part: Part, specs: Mapping[Value, TensorSpec], computed: set[Value], counts: set[Value]
+    ) -> GpuexecError | None:
+        failure = None
+        for extent in _RAISED:
+            for raised_counts in (counts, set[Value]()):
+                raised = {value: _raise(spec, extent, value in raised_counts) for value, spec in specs.items()}
+                try:
+                    part.choose(raised, computed)
+                except GpuexecError as error:
+                    failure = error
+                else:
+                    return None
+        return failure
+
+    def _compute(self, cut: Cut, env: Env) -> None:
+        """Do the host's part: read, and compute nodes."""
+        for read in cut.reads:
+            if not env[read.value].is_on_host:
+                env[read.value] = Known(env[read.value].array, is_on_host=True, is_computed=True)
+        for node in cut.host_nodes:
+            specs = [None if value is None else env[value].describe() for value in node.inputs]
+            for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
+                if value is not None and spec is not None and spec.value is not None:
+                    env[value] = Known(spec.value.array, is_on_host=True, is_computed=True)
+
+    # ---- loops
+
+    def _repeat(self, node: Node, env: Env) -> None:
+        inputs = [None if value is None else env[value] for value in node.inputs]
+        if isinstance(node.operator, Loop):
+            made = self._loop(node, node.operator, inputs)
+        else:
+            assert isinstance(node.operator, Scan)
+            made = self._scan(node, node.operator, [each for each in inputs if each is not None])
+        env.update((value, known) for value, known in zip(node.outputs, made, strict=False) if value is not None)
+
+    def _loop(self, node: Node, op: Loop, inputs: Sequence[Known | None]) -> Sequence[Known]:
+        trip_count, condition, *rest = inputs
+        given = [each for each in rest if each is not None]
+        carried, captures = given[: op.carried], given[op.carried :]
+        limit = _MOST_TRIPS if trip_count is None else min(read_count(trip_count.array), _MOST_TRIPS)
+        keeps = condition is None or read_flag(condition.array)
+        part = find_body(self._site, op.body, op.body.outputs[0])
+        if not keeps or limit <= 0:
+            self._try_body(node, part, (*_number(op, 0), *carried, *captures))
+            counted = [None if each is None else each.array for each in (trip_count, condition)]
+            made = op.compute(counted[0], counted[1], *(each.array for each in given))
+            return [*carried, *map(Known, made[op.carried :])]
+        rows: list[list[Array]] = [[] for _ in op.body.outputs[1 + op.carried :]]
+        for trip in count():
+            if not keeps or trip >= limit:
+                break
+            flag, *trip_made = self._trip(part, (*_number(op, trip), *carried, *captures))
+            keeps, carried = read_flag(flag.array), trip_made[: op.carried]
+            for column, row in zip(rows, trip_made[op.carried :], strict=True):
+                column.append(row.array)
+        return [*carried, *(Known(stack_rows(column, index)) for index, column in enumerate(rows))]
+
+    def _scan(self, node: Node, op: Scan, inputs: Sequence[Known]) -> Sequence[Known]:
+        states, scanned, captures = op.divide(inputs)
+        shapes = [each.array.shape for each in scanned]
+        length, axes = op.find_length(shapes), op.find_axes(shapes)
+        moved = [self._move_axis(each, axis, 0) for each, axis in zip(scanned, axes, strict=True)]
+        part = find_body(self._site, op.body, None)
+        if not length:
+            blank = [np.zeros(each.array.shape[1:], each.array.dtype) for each in moved]
+            self._try_body(node, part, (*states, *(Known(each, is_computed=True) for each in blank), *captures))
+            made = op.compute(*(each.array for each in inputs))
+            return [*states, *map(Known, made[op.states :])]
+        backwards = op.scan_input_directions or (0,) * len(moved)
+        rows: list[list[Array]] = [[] for _ in op.body.outputs[op.states :]]
+        for step in range(length):
+            places = [length - 1 - step if back else step for back in backwards]
+            slices = [
+                Known(np.asarray(each.array[place]), each.is_on_host, is_computed=True)
+                for each, place in zip(moved, places, strict=True)
+            ]
+            trip_made = self._trip(part, (*states, *slices, *captures))
+            states = trip_made[: op.states]
+            for column, row in zip(rows, trip_made[op.states :], strict=True):
+                column.append(row.array)
+        directions = op.scan_output_directions or (0,) * len(rows)
+        ends = op.output_axes([each.array.shape for each in trip_made])
+        stacked = [
+            self._move_axis(Known(stack_rows(column[::-1] if back else column, index)), 0, axis)
+            for index, (column, back, axis) in enumerate(zip(rows, directions, ends, strict=True))
+        ]
+        return [*states, *stacked]
+
+    def _trip(self, part: Part, given: Sequence[Known]) -> list[Known]:
+        env = dict(zip(part.graph.inputs, given, strict=True))
+        self._follow(part, env, is_main=False)
+        return [env[value] for value in part.graph.outputs]
+
+    def _try_body(self, node: Node, part: Part, given: Sequence[Known]) -> None:
+        """Follow one trip of a loop that makes none."""
+        try:
+            self._trip(part, given)
+        except UnsupportedError:
+            raise
+        except GpuexecError as error:
+            self.gaps[f"Kernels of the body of {node} are not in the file, for no case runs it: {error}"] = None
+
+    def _move_axis(self, known: Known, source: int, destination: int) -> Known:
+        if source == destination:
+            return known
+        order = [axis for axis in range(known.array.ndim) if axis != source]
+        order.insert(destination, source)
+        part = find_transpose(self._site, tuple(order))
+        (moved,) = self._trip(part, [Known(known.array, known.is_on_host, is_computed=True)])
+        return moved
+
+
+def _number(op: Loop, trip: int) -> Iterator[Known]:
+    """Return what a body is told of a trip: its number, and that it is to run."""
+    number, again = (scalar_shape(value) for value in op.body.inputs[:2])
+    for array in (np.full(number, trip, np.int64), np.ones(again, np.bool_)):
+        yield Known(array, is_on_host=True, is_computed=True)
+
+
+def _is_none(spec: TensorSpec) -> bool:
+    """Return whether a content is a count of nothing."""
+    return spec.value is not None and spec.dtype.kind in "iu" and bool((spec.value.array == 0).any())
+
+
+def _raise(spec: TensorSpec, extent: int, is_count: bool) -> TensorSpec:
+    """Return a spec with an extent in place of those of 0, and of zeros in its content if it is a count."""
+    if 0 in spec.shape:
+        return TensorSpec(tuple([n or extent for n in spec.shape]), spec.dtype)
+    if is_count and spec.value is not None:
+        content = spec.value.array
+        return spec.with_value(np.where(content == 0, np.asarray(extent, spec.dtype), content))
+    return spec

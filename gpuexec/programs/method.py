@@ -1,0 +1,388 @@
+"""The Method: a model loaded for people who own its memory. Made by `Program.load_method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.engine import Engine
+from gpuexec.errors import InputError, StateError
+from gpuexec.memories import Memory
+from gpuexec.model import Model, ModelPort
+from gpuexec.programs.method_inputs import SlotBinder
+from gpuexec.programs.method_meta import MethodMeta
+from gpuexec.programs.method_outputs import check_outputs_apart, take_output
+from gpuexec.programs.method_plan import MethodPlan
+from gpuexec.programs.method_ports import check_order, find_port
+from gpuexec.programs.method_steps import Steps
+from gpuexec.programs.method_storage import MethodClaims, MethodMemory, check_memory, open_method_storage
+from gpuexec.resources.caller_stream import open_stream
+from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.results.tensor import Tensor
+from gpuexec.running.inputs import GivenInput, HostArray, check_ports
+from gpuexec.running.run import Run, Step
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Region
+from gpuexec.spec import TensorSpec
+from gpuexec.state.state import State
+
+Array = np.ndarray[Any, Any]
+Key = int | str
+
+
+class Method:
+    """Runs one method of a Program in memory that was there before it ran.
+
+    Inputs are set once and stay set; `execute` runs; outputs are read where they lie, until the next run begins. A
+    Method belongs to one caller at a time, and a second one entering is refused. Many Methods may run at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        meta: MethodMeta,
+        plan: MethodPlan,
+        backend: Backend,
+        memory: MethodMemory,
+        stream: object = None,
+    ) -> None:
+        model.check_process()
+        check_memory(meta, memory)
+        self._model, self._meta, self._backend, self._memory = model, meta, backend, memory
+        self._plan = plan
+        self._bounds = {each.name: each for each in plan.bounds}
+        self._steps = Steps(None if memory.planned is None else memory.planned.sharing)
+        self._claims = MethodClaims()
+        open_storage = open_method_storage(meta, plan.bounds, memory, self._claims)
+        caller = None if stream is None else open_stream(backend, stream)
+        try:
+            self._engine = Engine(model, backend, 1, caller, open_storage=open_storage)
+        except BaseException:
+            self._claims.release()
+            raise
+        assert isinstance(self._engine.binder, SlotBinder)
+        self._binder, self._frame = self._engine.binder, self._engine.frames[0]
+        self._planned = {port.name: self._frame.given(port.name) for port in model.outputs}
+        self._run: Run | None = None
+        # What the next run starts from in place of the state.
+        self._once: dict[str, object] = {}
+        try:
+            self._prepare()
+        except BaseException:
+            self._engine.close()
+            self._claims.release()
+            raise
+        self._unclosed = warn_unless_closed(self, f"A Method {meta.name!r}", "close(), or use `with`")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._engine.is_closed else "in steps" if self._steps.is_open else "ready"
+        return f"Method({self._meta.name!r} on {self._backend.device.name}, {state})"
+
+    # ---- what there is to know
+
+    @property
+    def method_meta(self) -> MethodMeta:
+        """What the method takes, gives and needs."""
+        return self._meta
+
+    @property
+    def inputs_size(self) -> int:
+        """How many inputs there are."""
+        return len(self._model.inputs)
+
+    @property
+    def outputs_size(self) -> int:
+        """How many outputs there are."""
+        return len(self._model.outputs)
+
+    # ---- inputs
+
+    def set_input(self, index: Key, value: object, *, copy: bool = True) -> None:
+        """Set an input for all runs to come.
+
+        Host arrays are copied at once; device arrays and Tensors are borrowed until the input is set anew.
+
+        Args:
+            index: Its index or name. That of a memory's input replaces the state for the next run, and does not stay.
+            value: The array: anything a Worker takes.
+            copy: False borrows a host array too, where it is dense: leave it as it is while runs may read it.
+
+        Raises:
+            InputError: There is no such input, or the dtype is wrong, or (code NOT_SUPPORTED) the shape.
+            StateError: A run is in the middle of its steps.
+        """
+        check_order("set_input", index, value)
+        self._set({index: value}, copy=copy)
+
+    def set_inputs(self, inputs: object, *, copy: bool = True) -> None:
+        """Set all inputs, or those that a mapping names: all of what is given, or nothing where one does not fit.
+
+        Args:
+            inputs: A list with every input in order, a mapping by name or index, or one array where there is one input.
+            copy: As for `set_input`.
+
+        Raises:
+            InputError: As `set_input`, or the list is too short or too long.
+            StateError: A run is in the middle of its steps.
+        """
+        if not isinstance(inputs, Mapping):
+            items: Sequence[object] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(items) != self.inputs_size:
+                raise InputError(f"Method {self._meta.name!r} has {self.inputs_size} inputs, got {len(items)}.")
+            inputs = dict(enumerate(items))
+        self._set(inputs, copy=copy)
+
+    def input_buffer(self, index: Key, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Return the memory of an input as a Tensor to write to, and set the input to it: no copy follows.
+
+        What packages write there on their streams is ordered by the Tensor's stream, the Method's own; on a CPU write
+        by ``numpy.from_dlpack``, and not while a run reads it.
+
+        Args:
+            index: Its index or name.
+            shape: Of what will be written; None: the upper bounds.
+
+        Raises:
+            InputError: There is no such input, the shape is out of bounds, or there is none and it has no bounds.
+        """
+        port = self._find_input(index)
+        bounds = self._bounds[port.name]
+        if shape is not None and not isinstance(shape, (tuple, list)):
+            raise InputError(f"Input {port.name!r}: shape must be a tuple of extents, got {shape!r}.", value=port.name)
+        spec = bounds.largest if shape is None else TensorSpec(tuple(shape), port.spec.dtype)
+        if spec is None:
+            raise InputError(f"Give a shape: {bounds.describe_gap()}.", value=port.name)
+        bounds.check(spec)
+        with self._engine.entering():
+            self._steps.check_none("input_buffer")
+            return self._binder.buffer(port.name, spec)
+
+    def _set(self, given: Mapping[Any, object], *, copy: bool) -> None:
+        with self._engine.entering():
+            self._steps.check_none("set_input")
+            accepted: dict[str, GivenInput] = {}
+            once: dict[str, object] = {}
+            for index, value in given.items():
+                memory = next((each for each in self._model.memories if each.input == index), None)
+                if memory is not None:
+                    once[memory.input] = self._accept_memory(memory, value)
+                    continue
+                port = self._find_input(index)
+                item = self._engine.acceptor.accept_one(port, value, copy=copy)
+                self._bounds[port.name].check(item.spec)
+                if port.name in accepted:
+                    raise InputError(f"Input {port.name!r} is given twice, by index and by name.", value=port.name)
+                accepted[port.name] = item
+            ports = [port for port in self._model.inputs if port.name in accepted]
+            check_ports(self._model, ports, {name: item.spec for name, item in accepted.items()})
+            self._once.update(once)
+            for name, item in accepted.items():
+                self._binder.set(name, item)
+
+    def _accept_memory(self, memory: Memory, value: object) -> object:
+        """Return what the next run starts from in place of the state."""
+        port = next(port for port in self._model.ports if port.name == memory.input)
+        item = self._engine.acceptor.accept_one(port, value, copy=True)
+        memory.check(item.spec)
+        return item.array.copy() if isinstance(item, HostArray) and item.array is not None else value
+
+    # ---- running
+
+    def execute(self, inputs: object = None, *, wait: bool = True, stream: object = None) -> Run:
+        """Run; return when the outputs may be read.
+
+        Args:
+            inputs: What to set before, as for `set_inputs`; None: what is set already.
+            wait: False only puts the run on the stream.
+            stream: A stream of yours (of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``): the run
+                comes after what is on it now, and what you put on it afterwards comes after the run, which stays on the
+                Method's own.
+
+        Raises:
+            InputError: An input was never set, one given does not fit, or ``stream`` is none; nothing was run.
+            StateError: A run is in the middle of its steps.
+            GpuexecError: What the run raised; the Method is ready for the next.
+        """
+        if inputs is not None:
+            self.set_inputs(inputs)
+        with self._engine.entering():
+            self._steps.check_none("execute")
+            self._steps.is_over = False
+            self._wait_for_state()
+            self._run = self._engine.schedule(self._once or None, copy=True, stream=stream)
+            self._once = {}
+            if wait:
+                self._run.wait()
+            return self._run
+
+    def step(self, *, stream: object = None) -> Step | None:
+        """Run one layer more, and return it; None once all are on the stream, until `reset` or `execute`.
+
+        Args:
+            stream: With the first step, as for `execute`; it waits for the run from the last step on.
+
+        Raises:
+            InputError: An input was never set, or ``stream`` is none.
+            GpuexecError: What the layer raised; the steps are over, and the Method is ready to begin anew.
+        """
+        if self._steps.is_over:
+            return None
+        if not self._steps.is_open:
+            with self._engine.entering():
+                self._steps.check_none("step")
+                self._wait_for_state()
+                self._run, steps = self._engine.begin(self._once or None, copy=True, budget_ms=None, stream=stream)
+                self._once = {}
+                self._steps.begin(self, steps)
+        return self._steps.advance(self)
+
+    def reset(self) -> None:
+        """Give up the steps of a run, if it is in the middle of them, and begin anew; legal at any time."""
+        with self._engine.entering():
+            self._steps.is_over = False
+            if self._steps.is_open and self._run is not None:
+                self._run.cancel()
+                self._run = None
+            self._steps.end(self)
+
+    def in_progress(self) -> bool:
+        """Return whether a run is in the middle of its steps."""
+        return self._steps.is_open
+
+    # ---- outputs
+
+    def set_output(self, index: Key, array: object) -> None:
+        """Let an output be written to memory of the user's from the next run on; None: where it was before.
+
+        Args:
+            index: Its index or name.
+            array: Memory on the Method's device, of the output's dtype and at least its upper bound: a Tensor, or what
+                has DLPack, ``__cuda_array_interface__`` or the buffer protocol. It is held until it is replaced.
+
+        Raises:
+            InputError: There is no such output, or the memory does not fit.
+            StateError: A run is in the middle of its steps.
+        """
+        check_order("set_output", index, array)
+        port = self._find_output(index)
+        with self._engine.entering():
+            self._steps.check_none("set_output")
+            region = self._planned[port.name]
+            if array is not None:
+                nbytes = self._meta.output_nbytes(self._model.outputs.index(port))
+                region = take_output(self._meta, port, nbytes, array, self._backend, self._engine.stream)
+                self._check_apart(port.name, region)
+            self._frame.give(port.name, region)
+
+    def _check_apart(self, name: str, region: Region) -> None:
+        """Check that an output's bytes are used for nothing else here."""
+        check_outputs_apart(name, region, {port.name: self._frame.given(port.name) for port in self._model.outputs})
+        self._claims.check_apart(region, f"Output {name!r}")
+        self._binder.check_apart(region, f"Output {name!r}")
+
+    def get_output(self, index: Key) -> Tensor:
+        """Return an output of the last run: good until the next run begins.
+
+        Raises:
+            InputError: There is no such output.
+            StateError: Nothing was run yet.
+            StaleError: A Method that shares its memory has run since.
+        """
+        port = self._find_output(index)
+        self._engine.check_open()
+        if self._run is None:
+            raise StateError("Nothing was run yet; call execute() before reading an output.")
+        tensor = self._run.peek_output(port.name)
+        tensor._content.check()
+        return tensor
+
+    def get_outputs(self) -> list[Tensor]:
+        """Return all outputs of the last run, as `get_output` does."""
+        return [self.get_output(index) for index in range(self.outputs_size)]
+
+    # ---- what outlives a run
+
+    @property
+    def state(self) -> State:
+        """What the memories hold between runs; Methods of one device may go on from the same."""
+        self._engine.check_open()
+        return self._engine.states.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        with self._engine.entering():
+            self._steps.check_none("state")
+            self._engine.states.replace(state)
+
+    def get_attribute(self, name: str) -> Array:
+        """Return what a memory holds (a copy, after all runs so far), or a constant of the model (read-only), by name.
+
+        Raises:
+            InputError: There is none of that name.
+        """
+        if any(name in (memory.input, memory.output) for memory in self._model.memories):
+            return self.state.get(name)
+        for value, array in self._model.graph.constants.items():
+            if value.name == name:
+                view = array.view()
+                view.flags.writeable = False
+                return view
+        raise InputError(f"Method {self._meta.name!r} has no attribute {name!r}.", value=name)
+
+    def set_attribute(self, name: str, value: object) -> None:
+        """Let a memory hold an array from now on, which is copied.
+
+        Raises:
+            InputError: There is no memory of that name, or the array does not fit.
+        """
+        with self._engine.entering():
+            self._steps.check_none("set_attribute")
+            self.state.set({name: value})
+
+    # ---- life
+
+    def close(self) -> None:
+        """Wait for all work and let go of all memory; twice is harmless. Readbacks requested before stay readable."""
+        if not self._engine.is_closed:
+            with self._engine.entering():
+                self._steps.end(self)
+                self._engine.close()
+                # What others go on from stays theirs; the rest of the planned memory is free.
+                self._run = None
+                self._engine.states.forget()
+                self._claims.release()
+            self._unclosed.detach()
+
+    def __enter__(self) -> Method:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- parts
+
+    def _prepare(self) -> None:
+        """Plan, compile and allocate for the upper bounds, where there are any."""
+        given = {each.name: HostArray(each.largest) for each in self._bounds.values() if each.largest is not None}
+        if len(given) < len(self._bounds):
+            return
+        for memory in self._model.memories:
+            if memory.capacity is not None and memory.input in self._plan.starts:
+                given[memory.input] = HostArray(self._plan.starts[memory.input])
+        self._engine.prepare(given)
+
+    def _wait_for_state(self) -> None:
+        """Wait for the run before where state planned to the byte has no room for two that are not sure."""
+        run = self._run
+        is_tight = self._memory.planned is not None and not self._backend.device.target.has_kernels
+        if self._model.memories and is_tight and run is not None and not run.is_done():
+            self._engine.syncs.note_wait(f"run {run.number}", "the memory planned for state has no room for another")
+            run._fence.settle()
+
+    def _find_input(self, index: object) -> ModelPort:
+        return find_port(self._meta.name, self._model.inputs, index, "input")
+
+    def _find_output(self, index: object) -> ModelPort:
+        return find_port(self._meta.name, self._model.outputs, index, "output")

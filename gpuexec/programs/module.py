@@ -1,0 +1,208 @@
+"""The Module: a Program's methods the easy way, loaded when they are first used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.programs.contents import Bound, Verification
+from gpuexec.programs.method import Key, Method
+from gpuexec.programs.method_meta import MethodMeta
+from gpuexec.programs.program import Program
+from gpuexec.results.tensor import Tensor
+from gpuexec.runtime.backend import Backend, BackendType
+
+Array = np.ndarray[Any, Any]
+FORWARD = "forward"
+
+
+class Module:
+    """Runs methods of a program by name. Nothing is read, planned or compiled before it is needed.
+
+    Results are NumPy arrays of the caller's own unless ``clone=False`` asks for Tensors, which are good until the
+    method runs again. One caller at a time for each method; several Modules may share one Program.
+
+    Args:
+        source: A Program, or what `Program.load` takes; a path that ends in ``.onnx`` is a model, its method
+            ``forward``.
+        backend: Where it runs; AUTO takes the GPU when one works.
+        verification: What is checked of a program when it is read.
+        shapes: Of the inputs of a model, as for `Program.build`.
+        share_arenas: All methods use the same memory for temporaries and outputs: a run of one makes the outputs of
+            the others stale.
+        max_bytes: The most each method may hold on its device; see `Program.load_method`.
+    """
+
+    def __init__(
+        self,
+        source: object,
+        *,
+        backend: BackendType | Backend | None = None,
+        verification: Verification = Verification.FULL,
+        shapes: Mapping[str, Sequence[Bound | None]] | None = None,
+        share_arenas: bool = False,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._source, self._verification, self._shapes = source, verification, shapes
+        self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
+        self._program = source if isinstance(source, Program) else None
+        self._methods: dict[str, Method] = {}
+        self._lock = threading.RLock()
+
+    # ---- loading
+
+    def load(self) -> Program:
+        """Read the program, if that is not done yet.
+
+        Raises:
+            ModelError: It is no program, or damaged.
+        """
+        with self._lock:
+            if self._program is None:
+                self._program = self._read()
+            return self._program
+
+    def _read(self) -> Program:
+        source = self._source
+        if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".onnx"):
+            shapes = None if self._shapes is None else {FORWARD: self._shapes}
+            return Program.build({FORWARD: os.fspath(source)}, shapes=shapes)
+        return Program.load(source, self._verification)
+
+    def is_loaded(self) -> bool:
+        """Return whether the program is read."""
+        return self._program is not None
+
+    def load_method(self, name: str = FORWARD) -> Method:
+        """Load a method, if that is not done yet, and return it.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        with self._lock:
+            if name not in self._methods:
+                self._methods[name] = self.load().load_method(
+                    name, backend=self._backend, share_arenas=self._share_arenas, max_bytes=self._max_bytes
+                )
+            return self._methods[name]
+
+    def load_forward(self) -> Method:
+        """Load the method ``forward``."""
+        return self.load_method(FORWARD)
+
+    def is_method_loaded(self, name: str = FORWARD) -> bool:
+        """Return whether a method is loaded."""
+        return name in self._methods
+
+    def unload_method(self, name: str = FORWARD) -> bool:
+        """Close a method; False if it was not loaded. Its inputs are no longer set when it is loaded again."""
+        with self._lock:
+            method = self._methods.pop(name, None)
+        if method is None:
+            return False
+        method.close()
+        return True
+
+    # ---- what there is to know: reads the program, loads no method
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of the methods."""
+        return self.load().method_names
+
+    @property
+    def num_methods(self) -> int:
+        """How many methods there are."""
+        return self.load().num_methods
+
+    def method_meta(self, name: str = FORWARD) -> MethodMeta:
+        """Describe a method; it need not be loaded, and is not.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        return self.load().method_meta(name, backend=self._backend)
+
+    # ---- running
+
+    def forward(self, *inputs: object, clone: bool = True, stream: object = None) -> list[Any]:
+        """Run the method ``forward``; see `execute`. A single mapping gives inputs by name."""
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else inputs
+        return self.execute(FORWARD, given, clone=clone, stream=stream)
+
+    def execute(self, name: str, inputs: object = (), *, clone: bool = True, stream: object = None) -> list[Any]:
+        """Run a method and return all its outputs.
+
+        Args:
+            name: Of the method, which is loaded if need be.
+            inputs: By position, fewer than there are if the others were set before; or a mapping, or one array.
+            clone: False returns Tensors on the device in place of NumPy arrays.
+            stream: A stream of yours in whose order the run is; see `Method.execute`.
+        """
+        method = self.load_method(name)
+        self._set(method, inputs)
+        method.execute(stream=stream)
+        return _read_all(method.get_outputs(), clone=clone)
+
+    def get(self, name: str = FORWARD, inputs: object = (), *, clone: bool = True, stream: object = None) -> Any:
+        """Run a method and return its first output; see `execute`."""
+        return self.execute(name, inputs, clone=clone, stream=stream)[0]
+
+    # ---- inputs and outputs by themselves: what is set goes to the Method at once, and stays
+
+    def set_input(self, index: Key, value: object, method: str = FORWARD) -> None:
+        """Set an input of a method, which is loaded if need be; see `Method.set_input`."""
+        self.load_method(method).set_input(index, value)
+
+    def set_inputs(self, inputs: object, method: str = FORWARD) -> None:
+        """Set all inputs of a method, or none; see `Method.set_inputs`."""
+        self.load_method(method).set_inputs(inputs)
+
+    def set_output(self, index: Key, array: object, method: str = FORWARD) -> None:
+        """Let an output be written to memory of the user's; see `Method.set_output`."""
+        self.load_method(method).set_output(index, array)
+
+    def get_output(self, index: Key = 0, method: str = FORWARD, *, clone: bool = True) -> Any:
+        """Return an output of a method's last run."""
+        return _read_all([self.load_method(method).get_output(index)], clone=clone)[0]
+
+    def get_outputs(self, method: str = FORWARD, *, clone: bool = True) -> list[Any]:
+        """Return the outputs of a method's last run."""
+        return _read_all(self.load_method(method).get_outputs(), clone=clone)
+
+    # ---- life
+
+    def close(self) -> None:
+        """Close all methods; they are loaded anew when they are used again."""
+        for name in list(self._methods):
+            self.unload_method(name)
+
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        loaded = ", ".join(self._methods) or "no method"
+        return f"Module({loaded} loaded)"
+
+    @staticmethod
+    def _set(method: Method, inputs: object) -> None:
+        if isinstance(inputs, Mapping):
+            method.set_inputs(inputs)
+            return
+        items: Sequence[object] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        if items:
+            method.set_inputs(dict(enumerate(items)))
+
+
+def _read_all(tensors: Sequence[Tensor], *, clone: bool) -> list[Any]:
+    if not clone:
+        return list(tensors)
+    requests = [tensor.readback_request() for tensor in tensors]
+    return [request.result() for request in requests]

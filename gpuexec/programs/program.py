@@ -1,0 +1,277 @@
+"""The Program: one or more methods in one piece, immutable, shared by any number of Methods on any thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from gpuexec.errors import InputError
+from gpuexec.importer.read import Source
+from gpuexec.model import Model, load
+from gpuexec.programs.building import Case, build_contents
+from gpuexec.programs.container import read_contents, write_contents
+from gpuexec.programs.contents import Bound, Contents, Verification
+from gpuexec.programs.data_loader import open_loader
+from gpuexec.programs.memory_manager import HierarchicalAllocator, MemoryManager
+from gpuexec.programs.method import Method
+from gpuexec.programs.method_meta import INPUTS, STAGING, STATE, MethodMeta, allocate_buffers, share_buffers
+from gpuexec.programs.method_plan import MethodPlan, plan_method
+from gpuexec.programs.method_storage import MethodMemory
+from gpuexec.resources.memory import weights_of
+from gpuexec.running.memory_limit import MemoryLimit
+from gpuexec.runtime.backend import Backend, BackendType, find_backend
+from gpuexec.state.state import State
+
+MethodShapes = Mapping[str, Sequence[Bound | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What the plans and shared arenas of a program are found by."""
+
+    method: str
+    device: int
+
+
+class Program:
+    """Methods by name, and what was made for them beforehand. `build` makes one, `load` reads one.
+
+    Args:
+        contents: What it holds.
+        backend: Where Methods run unless told otherwise; AUTO takes the GPU when one works.
+    """
+
+    def __init__(self, contents: Contents, backend: BackendType | Backend = BackendType.AUTO) -> None:
+        self._contents, self._default = contents, backend
+        # What the weights may be mapped from.
+        self._loader: object | None = None
+        self._lock = threading.Lock()
+        self._plans: dict[_Key, MethodPlan] = {}
+        self._arenas: dict[int, HierarchicalAllocator] = {}
+
+    @staticmethod
+    def build(
+        models: Mapping[str, Model | Source],
+        *,
+        shapes: Mapping[str, MethodShapes] | None = None,
+        architectures: Sequence[str] = (),
+        cases: Mapping[str, Iterable[Case]] | None = None,
+        backend: BackendType | Backend = BackendType.AUTO,
+    ) -> Program:
+        """Make a program of models.
+
+        Args:
+            models: By name of the method; what is no Model is loaded.
+            shapes: For each method the shapes of its inputs by name: an extent fixes an axis, a range (low, high)
+                bounds it. What is left out is as the model declares it.
+            architectures: GPUs to compile for, such as ``"sm_90"``, so that it starts there without a compiler.
+            cases: Inputs, and what should come of them, to verify it by.
+            backend: Where Methods run unless told otherwise.
+
+        Raises:
+            ModelError: A model is broken.
+            InputError: A shape contradicts its model, or names what is not there.
+        """
+        loaded = {name: item if isinstance(item, Model) else load(item) for name, item in models.items()}
+        contents = build_contents(loaded, shapes=shapes, architectures=architectures, cases=cases)
+        return Program(contents, backend)
+
+    @staticmethod
+    def load(
+        source: object,
+        verification: Verification = Verification.FULL,
+        *,
+        backend: BackendType | Backend = BackendType.AUTO,
+    ) -> Program:
+        """Read a program.
+
+        Args:
+            source: A DataLoader, which stays the program's, or a path, bytes, or a binary file.
+            verification: How much of it is checked before anything is believed.
+            backend: Where Methods run unless told otherwise.
+
+        Raises:
+            ModelError: It is no program, or damaged, or of a newer format.
+            AccessError: It can't be read.
+        """
+        loader, is_own = open_loader(source)
+        try:
+            contents = read_contents(loader, verification)
+        except BaseException:
+            if is_own:
+                loader.close()
+            raise
+        program = Program(contents, backend)
+        program._loader = loader
+        return program
+
+    def save(self, target: str | os.PathLike[str] | BinaryIO) -> None:
+        """Write the program to a file, to be loaded anywhere.
+
+        Raises:
+            InputError: Something in it can't be stored; names it.
+        """
+        write_contents(self._contents, target)
+
+    def __repr__(self) -> str:
+        return f"Program({', '.join(self.method_names)})"
+
+    # ---- what there is to know
+
+    @property
+    def contents(self) -> Contents:
+        """What the program holds, as data."""
+        return self._contents
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of the methods, in order."""
+        return tuple(self._contents.methods)
+
+    @property
+    def num_methods(self) -> int:
+        """How many methods there are."""
+        return len(self._contents.methods)
+
+    def get_method_name(self, index: int) -> str:
+        """Return the name of a method by index.
+
+        Raises:
+            InputError: There is none.
+        """
+        names = self.method_names
+        if not isinstance(index, int) or not 0 <= index < len(names):
+            raise InputError(f"The program has {len(names)} methods, got index {index!r}.")
+        return names[index]
+
+    def method_meta(
+        self,
+        name: str,
+        *,
+        backend: BackendType | Backend | None = None,
+        planned_inputs: bool = True,
+        planned_outputs: bool = True,
+    ) -> MethodMeta:
+        """Describe a method before it is loaded, as it would be loaded with the same options.
+
+        Args:
+            name: Of the method.
+            backend: Where it shall run; None: the program's.
+            planned_inputs: Whether inputs get planned memory.
+            planned_outputs: Whether outputs do.
+
+        Raises:
+            InputError: There is no such method, or its bounds do not fit together.
+        """
+        chosen = self._open(backend)
+        options = {"planned_inputs": planned_inputs, "planned_outputs": planned_outputs}
+        return MethodMeta(name, self._find(name), self._plan(name, chosen), chosen, **options)
+
+    # ---- loading methods
+
+    def load_method(
+        self,
+        name: str,
+        memory: MemoryManager | None = None,
+        *,
+        backend: BackendType | Backend | None = None,
+        stream: object = None,
+        planned_inputs: bool = True,
+        planned_outputs: bool = True,
+        share_arenas: bool = False,
+        state: State | None = None,
+        max_bytes: int | None = None,
+    ) -> Method:
+        """Load a method: always a new one. What can fail before it runs fails now.
+
+        Args:
+            name: Of the method.
+            memory: Whose memory it uses; None: its own.
+            backend: Where it runs; None: on the program's backend.
+            stream: A stream of the caller's to run on.
+            planned_inputs: Inputs get memory of the plan; otherwise the ``method_allocator`` gives what host arrays
+                take, and device arrays are used where they lie either way.
+            planned_outputs: Outputs do; otherwise the ``method_allocator`` gives it, or `Method.set_output`.
+            share_arenas: Its temporaries and outputs lie in the same memory as those of all Methods of this program
+                loaded so: less memory, but a run of one makes the outputs of the others stale.
+            state: What its memories go on from, of another Method; None: a state of its own.
+            max_bytes: The most it may hold on its device, memory of the user's and shared weights counted. What its
+                bounds tell is refused now, what only a run knows in the run, which leaves the Method usable.
+
+        Raises:
+            InputError: There is no such method, or the memory does not fit; both numbers are told.
+            UnsupportedError: Operators that nothing here can run; lists all.
+            OutOfMemoryError: There is no room, or ``max_bytes`` allows too little; both numbers are told.
+        """
+        if memory is not None and not isinstance(memory, MemoryManager):
+            raise InputError(
+                f"memory must be a MemoryManager, got a {type(memory).__name__}; write"
+                " MemoryManager(planned_memory=HierarchicalAllocator(arenas))."
+            )
+        chosen = self._open(backend)
+        model, plan = self._find(name), self._plan(name, chosen)
+        # Without memory of the user's, outputs grow and may be taken along like a Worker's.
+        planned = None if memory is None else memory.planned_memory
+        if share_arenas:
+            if planned is not None:
+                raise InputError(
+                    "share_arenas=True shares memory of the program's; Methods over one HierarchicalAllocator share it"
+                    " as it is."
+                )
+            planned = self._share(chosen, name)
+        meta = self.method_meta(name, backend=chosen, planned_inputs=planned_inputs, planned_outputs=planned_outputs)
+        is_whole = memory is not None and memory.planned_memory is not None
+        limit = None
+        if max_bytes is not None:
+            state_nbytes = sum(need.held_nbytes for need in plan.memories)
+            limit = MemoryLimit(max_bytes, weights_of(model, chosen), 1, state_nbytes)
+        method = Method(model, meta, plan, chosen, MethodMemory(planned, memory, is_whole, limit), stream)
+        if state is not None:
+            try:
+                method.state = state
+            except BaseException:
+                method.close()
+                raise
+        return method
+
+    # ---- parts
+
+    def _find(self, name: str) -> Model:
+        found = self._contents.methods.get(name)
+        if found is None:
+            raise InputError(f"The program has no method {name!r}; it has {', '.join(self.method_names)}.")
+        return found.model
+
+    def _open(self, backend: BackendType | Backend | None) -> Backend:
+        wanted = self._default if backend is None else backend
+        return find_backend(wanted, None)[0]
+
+    def _plan(self, name: str, backend: Backend) -> MethodPlan:
+        """Return the plan of a method, made once for a device."""
+        model, key = self._find(name), _Key(name, id(backend.device))
+        with self._lock:
+            found = self._plans.get(key)
+        if found is None:
+            found = plan_method(model, backend.device.target)
+            with self._lock:
+                found = self._plans.setdefault(key, found)
+        return found
+
+    def _share(self, backend: Backend, name: str) -> HierarchicalAllocator:
+        """Return blocks for a method whose temporaries and outputs are shared with all methods on a device."""
+        metas = [self.method_meta(each, backend=backend) for each in self.method_names]
+        with self._lock:
+            shared = self._arenas.get(id(backend.device))
+            if shared is None:
+                shared = self._arenas[id(backend.device)] = HierarchicalAllocator(share_buffers(metas))
+        own = self.method_meta(name, backend=backend).memory_planned_buffers
+        blocks: list[Any] = list(shared.buffers)
+        for index in (INPUTS, STATE, STAGING):
+            if index < len(own):
+                blocks[index] = allocate_buffers(backend, own[index : index + 1])[0]
+        allocator = HierarchicalAllocator(blocks)
+        allocator.sharing, allocator.shares_inputs = shared.sharing, False
+        return allocator

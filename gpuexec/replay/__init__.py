@@ -1,0 +1,1 @@
+"""Runs recorded to be put on streams again and again."""

@@ -1,0 +1,277 @@
+"""The frames a Worker's runs rotate through, and how long what a run made speaks for its data."""
+
+from __future__ import annotations
+
+import threading
+
+from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.memory import Allocate
+from gpuexec.resources.syncs import SyncLog
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.transfers import Transfers
+
+
+class Readers:
+    """Who still reads some bytes: fences that a stream waits for before the bytes are written again.
+
+    A write waits for the readers added before it was announced; those that come later read what it writes.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._fences: list[tuple[int, Fence]] = []
+        self._writes = 0
+        self._lock = threading.Lock()
+
+    def add(self, fence: Fence) -> None:
+        """Add a reader, done when the fence is."""
+        with self._lock:
+            self._fences = [row for row in self._fences if not row[1].is_done()]
+            self._fences.append((self._writes, fence))
+
+    def announce_write(self, use: Fence | None = None) -> int:
+        """Return the number of a write to come; later ones wait for ``use``, too."""
+        with self._lock:
+            self._writes += 1
+            if use is not None:
+                self._fences.append((self._writes, use))
+            return self._writes
+
+    def list_unissued(self, write: int) -> list[Fence]:
+        """Return the readers before a write that are on no stream yet, so that no stream can wait for them."""
+        with self._lock:
+            return [fence for writes, fence in self._fences if writes < write and not fence.is_issued()]
+
+    def hold_back(self, stream: Stream, write: int) -> None:
+        """Have a stream wait for the readers before a write, all of them issued; the caller does not wait."""
+        with self._lock:
+            before = [fence for writes, fence in self._fences if writes < write]
+            self._fences = [row for row in self._fences if row[0] >= write]
+        waiting = [event for fence in before for event in fence.events if not event.is_done()]
+        for event in waiting:
+            stream.wait(event)
+        if waiting:
+            # NOTE: a record ends what these waits were for: an error of the readers is none of the work that comes.
+            stream.record(self._backend.device.create_event())
+
+    def settle(self, *, only_issued: bool = False) -> None:
+        """Wait for the readers, however they end; ``only_issued``: not for those that are on no stream yet."""
+        with self._lock:
+            rows = [row for row in self._fences if row[1].is_issued() or not only_issued]
+        for _, fence in rows:
+            fence.settle()
+        # Until they are through, others that write wait for them too.
+        with self._lock:
+            self._fences = [row for row in self._fences if row not in rows]
+
+
+class Count:
+    """How many runs began over the same bytes; shared by engines that share arenas."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.number = 0
+
+
+class Turns:
+    """Counts the runs of an engine: what a run made speaks for its data until the next one begins.
+
+    Who checks that, and then puts a reader on a stream, holds ``lock`` meanwhile, so that no run begins in between.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        syncs: SyncLog | None = None,
+        count: Count | None = None,
+        owner: str = "Worker",
+    ) -> None:
+        self.owner = owner
+        self._count = count or Count()
+        self.lock = self._count.lock
+        self.is_closed = False
+        self.syncs = syncs or SyncLog()
+        self.transfers = Transfers(backend.device)
+
+    @property
+    def number(self) -> int:
+        """The number of the last run."""
+        return self._count.number
+
+    def advance(self) -> int:
+        """Begin a run; return its number, from 1."""
+        with self.lock:
+            self._count.number += 1
+            return self._count.number
+
+    def close(self) -> None:
+        """End all turns. The caller has waited for the readers."""
+        with self.lock:
+            self.is_closed = True
+        self.transfers.close()
+
+
+class Frame:
+    """The outputs and uploaded inputs of a run; used again ``frames`` runs later, once nobody reads the outputs.
+
+    Args:
+        backend: Where.
+        allocate: What gives it memory; None: the device.
+        readers: Who uses its bytes, where they are shared with other engines.
+    """
+
+    def __init__(self, backend: Backend, allocate: Allocate | None = None, readers: Readers | None = None) -> None:
+        self._allocate = allocate or backend.device.allocate
+        self._outputs: dict[str, Memory] = {}
+        self._given: dict[str, Region] = {}
+        self._input: Memory | None = None
+        self._dropped: list[Memory] = []
+        self.is_shared = readers is not None
+        self.readers = readers or Readers(backend)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        held = [*self._outputs.values(), *self._dropped, *([self._input] if self._input is not None else [])]
+        return sum(memory.nbytes for memory in held) + sum(region.nbytes for region in self._given.values())
+
+    def announce(self, use: Fence) -> int:
+        """Return the number of a write to come; those of other engines that share the bytes wait for ``use``."""
+        return self.readers.announce_write(use if self.is_shared else None)
+
+    def give(self, name: str, region: Region | None) -> None:
+        """Say where an output lies from now on: in bytes of the user's, which never leave the frame, or in its own."""
+        if region is not None:
+            self._given[name] = region
+        else:
+            self._given.pop(name, None)
+
+    def given(self, name: str) -> Region | None:
+        """Return the bytes of the user's that an output lies in, if it does."""
+        return self._given.get(name)
+
+    def is_given(self, name: str) -> bool:
+        """Return whether an output lies in bytes of the user's."""
+        return name in self._given
+
+    def output(self, name: str, nbytes: int) -> Region:
+        """Return the bytes of an output, grown to at least ``nbytes``.
+
+        Raises:
+            OutOfMemoryError: There is no room, or bytes of the user's are too few.
+        """
+        given = self._given.get(name)
+        if given is not None:
+            if given.nbytes < nbytes:
+                raise OutOfMemoryError(
+                    f"Output {name!r} needs {nbytes} bytes, and the memory given for it has {given.nbytes}.", value=name
+                )
+            return Region(given.memory, given.offset, nbytes)
+        memory = self._outputs.get(name)
+        if memory is None or memory.nbytes < nbytes:
+            grown = self._allocate(max(nbytes, 1))
+            if memory is not None:
+                self._dropped.append(memory)
+            memory = self._outputs[name] = grown
+        return Region(memory, 0, nbytes)
+
+    def input(self, nbytes: int) -> Memory:
+        """Return the block all inputs of the run are uploaded to."""
+        if self._input is None or self._input.nbytes < nbytes:
+            grown = self._allocate(max(nbytes, 1))
+            if self._input is not None:
+                self._dropped.append(self._input)
+            self._input = grown
+        return self._input
+
+    def holds(self, region: Region) -> bool:
+        """Return whether bytes are among those of the user's that hold outputs."""
+        first, last = region.address, region.address + region.nbytes
+        return any(first < each.address + each.nbytes and each.address < last for each in self._given.values())
+
+    def take_out(self, memory: Memory) -> None:
+        """Take an output's bytes out of the ring: they now belong to whoever holds them; the user's stay."""
+        for name in [name for name, held in self._outputs.items() if held is memory]:
+            del self._outputs[name]
+
+    def settle(self) -> None:
+        """Wait for who uses the bytes, however they end; of other engines that share them only what is on a stream."""
+        self.readers.settle(only_issued=self.is_shared)
+
+    def release_dropped(self) -> None:
+        """Let go of outgrown blocks; the caller has waited. One that a tensor still holds lives on with it."""
+        self._dropped.clear()
+
+    def give_back(self) -> None:
+        """Let go of all blocks that are not the user's, as `release_dropped` does of outgrown ones."""
+        self._outputs.clear()
+        self._input = None
+        self.release_dropped()
+
+    def free(self) -> None:
+        """Free everything; the caller has waited."""
+        self.release_dropped()
+        for memory in (*self._outputs.values(), *([self._input] if self._input is not None else [])):
+            memory.free()
+        self._outputs.clear()
+        self._given.clear()
+        self._input = None
+
+
+class Lease:
+    """A tensor's claim on its bytes: for one turn of a Worker, or for good where it is no Worker's."""
+
+    def __init__(self, backend: Backend, frame: Frame | None = None, turns: Turns | None = None) -> None:
+        self._backend, self._frame, self._turns = backend, frame, turns
+        self._number = turns.number if turns is not None else 0
+        self._is_exported = False
+        self.readers = frame.readers if frame is not None else Readers(backend)
+        self.lock = turns.lock if turns is not None else threading.RLock()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the bytes are no Worker's."""
+        return self._turns is None or self._is_exported
+
+    @property
+    def transfers(self) -> Transfers:
+        """The stream that copies of the bytes go on: the Worker's own, or the device's where there is none."""
+        is_live = self._turns is not None and not self._turns.is_closed
+        return self._turns.transfers if self._turns is not None and is_live else self._backend.transfers
+
+    def check(self, name: str) -> None:
+        """Check that the bytes still hold what the tensor stands for.
+
+        Raises:
+            StaleError: A later run has begun.
+            ClosedError: The Worker is closed.
+        """
+        if self._turns is None or self._is_exported:
+            return
+        if self._turns.is_closed:
+            raise ClosedError(
+                f"Output {name!r}: its {self._turns.owner} is closed. Call readback_request() or copy_output() before"
+                " closing it.",
+                value=name,
+            )
+        if self._number != self._turns.number:
+            raise StaleError(
+                f"Output {name!r} belongs to an earlier run. Call readback_request() or copy_output()"
+                " before the next run.",
+                value=name,
+            )
+
+    def note_sync(self, name: str, why: str) -> None:
+        """Count a wait of the host that nobody asked for by name."""
+        if self._turns is not None:
+            self._turns.syncs.note_wait(name, why)
+
+    def export(self, name: str, memory: Memory) -> None:
+        """Make the bytes the tensor's for good, but for those of the user's: the next run writes them."""
+        with self.lock:
+            self.check(name)
+            if self._frame is not None and not self._is_exported:
+                self._is_exported = not self._frame.is_given(name)
+                self._frame.take_out(memory)

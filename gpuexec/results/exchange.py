@@ -1,0 +1,112 @@
+"""Device arrays of other packages, in and out, with their streams.
+
+By DLPack, ``__cuda_array_interface__`` and ``__cuda_stream__``.
+Whoever waits, waits on a stream: a producer's work is followed by an event that the reader's stream waits for, and the
+caller goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.resources.caller_stream import find_stream, mark_stream
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.memory import BorrowedMemory
+from gpuexec.results.content import Content
+from gpuexec.runtime import dlpack
+from gpuexec.runtime.backend import Backend, BackendType
+from gpuexec.runtime.device import Region, Stream
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+_LEGACY_STREAM, _NO_STREAM = 1, -1
+
+
+def import_dlpack(item: Any, backend: Backend, stream: Stream) -> tuple[TensorSpec, Region, Fence] | Array:
+    """Take over an array by DLPack: a host array as NumPy sees it, a device array with a fence for its content.
+
+    Raises:
+        InputError: It lies where the backend can't read it, or is not dense on a device.
+    """
+    kind, ordinal = map(int, item.__dlpack_device__())
+    if kind in (dlpack.CPU, dlpack.CUDA_HOST):
+        return dlpack.view_host(dlpack.take(item))
+    if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) or not backend.device.target.has_kernels:
+        raise InputError(
+            f"it lies on DLPack device type {kind}, which {backend.device.name} can't read; copy it to the host"
+        )
+    if kind == dlpack.CUDA and ordinal != backend.device.ordinal:
+        raise InputError(f"it lies on GPU {ordinal}, the Worker runs on GPU {backend.device.ordinal}; copy it there")
+    taken = dlpack.take(item, stream.handle)
+    _check_dense(taken.spec, taken.strides)
+    # The producer has made our stream wait; one that says its stream besides is waited for either way.
+    handle = find_stream(item)
+    events = () if handle is None else (mark_stream(backend, handle),)
+    return taken.spec, _borrow(taken.address, taken.spec, taken.owner), Fence.of(*events)
+
+
+def import_cuda(item: Any, backend: Backend) -> tuple[TensorSpec, Region, Fence]:
+    """Take over an array by ``__cuda_array_interface__``, whose ``stream`` is 1, 2, a handle, or None for no waiting.
+
+    Raises:
+        InputError: The backend can't read it, it is not dense, or it names stream 0, which the interface forbids.
+    """
+    if not backend.device.target.has_kernels:
+        raise InputError(f"it lies on a GPU, which {backend.device.name} can't read; copy it to the host")
+    interface = item.__cuda_array_interface__
+    spec = TensorSpec(tuple(interface["shape"]), np.dtype(interface["typestr"]))
+    if interface.get("strides") is not None:
+        _check_dense(spec, tuple(stride // spec.dtype.itemsize for stride in interface["strides"]))
+    if interface.get("stream") == 0:
+        raise InputError(
+            "its __cuda_array_interface__ names stream 0; the default stream is 1, or 2 for that of the thread"
+        )
+    handles = {handle for handle in (interface.get("stream"), find_stream(item)) if handle is not None}
+    events = tuple(mark_stream(backend, handle) for handle in sorted(handles))
+    return spec, _borrow(interface["data"][0], spec, item), Fence.of(*events)
+
+
+def export_cuda(content: Content) -> dict[str, Any]:
+    """Return the interface of a content that its stream makes; who reads it waits for that stream."""
+    assert content.stream is not None
+    return {
+        "shape": content.spec.shape,
+        "typestr": content.spec.dtype.str,
+        "data": (content.region.address if content.spec.size else 0, False),
+        "strides": None,
+        "stream": content.stream.handle,
+        "version": 3,
+    }
+
+
+def export_dlpack(content: Content, *, stream: int | None, max_version: tuple[int, int] | None) -> object:
+    """Return a DLPack capsule that the consumer's stream waits for (None: the default one; -1: no waiting)."""
+    device = content.backend.device
+    if device.target.has_kernels and stream != _NO_STREAM:
+        consumer = device.external_stream(_LEGACY_STREAM if stream is None else stream)
+        for event in content.fence.events:
+            consumer.wait(event)
+    is_versioned = max_version is not None and max_version[0] >= 1
+    region = content.region
+    where = dlpack_device(content.backend)
+    return dlpack.give(region.address, content.spec, where, region.memory, is_versioned=is_versioned)
+
+
+def dlpack_device(backend: Backend) -> tuple[int, int]:
+    """Return DLPack's name for a backend's device."""
+    if backend.type is BackendType.CPU:
+        return (dlpack.CPU, 0)
+    return (dlpack.CUDA, backend.device.ordinal)
+
+
+def _borrow(address: int, spec: TensorSpec, owner: object) -> Region:
+    return Region(BorrowedMemory(address, spec.nbytes, owner), 0, spec.nbytes)
+
+
+def _check_dense(spec: TensorSpec, strides: tuple[int, ...]) -> None:
+    dense = dlpack.dense_strides(spec.shape)
+    if spec.size and any(have != want for have, want, extent in zip(strides, dense, spec.shape) if extent > 1):
+        raise InputError(f"a device array must be dense, got strides {strides} of elements; make it contiguous")

@@ -1,0 +1,187 @@
+"""Bringing results to the host without blocking: a copy into pinned memory, and an event that says when it is there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import CancelledError, PendingError
+from gpuexec.resources.caller_stream import CallerStream
+from gpuexec.resources.fence import Fence, wait_in_loop
+from gpuexec.resources.frames import Lease
+from gpuexec.results.place import Place
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Memory, Region, begin_host_read
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+_log = logging.getLogger("gpuexec")
+
+
+class ReadbackRequest:
+    """A copy to the host in flight. Poll `is_done`, await it, or wait in `result`: as often as wanted, from any thread.
+
+    Made by `Tensor.readback_request`. The device data stays where it is; the request keeps what was read, whatever
+    becomes of the tensor and its Worker.
+
+    Args:
+        source: Of the work that makes the data.
+        caller: The stream in whose order the data is read.
+    """
+
+    def __init__(
+        self, backend: Backend, place: Place, source: Fence, lease: Lease, caller: CallerStream | None = None
+    ) -> None:
+        self._backend, self._source, self._lease = backend, source, lease
+        self._caller = caller
+        self._place = place
+        self._fence = Fence()
+        self._fence.stepper = source.stepper
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._block: Memory | None = None
+        self._callbacks: list[Callable[[ReadbackRequest], None]] = []
+        self._is_watched = False
+        lease.readers.add(self._fence)
+        source.when_issued(self._start)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._is_cancelled else "done" if self._fence.is_done() else "pending"
+        return f"ReadbackRequest({self._place.name!r}, {state})"
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype of the data.
+
+        Raises:
+            PendingError: The shape depends on data that is not computed yet.
+        """
+        return self._place.spec
+
+    def is_done(self) -> bool:
+        """Return whether the data is on the host, or never will be; never waits."""
+        self._backend.check_process()
+        return self._is_cancelled or self._fence.is_done()
+
+    def is_cancelled(self) -> bool:
+        """Return whether `cancel` came before the data."""
+        return self._is_cancelled
+
+    def cancel(self) -> bool:
+        """Give up the request; False if it is done already. A copy under way ends unseen."""
+        self._backend.check_process()
+        with self._lock:
+            if self._is_cancelled or self._fence.is_done():
+                return False
+            self._is_cancelled = True
+        self._resolve()
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until done; False when the time ran out.
+
+        Raises:
+            CancelledError: The request was cancelled.
+            GpuexecError: What the run raised.
+        """
+        self._backend.check_process()
+        if self._is_cancelled:
+            raise CancelledError("The readback was cancelled.")
+        return self._fence.synchronize(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Array:
+        """Return the data as an array of the caller's own, waiting for it if need be.
+
+        Raises:
+            PendingError: The time ran out.
+            CancelledError: The request was cancelled.
+            GpuexecError: What the run raised.
+        """
+        return self.view(timeout_s).copy()
+
+    def view(self, timeout_s: float | None = None) -> Array:
+        """Return the data as a read-only view of the pinned bytes; the view keeps them."""
+        if not self.wait(timeout_s):
+            raise PendingError(f"The readback is not done after {timeout_s} s.")
+        if self._block is not None:
+            begin_host_read(self._block, self.spec.nbytes)
+        return np.asarray(_Pinned(self)).view(self.spec.dtype).reshape(self.spec.shape)
+
+    def add_done_callback(self, callback: Callable[[ReadbackRequest], None]) -> None:
+        """Call back once done or cancelled, from the completion thread; at once if that is so now. Keep it short."""
+        with self._lock:
+            is_over = self._is_cancelled or self._fence.is_done()
+            if not is_over:
+                self._callbacks.append(callback)
+            is_first, self._is_watched = not (is_over or self._is_watched), self._is_watched or not is_over
+        if is_over:
+            callback(self)
+        elif is_first:
+            self._fence.when_done(self._backend.completion, self._resolve)
+
+    def __await__(self) -> Generator[Any, None, Array]:
+        if not self.is_done():
+            yield from wait_in_loop(lambda notify: self.add_done_callback(lambda _: notify())).__await__()
+        return self.result()
+
+    def _start(self) -> None:
+        """Put the copy on the readback stream, behind the work that makes the data."""
+        if self._source.failure is not None or self._is_cancelled:
+            self._fence.issue((), self._source.failure)
+            return
+        try:
+            region = self._place.region
+            # What is read stays the request's own, whatever becomes of the tensor.
+            self._place = Place(self._place.name, self._place.spec)
+            self._copy(region)
+        except BaseException as error:
+            self._fence.issue((), error)
+
+    def _copy(self, region: Region) -> None:
+        backend, nbytes = self._backend, self.spec.nbytes
+        block = self._block = backend.staging.take(max(nbytes, 1))
+        assert block.array is not None
+        event = backend.device.create_event()
+        caller, self._caller = self._caller, None
+        with self._lease.transfers.issuing() as stream:
+            if caller is not None:
+                caller.lead(stream)
+            for each in self._source.events:
+                stream.wait(each)
+            if nbytes:
+                stream.copy_to_host(block.array[:nbytes], region.address)
+            stream.record(event)
+        if caller is not None:
+            caller.follow(event)
+        backend.keeper.hold(event, region.memory)
+        # The block is used again when nobody holds this request or a view of it, and the copy is over.
+        weakref.finalize(self, backend.staging.give_back, block, event).atexit = False
+        self._fence.issue((event,))
+
+    def _resolve(self) -> None:
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("A callback of %r failed.", self)
+
+
+class _Pinned:
+    """The pinned bytes of a request as NumPy sees them; an array made of it keeps the request."""
+
+    def __init__(self, request: ReadbackRequest) -> None:
+        assert request._block is not None
+        self.request = request
+        self.__array_interface__ = {
+            "shape": (request.spec.nbytes,),
+            "typestr": "|u1",
+            "data": (request._block.address, True),
+            "version": 3,
+        }

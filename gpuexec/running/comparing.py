@@ -1,0 +1,158 @@
+"""Finding the layer that goes wrong: each node of a run is computed a second time, by NumPy, and compared.
+
+Both computations of a node take the same inputs, those that the backend under test has, read back; so errors don't add
+up, and the first node that differs is the one at fault. For this every value of a plan is an output of it, with memory
+of its own, and the host waits for each node: a mode for finding faults, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.apply import compute_arrays
+from gpuexec.command import Command
+from gpuexec.errors import GpuexecError, MismatchError, locate
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.plan import Plan
+from gpuexec.running.closeness import find_difference
+from gpuexec.running.held import Held
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Stream, begin_host_read
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+class Comparer:
+    """Compares what nodes made on a device with what `compute` makes of the same inputs.
+
+    Attributes:
+        compared: How many nodes were compared so far.
+    """
+
+    def __init__(self, backend: Backend, stream: Stream) -> None:
+        self._backend, self._stream = backend, stream
+        self.compared = 0
+
+    def compare(self, node: Node, arrays: Mapping[Value, Array]) -> None:
+        """Compare the outputs of a node.
+
+        Args:
+            node: What was computed.
+            arrays: Its inputs, and the outputs it made, by value.
+
+        Raises:
+            MismatchError: One differs by more than the operator's tolerance.
+        """
+        inputs = [None if value is None else arrays[value] for value in node.inputs]
+        try:
+            expected = compute_arrays(node.operator, inputs)
+            for position, value in enumerate(node.outputs):
+                if value is not None:
+                    self._compare_output(node, inputs, position, expected[position], arrays[value])
+        except MismatchError:
+            raise
+        except GpuexecError as error:
+            raise locate(error, node, node.name) from None
+        self.compared += 1
+
+    def fetch(self, held: Held) -> Array:
+        """Return what a value is on the device, once the work issued so far is done; where it never was, the host's."""
+        region, nbytes = held.region, held.spec.nbytes
+        if region is None:
+            assert held.array is not None, "a value is nowhere"
+            return held.array
+        raw = np.empty(nbytes, np.uint8)
+        if nbytes and not self._backend.device.target.has_kernels:
+            self._synchronize()
+            source = region.memory.array
+            assert source is not None
+            raw[...] = source[region.offset : region.offset + nbytes]
+        elif nbytes:
+            block = self._backend.staging.take(nbytes)
+            assert block.array is not None
+            self._stream.copy_to_host(block.array[:nbytes], region.address)
+            self._synchronize()
+            begin_host_read(block, nbytes)
+            raw[...] = block.array[:nbytes]
+            self._backend.staging.give_back(block)
+        return raw.view(held.spec.dtype).reshape(held.spec.shape)
+
+    def _synchronize(self) -> None:
+        event = self._backend.device.create_event()
+        self._stream.record(event)
+        event.synchronize()
+
+    def _compare_output(
+        self, node: Node, inputs: Sequence[Array | None], position: int, expected: Array | None, got: Array
+    ) -> None:
+        value = node.outputs[position]
+        assert value is not None and expected is not None, f"{node} computes no output {position}"
+        spec, given = TensorSpec(expected.shape, expected.dtype), TensorSpec(got.shape, got.dtype)
+        where = f"{node}: output {value.name!r} on {self._backend.device.name} differs from NumPy's"
+        if spec != given:
+            raise MismatchError(
+                f"{where}: expected {spec}, got {given}.",
+                operator=node.operator.name,
+                expected=str(spec),
+                got=str(given),
+                node=node.name,
+                value=value.name,
+            )
+        found = find_difference(node.operator, inputs, position, expected, got)
+        if found is not None:
+            raise MismatchError(
+                f"{where}, from the same inputs: expected {found.expected!r} at {list(found.index)} of {spec}, got"
+                f" {found.got!r}, an error of {found.error:.3g} where {found.allowed:.3g} is allowed"
+                f" ({node.operator.tolerance.name}); {found.count} of {spec.size} elements are wrong.",
+                operator=node.operator.name,
+                index=found.index,
+                expected=found.expected,
+                got=found.got,
+                error=found.error,
+                node=node.name,
+                value=value.name,
+            )
+
+
+class Comparison:
+    """The comparison of one plan's nodes, in their order, as its commands are issued.
+
+    Args:
+        graph: What was planned; all values are its outputs.
+        plan: Its plan.
+        commands: The plan's commands.
+        held: Where inputs and outputs of the graph are.
+    """
+
+    def __init__(
+        self, comparer: Comparer, graph: Graph, plan: Plan, commands: Sequence[Command], held: Mapping[Value, Held]
+    ) -> None:
+        self._comparer, self._held = comparer, held
+        self._arrays: dict[Value, Array] = dict(graph.constants)
+        last = {slot.buffer: index for index, command in enumerate(commands) for slot in command.writes_to()}
+        ready = {
+            value: -1 if port.buffer is None else last.get(port.buffer, -1)
+            for value, port in zip(graph.outputs, plan.outputs, strict=True)
+        }
+        # Each node with the last command that writes any of its outputs.
+        self._waiting = [
+            (node, max((ready[value] for value in node.outputs if value is not None), default=-1))
+            for node in reversed(graph.nodes)
+        ]
+
+    def advance(self, count: int) -> None:
+        """Compare the nodes that are done once the first ``count`` commands are.
+
+        Raises:
+            MismatchError: One differs.
+        """
+        while self._waiting and self._waiting[-1][1] < count:
+            node, _ = self._waiting.pop()
+            for value in (*node.inputs, *node.outputs):
+                if value is not None and value not in self._arrays:
+                    self._arrays[value] = self._comparer.fetch(self._held[value])
+            self._comparer.compare(node, self._arrays)

@@ -1,0 +1,302 @@
+"""The course of a run: from one plan to the next, with what the host has to read and compute in between.
+
+A generator does it. It yields after each layer it put on the stream, and wherever it has to wait; so the caller, the
+driver thread and an iterator of the caller's all advance a run the same way, and nobody waits who did not ask to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.graph import Value
+from gpuexec.plan import Role
+from gpuexec.planner.analyse import evaluate_node
+from gpuexec.planner.cut import Cut
+from gpuexec.resources.pool import ExchangePool
+from gpuexec.resources.syncs import SyncLog
+from gpuexec.running.binding import Bound
+from gpuexec.running.comparing import Comparer, Comparison
+from gpuexec.running.crossing import Crossing
+from gpuexec.running.held import Held
+from gpuexec.running.loops import Looper
+from gpuexec.running.pacing import Pacer
+from gpuexec.running.part import Part, Stage
+from gpuexec.running.plan_cache import Choice, Site, describe_needs
+from gpuexec.running.run import Pause, Turn
+from gpuexec.running.stopwatch import Stopwatch
+from gpuexec.running.submission import Submission
+from gpuexec.runtime.device import Event, Recording, Region, Stream
+from gpuexec.spec import TensorSpec
+
+Env = dict[Value, Held]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Road:
+    """What the runs of a Worker go along: its stream, its plans, memory between them, and who may issue (``lock``).
+
+    ``comparer``: what compares every node, if they are compared.
+    """
+
+    site: Site
+    stream: Stream
+    lock: threading.RLock
+    pool: ExchangePool
+    syncs: SyncLog
+    stopwatch: Stopwatch
+    is_synchronous: bool = False
+    comparer: Comparer | None = None
+
+
+class Course:
+    """Takes one run along. ``pacer``: yield as it says instead of after each plan."""
+
+    def __init__(self, road: Road, bound: Bound, pacer: Pacer | None) -> None:
+        self._road, self._bound, self._pacer = road, bound, pacer
+        self._site, self._stream = road.site, road.stream
+        self._device = road.site.backend.device
+        self._crossing = Crossing(road.site.backend, road.stream, road.pool, road.site.weights)
+        model = road.site.model
+        self._outputs = set(model.graph.outputs)
+        # What memories become lies in no frame: it outlives the frame's next run.
+        carried = {memory.output for memory in model.memories}
+        self._framed = {value for value in model.graph.outputs if value.name not in carried}
+
+    def follow(self) -> Iterator[Turn]:
+        """Do all that is left of the run.
+
+        Raises:
+            GpuexecError: What any of it raised; names the node.
+        """
+        bound = self._bound
+        with self._road.lock:
+            if bound.caller is not None:
+                bound.caller.lead(self._stream)
+            bound.frame.readers.hold_back(self._stream, bound.write)
+            for fence in bound.sources:
+                if fence.failure is not None:
+                    raise fence.failure
+                for each in fence.events:
+                    self._stream.wait(each)
+            # Where an input lies is certain once the run that makes it is on its stream.
+            for held, place in bound.borrowed:
+                bound.locate(held, place)
+            if bound.upload is not None:
+                bound.upload()
+                bound.upload = None
+            if bound.carry is not None:
+                bound.carry()
+            if self._pacer is not None:
+                bound.note_begun(self._device, self._stream)
+        yield from self._follow(bound.stage, bound.choice, bound.env, is_main=True)
+        yield from self._end_step(0)
+
+    def _follow_part(self, part: Part, env: Env) -> Iterator[Turn]:
+        """Run a body; its outputs are in ``env`` then."""
+        yield from self._follow(*self._choose(part, env), env, is_main=False)
+
+    def _follow(self, stage: Stage, choice: Choice | None, env: Env, *, is_main: bool) -> Iterator[Turn]:
+        while True:
+            cut = stage.cut
+            for value, array in (cut.constants or {}).items():
+                if value not in env:
+                    env[value] = Held(TensorSpec(array.shape, array.dtype), array=array, is_weight=True)
+            if choice is not None:
+                yield from self._issue(stage, choice, env, is_main=is_main)
+            if cut.reads:
+                yield from self._read(cut, env)
+            if cut.host_nodes:
+                yield from self._compute(stage, env)
+            if cut.repeat is not None:
+                # Trips without end may follow one another without a pause.
+                yield Pause(lambda: False, lambda: None, is_work=True)
+                looper = Looper(self._site, self._stream, self._road.pool, self._follow_part, self._crossing.locate)
+                yield from looper.repeat(cut.repeat, env)
+            if stage.rest is None:
+                return
+            if is_main:
+                self._forget(stage.rest, env)
+            stage, choice = self._choose(stage.rest, env)
+
+    def _choose(self, part: Part, env: Env) -> tuple[Stage, Choice | None]:
+        specs = {value: env[value].describe() for value in part.graph.inputs}
+        computed = {value for value in part.graph.inputs if env[value].is_computed}
+        with self._road.lock:
+            return part.choose(specs, computed)
+
+    def _forget(self, part: Part, env: Env) -> None:
+        """Let go of what the rest of the run takes no more."""
+        needed = {*part.graph.inputs, *self._outputs}
+        for value in [value for value in env if value not in needed]:
+            del env[value]
+
+    # ---- a plan
+
+    def _issue(self, stage: Stage, choice: Choice, env: Env, *, is_main: bool) -> Iterator[Turn]:
+        """Put a plan on the stream; ``env`` has its outputs then."""
+        origins = choice.prepared.plan.segment.origins
+        with self._road.lock:
+            try:
+                recording, bindings, made = self._place(stage, choice, env, is_main=is_main)
+            except OutOfMemoryError:
+                recording, bindings, made = self._place_again(stage, choice, env, is_main=is_main)
+            submission = Submission(
+                self._device,
+                self._stream,
+                recording,
+                bindings,
+                origins,
+                is_synchronous=self._road.is_synchronous,
+                comparison=self._open_comparison(stage, choice, {**env, **made}),
+            )
+            if self._pacer is None:
+                submission.advance(len(origins))
+        if self._pacer is not None:
+            yield from self._issue_layers(self._pacer, submission, choice, _count_nodes(stage.cut))
+        submission.finish()
+        env.update(made)
+        if self._pacer is not None and self._pacer.is_full:
+            yield from self._end_step(_count_nodes(stage.cut))
+
+    def _place(
+        self, stage: Stage, choice: Choice, env: Env, *, is_main: bool
+    ) -> tuple[Recording, dict[int, Region], Env]:
+        """Return the recording of a plan, where its inputs and outputs are, and what will be made there."""
+        graph, plan = stage.cut.ready, choice.prepared.plan
+        assert graph is not None and stage.plans is not None
+        recording = stage.plans.record(choice, self._stream)
+        bindings: dict[int, Region] = {}
+        for value, port in zip(graph.inputs, plan.inputs, strict=True):
+            if port.buffer is not None:
+                bindings[port.buffer] = self._crossing.locate(env[value])
+        made: Env = {}
+        for value, port, spec in zip(graph.outputs, plan.outputs, choice.variant.outputs, strict=True):
+            assert port.buffer is not None
+            if plan.buffers[port.buffer].role is Role.STATE:
+                # A memory that grows where it lies.
+                made[value] = Held(spec, bindings[port.buffer])
+                continue
+            nbytes = plan.buffers[port.buffer].nbytes
+            if is_main and value in self._framed:
+                owner, region = None, self._bound.frame.output(value.name, nbytes)
+            else:
+                owner = self._road.pool.lend(nbytes)
+                region = owner.region
+            bindings[port.buffer] = region
+            made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+        return recording, bindings, made
+
+    def _place_again(
+        self, stage: Stage, choice: Choice, env: Env, *, is_main: bool
+    ) -> tuple[Recording, dict[int, Region], Env]:
+        """Place a plan once what nobody needs is given back.
+
+        Raises:
+            OutOfMemoryError: The device has no room all the same; tells what the plan needs.
+        """
+        self._road.syncs.note_wait(f"run {self._bound.run.number}", "the device was out of memory")
+        self._stream.synchronize()
+        self._road.pool.trim()
+        if self._site.limit is None:
+            self._site.arena.release_retired()
+        else:
+            self._site.arena.give_back()
+        try:
+            return self._place(stage, choice, env, is_main=is_main)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(f"{error} {describe_needs(choice, self._site.weights)}") from error
+
+    def _issue_layers(self, pacer: Pacer, submission: Submission, choice: Choice, later: int) -> Iterator[Turn]:
+        """Put the layers of a plan on the stream; ``later`` nodes follow it."""
+        layers, times = submission.layers, choice.prepared.times
+        for number, (origin, last) in enumerate(layers):
+            left = len(layers) - number + later
+            if not pacer.fits(times, number):
+                yield pacer.take(left)
+            with self._road.lock:
+                start = pacer.begin()
+                submission.advance(last)
+                pacer.end(start, times, number)
+            pacer.add(origin, times, number)
+            if pacer.is_full and number + 1 < len(layers):
+                yield pacer.take(left - 1)
+
+    def _end_step(self, left: int) -> Iterator[Turn]:
+        """End the present step, if there is one and something is in it."""
+        if self._pacer is not None and self._pacer.has_layers:
+            yield self._pacer.take(left)
+
+    def _open_comparison(self, stage: Stage, choice: Choice, held: Env) -> Comparison | None:
+        comparer, prepared, graph = self._road.comparer, choice.prepared, stage.cut.ready
+        if comparer is None or graph is None:
+            return None
+        return Comparison(comparer, graph, prepared.plan, prepared.plan.segment.commands, held)
+
+    # ---- the host's part
+
+    def _read(self, cut: Cut, env: Env) -> Iterator[Turn]:
+        """Fetch content that the host needs: exactly those bytes, in one go."""
+        rows = [(read, env[read.value]) for read in cut.reads if env[read.value].array is None]
+        if not rows:
+            return
+        for read, _ in rows:
+            why = f"{read.reader} ({read.role})"
+            self._road.syncs.check(read.value.name, why, is_allowed=self._bound.run.allows_syncs)
+        start = time.perf_counter()
+        with self._road.lock:
+            fetch = self._crossing.fetch([held for _, held in rows])
+        try:
+            yield from self._wait(fetch.before, cut)
+            reached = time.perf_counter()
+            yield from self._wait(fetch.after, cut)
+            waited_ms, copied_ms = (reached - start) * 1e3, (time.perf_counter() - reached) * 1e3
+            fetch.finish()
+        finally:
+            fetch.close()
+        for read, held in rows:
+            share = held.spec.nbytes / fetch.nbytes if fetch.nbytes else 0.0
+            self._road.syncs.note_read(read, held.spec.nbytes, waited_ms, copied_ms * share)
+            waited_ms = 0.0  # they were waited for together
+
+    def _wait(self, event: Event, cut: Cut) -> Iterator[Turn]:
+        """Wait for the device; a step ends before it, if it has to."""
+        if not event.is_done():
+            yield from self._end_step(_count_nodes(cut))
+        yield Pause(event.is_done, event.synchronize)
+        # Who only asked whether it is over has not been told what went wrong.
+        event.synchronize()
+
+    def _compute(self, stage: Stage, env: Env) -> Iterator[Turn]:
+        """Compute nodes on the host: those without a kernel here, which are layers, and light ones."""
+        cut, pacer = stage.cut, self._pacer
+        if cut.host_calls:
+            yield Pause(lambda: False, lambda: None, is_work=True)
+        left = _count_nodes(cut)
+        for node in cut.host_nodes:
+            is_layer = node in cut.host_calls
+            if is_layer and pacer is not None and not pacer.fits(stage.times, node):
+                yield pacer.take(left)
+            specs = [None if value is None else env[value].describe() for value in node.inputs]
+            start = time.perf_counter()
+            for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
+                if value is not None and spec is not None and spec.value is not None:
+                    env[value] = Held(TensorSpec(spec.shape, spec.dtype), array=spec.value.array, is_computed=True)
+            if not is_layer:
+                continue
+            computed_ms = (time.perf_counter() - start) * 1e3
+            self._road.syncs.note_call(node, computed_ms)
+            if pacer is not None:
+                pacer.add(node.name, stage.times, node)
+                stage.times.note(node, computed_ms)
+                left -= 1
+                if pacer.is_full:
+                    yield pacer.take(left)
+
+
+def _count_nodes(cut: Cut) -> int:
+    """Return how many layers may follow the plan of a cut."""
+    return len(cut.host_calls) + (0 if cut.rest is None else len(cut.rest.nodes))

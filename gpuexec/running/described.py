@@ -1,0 +1,70 @@
+"""Inputs as planning sees them, before there is a run: arrays, or shapes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.model import ModelPort
+from gpuexec.results.tensor import Tensor
+from gpuexec.running.inputs import Acceptor, GivenInput, HostArray, check_shapes, name_inputs
+from gpuexec.spec import TensorSpec
+
+
+def is_shape(item: object) -> bool:
+    """Return whether an input is given as a shape: a tuple of whole numbers."""
+    return isinstance(item, tuple) and all(
+        isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in item
+    )
+
+
+def describe_inputs(acceptor: Acceptor, inputs: object) -> tuple[dict[str, GivenInput], dict[str, object]]:
+    """Return the inputs of a model to plan for, and those among them that have content.
+
+    Args:
+        acceptor: Of the model.
+        inputs: One, a list in the model's order, or a mapping by name, of arrays or shapes. Inputs of fixed shape need
+            not be given, nor do memories.
+
+    Raises:
+        InputError: One is missing, misspelt, or of the wrong dtype or shape.
+    """
+    model = acceptor.model
+    named = name_inputs(model, [inputs] if is_shape(inputs) else inputs)
+    unknown = sorted(set(named) - {port.name for port in model.ports})
+    if unknown:
+        raise InputError(
+            f"The model has no input {unknown[0]!r}; it has {', '.join(port.name for port in model.ports)}.",
+            value=unknown[0],
+        )
+    # What memories hold is the state's to tell, unless it is given.
+    ports = [port for port in model.ports if port in model.inputs or port.name in named]
+    described = {port.name: _describe(acceptor, port, named.get(port.name)) for port in ports}
+    check_shapes(model, {name: item.spec for name, item in described.items()})
+    return described, {name: item for name, item in named.items() if item is not None and not is_shape(item)}
+
+
+def _describe(acceptor: Acceptor, port: ModelPort, item: Any) -> GivenInput:
+    if item is None:
+        return HostArray(TensorSpec(_find_fixed(acceptor.model.dims, port), port.spec.dtype))
+    if is_shape(item):
+        if any(extent < 0 for extent in item):
+            raise InputError(f"Input {port.name!r} expects {port.spec}, got the shape {item}.", value=port.name)
+        return HostArray(TensorSpec(tuple([int(extent) for extent in item]), port.spec.dtype))
+    if isinstance(item, Tensor) or hasattr(item, "__cuda_array_interface__"):
+        # Its content is of no use to planning, and need not be there.
+        return HostArray(TensorSpec(tuple(item.shape), port.spec.dtype))
+    return acceptor.accept_one(port, item, copy=True)
+
+
+def _find_fixed(dims: Mapping[str, object], port: ModelPort) -> tuple[int, ...]:
+    extents = [dims.get(dim) if isinstance(dim, str) else dim for dim in port.spec.dims or ()]
+    fixed = tuple(extent for extent in extents if isinstance(extent, int))
+    if port.spec.dims is None or len(fixed) != len(extents):
+        raise InputError(
+            f"Input {port.name!r} ({port.spec}) has free dimensions; give an array or a shape.", value=port.name
+        )
+    return fixed

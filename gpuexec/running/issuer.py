@@ -1,0 +1,171 @@
+"""Taking bound runs along in order: from the caller as far as nothing is missing, then on the driver thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections.abc import Iterator
+from functools import partial
+
+from gpuexec.errors import CancelledError, GpuexecError
+from gpuexec.resources.fence import Fence
+from gpuexec.running.binding import Bound
+from gpuexec.running.course import Course, Road
+from gpuexec.running.driver_thread import DriverThread
+from gpuexec.running.pacing import Pacer
+from gpuexec.running.run import Pause, Run, Turn
+from gpuexec.runtime.backend import Backend
+
+
+class Issuer:
+    """The way onto a Worker's stream. The road's lock is held by whoever puts work there or changes recordings."""
+
+    def __init__(self, backend: Backend, road: Road) -> None:
+        self._backend, self._stream, self._road = backend, road.stream, road
+        self.lock: threading.RLock = road.lock
+        self.driver = DriverThread()
+
+    def put(self, bound: Bound) -> bool:
+        """Take a run along as far as nothing has to be waited for, and let the driver thread do the rest.
+
+        Returns:
+            Whether the run is wholly on the stream.
+
+        Raises:
+            GpuexecError: It can't be run, as is known before anything has to be waited for; the run ends with the same
+                error.
+        """
+        turns = bound.turns = self.take(bound, None)
+        has_waited = False
+        try:
+            for turn in turns:
+                if isinstance(turn, Pause):
+                    if turn.is_work or not turn.is_over():
+                        if not self._road.is_synchronous:
+                            self.driver.put(partial(self._drive, bound, turn))
+                            return False
+                        turn.wait()
+                    has_waited = True
+        except GpuexecError as error:
+            with self.lock:
+                self.end(bound, error)
+            # Whether the caller or the driver thread gets this far is chance: either way it is the run that tells.
+            if self._road.is_synchronous or not has_waited:
+                raise
+        if self._road.is_synchronous:
+            bound.run.wait()
+        return True
+
+    def take(self, bound: Bound, pacer: Pacer | None) -> Iterator[Turn]:
+        """Yield the turns of a run, in its place among the runs; the run ends with them."""
+        try:
+            while not self._is_turn_of(bound):
+                yield Pause(lambda: self._is_turn_of(bound), lambda: self._wait_for_turn(bound))
+                _check_cancelled(bound.run)
+            for turn in Course(self._road, bound, pacer).follow():
+                yield turn
+                _check_cancelled(bound.run)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            with self.lock:
+                self.end(bound, error)
+            raise
+        with self.lock:
+            self.end(bound, None)
+
+    def _is_turn_of(self, bound: Bound) -> bool:
+        return bound.is_ready() and (self.driver.is_current() or not self.driver.is_busy())
+
+    def _wait_for_turn(self, bound: Bound) -> None:
+        if not self.driver.is_current():
+            self.driver.synchronize()
+        bound.wait_ready()
+
+    def _drive(self, bound: Bound, turn: Turn | None) -> None:
+        """On the driver thread: take a run along to its end, waiting where it has to."""
+        # The run's fence tells its error to whoever asks.
+        with contextlib.suppress(BaseException):
+            try:
+                while turn is not None:
+                    if isinstance(turn, Pause):
+                        turn.wait()
+                    turn = next(bound.turns, None)
+            except BaseException as error:
+                # A wait that fails ends the run as work that fails does.
+                with self.lock:
+                    self.end(bound, error)
+                # Whoever waits keeps the error, which should keep nothing of the run but where it came about.
+                traceback.clear_frames(error.__traceback__)
+
+    def end(self, bound: Bound, error: BaseException | None) -> None:
+        """Say that nothing more of a run will come; what it uses is free once the work issued so far is done."""
+        if bound.is_over:
+            return
+        # The turns hold the run, which holds them: nothing should wait for a collection.
+        bound.is_over, bound.turns = True, iter(())
+        try:
+            event = self._backend.device.create_event()
+            self._stream.record(event)
+            bound.reading.issue((event,))
+            bound.note_end(event)
+            # Whoever drops the Worker without closing it does not free what its runs still use.
+            site = self._road.site
+            self._backend.keeper.hold(event, *bound.keep, bound.frame, site.arena, site.weights, self._road.pool)
+            if error is None:
+                bound.run.settle({value.name: bound.env[value] for value in self._road.site.model.graph.outputs})
+                if bound.commit is not None:
+                    bound.commit()
+            bound.carry = bound.commit = None
+            bound.env.clear()
+            # The stream waited for the sources: their events need not go along; in a chain of runs they would pile up.
+            bound.run._fence.issue((event,) if error is None else (), error)
+        except BaseException as lost:
+            bound.reading.issue(())
+            bound.run._fence.issue((), error or lost)
+            if error is None:
+                raise
+
+    def cancel(self, run: Run, why: str) -> bool:
+        """Give up a run that waits on the driver thread, which will see; False if it is on the stream."""
+        with self.lock:
+            if run._fence.is_issued():
+                return False
+            run._is_cancelled = True
+            return run._fence.issue((), CancelledError(why))
+
+    def drop(self, bound: Bound, why: str) -> None:
+        """Give up a run of which a part may be on the stream."""
+        with self.lock:
+            if not self.cancel(bound.run, why):
+                return
+            if self.driver.is_busy():
+                # The bytes it holds may be those of a run before it that is still waiting.
+                self.driver.put(lambda: self.end(bound, bound.run._fence.failure))
+            else:
+                self.end(bound, bound.run._fence.failure)
+
+    def mark(self) -> Fence:
+        """Return a fence for all that was issued so far, runs on the driver thread and single layers included."""
+        mark = Fence()
+
+        def issue() -> None:
+            try:
+                with self.lock:
+                    event = self._backend.device.create_event()
+                    self._stream.record(event)
+                mark.issue((event,))
+            except BaseException as error:
+                mark.issue((), error)
+
+        if self.driver.is_busy():
+            self.driver.put(issue)
+        else:
+            issue()
+        return mark
+
+
+def _check_cancelled(run: Run) -> None:
+    if run._is_cancelled and run._fence.failure is not None:
+        raise run._fence.failure

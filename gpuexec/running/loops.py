@@ -1,0 +1,272 @@
+"""Loop and Scan: a body run again and again by the host, what it carries staying on the device.
+
+Each trip is a run of the body's plan, whose outputs are the next trip's inputs: their addresses are bound, nothing is
+copied. Only the condition comes to the host, where the host can't count along.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gpuexec.errors import GpuexecError, InputError, ModelError, locate
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.interpret import infer_graph
+from gpuexec.ops.layout import Transpose
+from gpuexec.ops.trips import read_count, read_flag, scalar_shape
+from gpuexec.resources.pool import ExchangePool, Lent
+from gpuexec.running.held import Held
+from gpuexec.running.part import Part
+from gpuexec.running.plan_cache import Site
+from gpuexec.running.run import Pause, Turn
+from gpuexec.runtime.device import Event, Region, Stream
+from gpuexec.spec import TensorSpec
+
+Env = dict[Value, Held]
+_Result = TypeVar("_Result")
+# Nothing to wait for: where whoever advances a run sees that it was cancelled.
+# Trips between two marks on the stream, and marks that may lie ahead of the device.
+_TRIPS_MARKED, _MARKS_AHEAD = 16, 4
+_BETWEEN_TRIPS = Pause(lambda: True, lambda: None)
+# Turns of a run, and then a result.
+_Making = Generator[Turn, None, _Result]
+_FIRST_ROWS = 4
+# Regions start where any kernel may read in wide words.
+_ALIGNMENT = 256
+
+
+class Looper:
+    """Runs the loops of one run.
+
+    Args:
+        follow: Runs a part: after its turns, the environment holds the part's outputs.
+        locate: Returns the bytes of a value on the device, bringing them there if need be.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        stream: Stream,
+        pool: ExchangePool,
+        follow: Callable[[Part, Env], Iterator[Turn]],
+        locate: Callable[[Held], Region],
+    ) -> None:
+        self._site, self._stream, self._pool = site, stream, pool
+        self._follow, self._locate = follow, locate
+        self._trips = 0
+        self._marks: deque[Event] = deque()
+
+    def repeat(self, node: Node, env: Env) -> Iterator[Turn]:
+        """Run a Loop or Scan; ``env`` holds its outputs then.
+
+        Raises:
+            GpuexecError: What a trip raised; names the node.
+        """
+        inputs = [None if value is None else env[value] for value in node.inputs]
+        try:
+            if isinstance(node.operator, Loop):
+                made = yield from self._loop(node.operator, inputs)
+            else:
+                assert isinstance(node.operator, Scan)
+                made = yield from self._scan(node.operator, inputs)
+        except GpuexecError as error:
+            raise locate(error, node, node.name) from None
+        env.update({value: held for value, held in zip(node.outputs, made, strict=False) if value and held})
+
+    def _loop(self, op: Loop, inputs: Sequence[Held | None]) -> _Making[list[Held | None]]:
+        trip_count, condition, *rest = inputs
+        limit = None if trip_count is None else read_count(_content(trip_count))
+        keeps = condition is None or read_flag(_content(condition))
+        carried: Sequence[Held | None] = rest[: op.carried]
+        captures = rest[op.carried :]
+        part = find_body(self._site, op.body, op.body.outputs[0])
+        shapes = [scalar_shape(value) for value in op.body.inputs[:2]]
+        stacks = [_Stack(self._stream, self._pool, limit) for _ in op.body.outputs[1 + op.carried :]]
+        trips = 0
+        for trip in count():
+            if not keeps or (limit is not None and trip >= limit):
+                break
+            own = (_number(np.full(shapes[0], trip, np.int64)), _number(np.ones(shapes[1], np.bool_)))
+            made = yield from self._trip(part, (*own, *carried, *captures))
+            keeps = read_flag(_content(made[0]))
+            carried = made[1 : 1 + op.carried]
+            for index, (stack, row) in enumerate(zip(stacks, made[1 + op.carried :], strict=True)):
+                stack.add(row, self._locate(row), index)
+            trips += 1
+        if trips:
+            return [*carried, *(stack.finish() for stack in stacks)]
+        own = (_number(np.zeros(shapes[0], np.int64)), _number(np.ones(shapes[1], np.bool_)))
+        return [*carried, *self._empty(op.body, (*own, *carried, *captures), 1 + op.carried)]
+
+    def _scan(self, op: Scan, inputs: Sequence[Held | None]) -> _Making[list[Held | None]]:
+        given = [held for held in inputs if held is not None]
+        states: Sequence[Held]
+        states, scanned, captures = op.divide(given)
+        shapes = [held.spec.shape for held in scanned]
+        length, axes = op.find_length(shapes), op.find_axes(shapes)
+        moved: list[Held] = []
+        for held, axis in zip(scanned, axes, strict=True):
+            moved.append((yield from self._move_axis(held, axis, 0)))
+        backwards = op.scan_input_directions or (0,) * len(moved)
+        part = find_body(self._site, op.body, None)
+        stacks = [_Stack(self._stream, self._pool, length) for _ in op.body.outputs[op.states :]]
+        for step in range(length):
+            slices = [
+                self._slice(held, length - 1 - step if back else step)
+                for held, back in zip(moved, backwards, strict=True)
+            ]
+            made = yield from self._trip(part, (*states, *slices, *captures))
+            op.check_states([held.spec for held in states], [held.spec for held in made])
+            states = made[: op.states]
+            for index, (stack, row) in enumerate(zip(stacks, made[op.states :], strict=True)):
+                stack.add(row, self._locate(row), index)
+        if not length:
+            specs = op.infer(*(held.spec for held in given))
+            return [*states, *(self._blank(spec) for spec in specs[op.states :])]
+        results: list[Held] = []
+        directions = op.scan_output_directions or (0,) * len(stacks)
+        for stack, back, axis in zip(stacks, directions, op.output_axes([row.spec.shape for row in made]), strict=True):
+            results.append((yield from self._move_axis(stack.finish(is_reversed=bool(back)), 0, axis)))
+        return [*states, *results]
+
+    def _trip(self, part: Part, given: Sequence[Held | None]) -> _Making[list[Held]]:
+        """Run the body once; return what it gives."""
+        env: Env = {}
+        for value, held in zip(part.graph.inputs, given, strict=True):
+            assert held is not None
+            env[value] = held
+        yield from self._follow(part, env)
+        yield self._keep_pace()
+        return [env[value] for value in part.graph.outputs]
+
+    def _keep_pace(self) -> Pause:
+        """Return where a run may be cancelled, or waits: the host must not run far ahead of the device."""
+        self._trips += 1
+        if self._trips % _TRIPS_MARKED == 0:
+            event = self._site.backend.device.create_event()
+            self._stream.record(event)
+            self._marks.append(event)
+        if len(self._marks) <= _MARKS_AHEAD:
+            return _BETWEEN_TRIPS
+        oldest = self._marks.popleft()
+        return Pause(oldest.is_done, oldest.synchronize)
+
+    def _slice(self, held: Held, place: int) -> Held:
+        """Return one slice along the first axis: the bytes where they lie, or a copy where they start at odd places."""
+        spec = held.spec.with_shape(held.spec.shape[1:])
+        content = None if held.array is None else held.array[place]
+        region = self._locate(held)
+        start = region.offset + place * spec.nbytes
+        if start % _ALIGNMENT == 0:
+            return Held(spec, Region(region.memory, start, spec.nbytes), content, is_computed=True, owner=held.owner)
+        lent = self._pool.lend(spec.nbytes)
+        if spec.nbytes:
+            self._stream.copy(lent.region.address, region.address + place * spec.nbytes, spec.nbytes)
+        return Held(spec, lent.region, content, is_computed=True, owner=lent)
+
+    def _move_axis(self, held: Held, source: int, destination: int) -> _Making[Held]:
+        if source == destination:
+            return held
+        order = [axis for axis in range(held.spec.rank) if axis != source]
+        order.insert(destination, source)
+        part = find_transpose(self._site, tuple(order))
+        env = {part.graph.inputs[0]: Held(held.spec, held.region, held.array, is_computed=True, owner=held.owner)}
+        yield from self._follow(part, env)
+        return env[part.graph.outputs[0]]
+
+    def _empty(self, body: Graph, given: Sequence[Held | None], first: int) -> list[Held]:
+        """Return scan outputs of no rows, of the shape that a first trip would have given."""
+        specs = infer_graph(body, [held.describe() for held in given if held is not None])[first:]
+        return [self._blank(TensorSpec((0, *spec.shape), spec.dtype)) for spec in specs]
+
+    def _blank(self, spec: TensorSpec) -> Held:
+        lent = self._pool.lend(spec.nbytes)
+        return Held(spec, Region(lent.memory, 0, spec.nbytes), owner=lent)
+
+
+class _Stack:
+    """The rows of a scan output, one behind the other in memory that doubles when it is full."""
+
+    def __init__(self, stream: Stream, pool: ExchangePool, expected: int | None) -> None:
+        self._stream, self._pool = stream, pool
+        self._expected = expected
+        self._rows: list[TensorSpec] = []
+        self._lent: Lent | None = None
+        self._capacity = 0
+
+    def add(self, row: Held, region: Region, index: int) -> None:
+        """Copy a row behind those there are.
+
+        Raises:
+            InputError: It is not like them.
+        """
+        spec = row.spec
+        if self._rows and spec != self._rows[0]:
+            raise InputError(
+                f"rows of scan output {index} must be alike, got {self._rows[0]}, then {spec} in trip"
+                f" {len(self._rows)}."
+            )
+        if len(self._rows) == self._capacity:
+            self._grow(spec.nbytes)
+        assert self._lent is not None
+        if spec.nbytes:
+            self._stream.copy(self._lent.region.address + len(self._rows) * spec.nbytes, region.address, spec.nbytes)
+        self._rows.append(spec)
+
+    def finish(self, *, is_reversed: bool = False) -> Held:
+        """Return the rows stacked along a new first axis."""
+        assert self._lent is not None
+        row, length = self._rows[0], len(self._rows)
+        spec = row.with_shape((length, *row.shape))
+        if not is_reversed or not row.nbytes:
+            return Held(spec, Region(self._lent.memory, 0, spec.nbytes), owner=self._lent)
+        turned = self._pool.lend(spec.nbytes)
+        start, end = self._lent.region.address, turned.region.address + spec.nbytes
+        for place in range(length):
+            self._stream.copy(end - (place + 1) * row.nbytes, start + place * row.nbytes, row.nbytes)
+        return Held(spec, Region(turned.memory, 0, spec.nbytes), owner=turned)
+
+    def _grow(self, nbytes: int) -> None:
+        before, held = self._lent, self._capacity * nbytes
+        wanted = 2 * self._capacity or _FIRST_ROWS
+        self._capacity = wanted if self._expected is None else max(1, min(wanted, self._expected))
+        self._lent = self._pool.lend(self._capacity * nbytes)
+        if before is not None and held:
+            self._stream.copy(self._lent.region.address, before.region.address, held)
+
+
+def find_body(site: Site, graph: Graph, condition: Value | None) -> Part:
+    """Return the part of a body, the same one for every run."""
+    part = site.bodies.get(graph)
+    if part is None:
+        part = site.bodies[graph] = Part(graph, site, is_body=True, condition=condition)
+    assert isinstance(part, Part)
+    return part
+
+
+def find_transpose(site: Site, order: tuple[int, ...]) -> Part:
+    """Return the part that reorders axes."""
+    part = site.bodies.get(order)
+    if part is None:
+        source, result = Value("source"), Value("moved")
+        node = Node(Transpose(order), (source,), (result,), "scan axis")
+        graph = Graph((source,), (result,), (node,), {}, "scan axis")
+        part = site.bodies[order] = Part(graph, site, is_body=True)
+    assert isinstance(part, Part)
+    return part
+
+
+def _number(array: Any) -> Held:
+    """Return a value that the host counts."""
+    return Held(TensorSpec(array.shape, array.dtype), array=array, is_computed=True)
+
+
+def _content(held: Held) -> Any:
+    if held.array is None:
+        raise ModelError(f"The host was to know {held.spec} and does not.")
+    return held.array

@@ -1,0 +1,72 @@
+"""Steps of as many layers as fit a budget, by the time that layers were measured to take."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from gpuexec.running.run import Issued
+from gpuexec.running.stopwatch import LayerTimes, Stopwatch
+from gpuexec.runtime.device import TimedEvent
+
+
+class Pacer:
+    """Decides where the steps of one run end.
+
+    A layer goes into the present step if with it the step still fits the budget, by what was measured; a layer that
+    was not measured has a step of its own. So a step exceeds the budget only where a single layer does, or takes longer
+    than it did.
+
+    Args:
+        budget_ms: How long a step may take; None: every layer is a step, and nothing is timed.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, budget_ms: float | None) -> None:
+        self._stopwatch, self._budget_ms = stopwatch, budget_ms
+        self._nodes: list[str] = []
+        self._expected_ms = 0.0
+        self._is_full = False
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether the present step has put anything on the stream."""
+        return bool(self._nodes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the step ends here, whatever comes."""
+        return self._is_full
+
+    def fits(self, times: LayerTimes, layer: Hashable) -> bool:
+        """Return whether a layer goes into the present step."""
+        if not self._nodes:
+            self._stopwatch.collect()
+            return True
+        expected_ms = times.find(layer)
+        if self._budget_ms is None or expected_ms is None:
+            return False
+        return self._expected_ms + expected_ms <= self._budget_ms
+
+    def begin(self) -> TimedEvent | None:
+        """Say that the commands of a layer come next on the stream; return what `end` takes."""
+        return None if self._budget_ms is None else self._stopwatch.mark()
+
+    def end(self, start: TimedEvent | None, times: LayerTimes, layer: Hashable) -> None:
+        """Say that all commands of the layer are on the stream."""
+        if start is not None:
+            self._stopwatch.expect(times, layer, start, self._stopwatch.mark())
+
+    def add(self, node: str, times: LayerTimes, layer: Hashable) -> None:
+        """Count a layer to the present step."""
+        expected_ms = times.find(layer)
+        self._nodes.append(node)
+        if self._budget_ms is None or expected_ms is None:
+            self._is_full = True
+        else:
+            self._expected_ms += expected_ms
+            self._is_full = self._expected_ms >= self._budget_ms
+
+    def take(self, left: int) -> Issued:
+        """End the step and return it; ``left`` guesses how many layers follow."""
+        issued = Issued(tuple(self._nodes), left)
+        self._nodes, self._expected_ms, self._is_full = [], 0.0, False
+        return issued

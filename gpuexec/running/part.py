@@ -1,0 +1,145 @@
+"""A graph that is still to run, with what was found out about it: how it is cut, and its plans.
+
+How a graph is cut depends on dtypes and ranks, and on whose content is on the host; branches besides on content, or on
+extents. All of it is remembered, so that a run like an earlier one decides nothing anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from gpuexec.errors import NeedsHostValue
+from gpuexec.graph import Graph, Value
+from gpuexec.planner.cut import Cut, find_cut
+from gpuexec.running.plan_cache import Choice, PlanCache, Site
+from gpuexec.running.stopwatch import LayerTimes
+from gpuexec.spec import TensorSpec
+
+_Specs = Mapping[Value, TensorSpec]
+_CUTS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One cut of a part: the plans of what is ready, and the part that is left."""
+
+    cut: Cut
+    plans: PlanCache | None
+    rest: Part | None
+    conditions: tuple[tuple[Value, bytes], ...]
+    shapes: tuple[tuple[int, ...], ...] | None
+    # What nodes take that the host computes.
+    times: LayerTimes = field(default_factory=LayerTimes)
+
+    def fits(self, specs: _Specs) -> bool:
+        """Return whether what decided the cut is the same for inputs of these specs."""
+        if self.shapes is not None and self.shapes != tuple([spec.shape for spec in specs.values()]):
+            return False
+        for value, content in self.conditions:
+            known = specs[value].value
+            if known is None or known.array.tobytes() != content:
+                return False
+        return True
+
+
+class Part:
+    """A graph, its cuts and the plans of each.
+
+    Args:
+        is_body: It is the body of a loop, or what is left of one.
+        condition: The output of a body that says whether to go on.
+        grows: Memories grow where they lie, if one plan does it all: what another plan takes up is dense.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        site: Site,
+        *,
+        is_body: bool = False,
+        condition: Value | None = None,
+        grows: bool = False,
+    ) -> None:
+        self.graph = graph
+        self._grows = grows and not site.keeps_all
+        self._site, self._is_body, self._condition = site, is_body, condition
+        self._stages: dict[object, list[Stage]] = {}
+        self._whole: PlanCache | None = None
+
+    def choose(self, given: _Specs, computed: AbstractSet[Value]) -> tuple[Stage, Choice | None]:
+        """Return how to go on from inputs of these specs: the next stage, and the plan of what is ready in it.
+
+        Args:
+            given: Specs by value (others than the graph's inputs too), with content where it is on the host.
+            computed: Values whose content the run computed itself.
+
+        Raises:
+            InputError: The inputs don't fit the graph; names the node.
+            UnsupportedError: Operators that nothing here can run; lists all.
+        """
+        specs = {value: given[value] for value in self.graph.inputs}
+        news = computed & specs.keys()
+        stage = self._find(specs, news) or self._make(specs, news, is_exact=False)
+        try:
+            return stage, self._plan(stage, given)
+        except NeedsHostValue:
+            if stage.shapes is not None:
+                raise
+            # Extents decide here what the host can know: cut for these alone.
+            stage = self._make(specs, news, is_exact=True)
+            return stage, self._plan(stage, given)
+
+    def _plan(self, stage: Stage, given: _Specs) -> Choice | None:
+        if stage.plans is None or stage.cut.ready is None:
+            return None
+        return stage.plans.choose({value.name: given[value] for value in stage.cut.ready.inputs})
+
+    def _find(self, specs: _Specs, computed: AbstractSet[Value]) -> Stage | None:
+        return next((stage for stage in self._stages.get(_key(specs, computed), ()) if stage.fits(specs)), None)
+
+    def _make(self, specs: _Specs, computed: AbstractSet[Value], *, is_exact: bool) -> Stage:
+        cut = find_cut(
+            self.graph,
+            specs,
+            self._site.backend.device.target,
+            computed=computed,
+            is_body=self._is_body,
+            condition=self._condition,
+            host_work=self._site.host_work,
+        )
+        plans = None
+        is_whole = cut.ready is self.graph
+        if self._site.keeps_all and cut.ready is not None:
+            cut = replace(cut, ready=_keep_all(cut.ready))
+        if is_whole and cut.ready is not None:
+            # Whose content is on the host makes no difference where nothing is cut.
+            plans = self._whole = self._whole or PlanCache(cut.ready, self._site, grows=self._grows)
+        elif cut.ready is not None:
+            plans = PlanCache(cut.ready, self._site)
+        rest = None
+        if cut.rest is not None:
+            rest = Part(cut.rest, self._site, is_body=self._is_body, condition=self._condition)
+        by_name = {value.name: value for value in specs}
+        conditions = []
+        for name in cut.decided_by:
+            content = specs[by_name[name]].value
+            assert content is not None
+            conditions.append((by_name[name], content.array.tobytes()))
+        shapes = tuple([spec.shape for spec in specs.values()]) if is_exact or cut.is_by_shape else None
+        stage = Stage(cut, plans, rest, tuple(conditions), shapes)
+        stages = self._stages.setdefault(_key(specs, computed), [])
+        stages.insert(0, stage)
+        del stages[_CUTS_KEPT:]
+        return stage
+
+
+def _keep_all(graph: Graph) -> Graph:
+    """Return the graph with all that its nodes make as outputs, behind those it has."""
+    made = [value for node in graph.nodes for value in node.outputs if value is not None]
+    return replace(graph, outputs=tuple(dict.fromkeys([*graph.outputs, *made])))
+
+
+def _key(specs: _Specs, computed: AbstractSet[Value]) -> object:
+    return tuple([(s.dtype, len(s.shape), s.value is not None, v in computed) for v, s in specs.items()])

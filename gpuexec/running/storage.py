@@ -1,0 +1,101 @@
+"""Where an engine's bytes come from: its own, which grow as runs need them, or memory of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuexec.graph import Value
+from gpuexec.resources.frames import Frame, Turns
+from gpuexec.resources.holdings import Holdings
+from gpuexec.resources.memory import Arena, Weights
+from gpuexec.resources.pool import ExchangePool
+from gpuexec.resources.syncs import SyncLog
+from gpuexec.running.binding import Bound, InputBinder
+from gpuexec.running.inputs import GivenInput
+from gpuexec.running.memory_limit import MemoryLimit
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Stream
+from gpuexec.runtime.graph_cache import GraphCache
+from gpuexec.runtime.staging import Staging
+
+
+class Binder(Protocol):
+    """What binds the inputs of runs. ``kept`` are those of the last run, or set for the next."""
+
+    kept: dict[str, GivenInput]
+
+    def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
+        """Make room for inputs."""
+
+    def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
+        """Bind all inputs of a run."""
+
+    def unpin(self) -> None:
+        """Keep inputs that stay set in ordinary memory, and give pinned memory back; the caller has waited."""
+
+    def give_back(self) -> None:
+        """Let go of room that other sizes took; the caller has waited."""
+
+    def release(self) -> None:
+        """Give back what is held; the caller has waited for all runs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """The memory of one engine: temporaries, outputs of the runs in flight, what passes between plans, inputs."""
+
+    arena: Arena
+    frames: tuple[Frame, ...]
+    pool: ExchangePool
+    binder: Binder
+    turns: Turns
+    limit: MemoryLimit | None = None
+    # Whether it is as large as plans need, and not larger.
+    is_exact: bool = False
+
+
+# Opens the storage of an engine on a stream; waits are counted in the log.
+OpenStorage = Callable[[Backend, Stream, SyncLog], Storage]
+
+
+def watch_memory(
+    arena: Arena,
+    pool: ExchangePool,
+    weights: Weights,
+    frames: Sequence[Frame],
+    graphs: GraphCache,
+    staging: Staging,
+) -> Holdings:
+    """Return what tells how much of each kind of memory is held, and since when."""
+    return Holdings(
+        {
+            "arena": lambda: arena.nbytes,
+            "exchange": lambda: pool.nbytes,
+            "weights": lambda: weights.nbytes,
+            "frames": lambda: sum(frame.nbytes for frame in frames),
+            "graphs": lambda: graphs.nbytes,
+            "pinned": lambda: staging.nbytes,
+        }
+    )
+
+
+def own_storage(frames: int, limit: MemoryLimit | None = None) -> OpenStorage:
+    """Return what opens memory of an engine's own, within a limit if there is one."""
+
+    def open_storage(backend: Backend, stream: Stream, syncs: SyncLog) -> Storage:
+        allocate = None if limit is None else limit.meter(backend.device.allocate)
+        storage = Storage(
+            Arena(backend, allocate),
+            tuple(Frame(backend, allocate) for _ in range(frames)),
+            ExchangePool(backend, stream, allocate),
+            InputBinder(backend, stream),
+            Turns(backend, syncs),
+            limit,
+        )
+        if limit is not None:
+            limit.watch(storage.arena, storage.frames, storage.pool)
+        return storage
+
+    return open_storage

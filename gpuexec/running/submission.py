@@ -1,0 +1,82 @@
+"""Putting the commands of one plan on a stream, in pieces: whole, by layer, or one command at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuexec.errors import GpuexecError, locate
+from gpuexec.running.comparing import Comparison
+from gpuexec.runtime.device import Device, Recording, Region, Stream
+
+
+class Submission:
+    """The commands of a plan on their way to a stream.
+
+    Args:
+        origins: The node that each command stems from.
+        is_synchronous: Finish each command before the next, so that the one that fails is known.
+        comparison: What is told how many commands are done.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        recording: Recording,
+        bindings: Mapping[int, Region],
+        origins: Sequence[str],
+        *,
+        is_synchronous: bool = False,
+        comparison: Comparison | None = None,
+    ) -> None:
+        self._device, self._stream = device, stream
+        self._recording, self._bindings, self._origins = recording, bindings, origins
+        self._is_synchronous, self._comparison = is_synchronous, comparison
+        self._done = 0
+
+    @property
+    def layers(self) -> list[tuple[str, int]]:
+        """Commands in a row that stem from one node: the node, and where they end."""
+        ends = [*range(1, len(self._origins)), len(self._origins)]
+        return [
+            (origin, end)
+            for origin, end in zip(self._origins, ends, strict=True)
+            if end == len(self._origins) or self._origins[end] != origin
+        ]
+
+    def advance(self, last: int) -> None:
+        """Issue the commands up to ``last``, which is left out.
+
+        Raises:
+            GpuexecError: A command failed that was waited for; names the node.
+            MismatchError: A node gave something else than what it is compared with.
+        """
+        first, self._done = self._done, last
+        if not self._is_synchronous:
+            end = None if last == len(self._origins) else last
+            self._recording.submit(self._stream, self._bindings, first, end)
+            return
+        for index in range(first, last):
+            self._finish(index)
+            if self._comparison is not None:
+                self._comparison.advance(index + 1)
+
+    def finish(self) -> None:
+        """Say that all is issued: what no command makes is compared too.
+
+        Raises:
+            MismatchError: As `advance`.
+        """
+        if self._comparison is not None:
+            self._comparison.advance(len(self._origins))
+
+    def _finish(self, index: int) -> None:
+        """Issue one command and wait for its end."""
+        self._recording.submit(self._stream, self._bindings, index, index + 1)
+        event = self._device.create_event()
+        self._stream.record(event)
+        try:
+            event.synchronize()
+        except GpuexecError as error:
+            origin = self._origins[index]
+            raise (error if error.node else locate(error, origin, origin)) from None

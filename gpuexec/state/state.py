@@ -1,0 +1,255 @@
+"""State: what a model's memories hold between runs.
+
+Content never changes once a run left it: a later run leaves other content, in other bytes or in the room behind. So
+snapshots and forks are further holders of the same content; nothing is copied before two of them go on from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import GpuexecError, InputError
+from gpuexec.memories import Memory
+from gpuexec.model import Model
+from gpuexec.resources.fence import Fence
+from gpuexec.runtime.backend import Backend
+from gpuexec.spec import TensorSpec
+from gpuexec.starts import find_starts
+from gpuexec.state.bytes import fetch
+from gpuexec.state.carried import Carried, Entry, has_failed, skip_failed
+from gpuexec.state.file import read_state, write_state
+from gpuexec.state.values import take_value
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What the memories of a state held at a time; made by `State.snapshot`."""
+
+    entry: Entry | None = field(repr=False)
+    memories: tuple[Memory, ...]
+    backend: Backend
+
+
+class State:
+    """What the memories of a model hold, on one device. A Worker goes on from its state and leaves its results there.
+
+    A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
+    nothing. A state belongs to one caller at a time, as a Worker does.
+    """
+
+    def __init__(self, model: Model, backend: Backend) -> None:
+        self._model, self._backend = model, backend
+        self._head: Entry | None = None
+        self._lock = threading.RLock()
+        self._specs: dict[str, TensorSpec] = {}
+
+    # ---- what users do
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The memories, their shapes known as far as runs told them."""
+        known = self._specs
+        return tuple([m.with_shape(known[m.input].shape) if m.input in known else m for m in self._model.memories])
+
+    @property
+    def backend(self) -> Backend:
+        """Where it lies."""
+        return self._backend
+
+    def get(self, name: str | None = None) -> Array:
+        """Block for what a memory holds, after all runs scheduled so far; zeros before the first.
+
+        Args:
+            name: Its input or output; None: the first memory.
+
+        Raises:
+            InputError: There is no memory of that name.
+            StateError: It holds nothing yet, and its shape is not known.
+        """
+        self._backend.check_process()
+        memory = self._find_memory(name)
+        while (held := self.find(memory.input, is_committed=True)) is not None:
+            try:
+                held.fence.synchronize()
+                if held.array is not None:
+                    return held.array.copy()
+                return fetch(self._backend, held.place, held.fence, held.cache, held.owner)
+            except GpuexecError:
+                # What the run raised it tells its caller; the state is what it was before.
+                if not has_failed(held.fence):
+                    raise
+        return np.zeros(self.find_start(memory).shape, memory.dtype)
+
+    def set(self, values: Mapping[str, object]) -> None:
+        """Let memories hold these arrays, which are copied; the others keep what they hold.
+
+        Args:
+            values: Arrays by the memory's input or output: NumPy, what NumPy reads, a Tensor, or an array of another
+                package by DLPack or ``__cuda_array_interface__``, copied on the device where it lies there.
+
+        Raises:
+            InputError: A name, dtype or shape does not fit; nothing was changed.
+            OutOfMemoryError: The device has no room for a copy; nothing was changed.
+        """
+        self._backend.check_process()
+        carried = {}
+        for name, item in values.items():
+            memory = self._find_memory(name)
+            carried[memory.input] = take_value(memory, item, self._backend)
+        with self._lock:
+            self._head = Entry(carried, self._head)
+            self.note({name: held.place.spec for name, held in carried.items()})
+
+    def reset(self) -> None:
+        """Let all memories hold zeros, as before the first run; what they grew by is gone."""
+        with self._lock:
+            self._head = None
+
+    def snapshot(self) -> Snapshot:
+        """Return what the memories hold after all runs scheduled so far; nothing is copied or waited for."""
+        with self._lock:
+            return Snapshot(self._settle(is_committed=True), self._model.memories, self._backend)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Let the memories hold what they held then.
+
+        Raises:
+            InputError: It is a snapshot of other memories, or on another device.
+        """
+        check_fits(snapshot.memories, snapshot.backend, self._model.memories, self._backend, "The snapshot")
+        with self._lock:
+            self._head = snapshot.entry
+
+    def fork(self) -> State:
+        """Return a state that holds the same and goes its own way from here."""
+        other = State(self._model, self._backend)
+        with self._lock:
+            other._head, other._specs = self._settle(is_committed=True), dict(self._specs)
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Write what the memories hold to a safetensors file, by input.
+
+        Raises:
+            StateError: One holds nothing yet, and its shape is not known.
+        """
+        write_state(path, {memory.input: self.get(memory.input) for memory in self._model.memories})
+
+    def load(self, path: str | Path) -> None:
+        """Let the memories hold what a file has.
+
+        Raises:
+            InputError: It lacks a memory, has one of another name, dtype or shape, or is no such file; nothing was
+                changed.
+        """
+        arrays = read_state(path)
+        names = [memory.input for memory in self._model.memories]
+        if set(arrays) != set(names):
+            raise InputError(
+                f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; the model's memories are {', '.join(names)}."
+            )
+        self.set(arrays)
+
+    def __repr__(self) -> str:
+        return f"State({'; '.join(map(str, self.memories))}, on {self._backend.device.name})"
+
+    # ---- what engines do
+
+    def find(self, name: str, without: Fence | None = None, *, is_committed: bool = False) -> Carried | None:
+        """Return what a memory holds, as far as is known now; None: nothing.
+
+        Args:
+            name: Its input.
+            without: Of a run that is about to be given up.
+            is_committed: Leave out runs that are scheduled piece by piece and have not come to their end.
+        """
+        with self._lock:
+            entry = self._settle(without, is_committed=is_committed)
+            while entry is not None:
+                if name in entry.carried:
+                    return entry.carried[name]
+                entry = skip_failed(entry.before, without, is_committed=is_committed)
+            return None
+
+    def begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
+        """Let the memories hold what a run will leave, unless it fails."""
+        with self._lock:
+            self._head = Entry(dict(carried), self._settle(), fence)
+            self.note({name: held.place.spec for name, held in carried.items() if held.place.has_spec})
+
+    def note(self, specs: Mapping[str, TensorSpec]) -> None:
+        """Note what shapes memories had."""
+        self._specs.update(specs)
+
+    def find_start(self, memory: Memory) -> TensorSpec:
+        """Return the spec of zeros to read from a memory that holds nothing.
+
+        Raises:
+            StateError: It is not known yet.
+        """
+        known = self._specs.get(memory.input)
+        if known is not None:
+            return known.with_shape(tuple([0 if n == memory.axis else e for n, e in enumerate(known.shape)]))
+        return find_starts(self._model.graph, [memory], self._model.dims, {})[memory.input]
+
+    # ---- parts
+
+    def _find_memory(self, name: str | None) -> Memory:
+        memories = self._model.memories
+        for memory in memories:
+            if name is None or name in (memory.input, memory.output):
+                return memory
+        names = ", ".join(memory.input for memory in memories) or "none"
+        raise InputError(f"There is no memory {name!r}; the model has {names}.", value=name)
+
+    def _settle(self, without: Fence | None = None, *, is_committed: bool = False) -> Entry | None:
+        """Forget what runs that failed would have left, and what was before those that can't fail any more."""
+        self._head = skip_failed(self._head)
+        entries: list[Entry] = []
+        entry = self._head
+        while entry is not None:
+            entries.append(entry)
+            before = entry.before = skip_failed(entry.before)
+            entry = before
+        for entry in reversed(entries):
+            if entry.before is not None and self._is_certain(entry.fence) and entry.before.before is None:
+                if not self._is_certain(entry.before.fence):
+                    continue
+                entry.carried = {**entry.before.carried, **entry.carried}
+                entry.before = None
+        return skip_failed(self._head, without, is_committed=is_committed)
+
+    def _is_certain(self, fence: Fence) -> bool:
+        """Return whether a run can't fail any more: with kernels, once it is on its stream."""
+        if not fence.is_issued() or fence.failure is not None:
+            return False
+        return self._backend.device.target.has_kernels or (fence.is_done() and not has_failed(fence))
+
+
+def check_fits(memories: Sequence[Memory], backend: Backend, wanted: Sequence[Memory], own: Backend, what: str) -> None:
+    """Check that what belongs to some memories on a device can serve others.
+
+    Raises:
+        InputError: Names, dtypes, shapes or the device differ; names both.
+    """
+    if backend.device is not own.device:
+        raise InputError(f"{what} lies on {backend.device.name}, another device than {own.device.name} here.")
+    found = {memory.input: memory for memory in memories}
+    for memory in wanted:
+        other = found.get(memory.input)
+        if other is None or other.dtype != memory.dtype or len(other.shape) != len(memory.shape):
+            raise InputError(
+                f"{what} holds {'; '.join(map(str, memories)) or 'no memories'}; expected {memory}.",
+                value=memory.input,
+            )
+        pairs = zip(other.shape, memory.shape, strict=True)
+        if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+            raise InputError(f"{what} holds {other}; expected {memory}.", value=memory.input)

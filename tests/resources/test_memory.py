@@ -1,0 +1,223 @@
+"""Who owns which bytes: weights shared and waited for, arenas that grow, frames that rotate, memory that runs out."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import gpuexec as gx
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.operator import kernel_table
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
+from gpuexec.resources.memory import Arena, BorrowedMemory, weights_of
+from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.device import Region
+from gpuexec.runtime.simulator.device import SimulatorDevice
+from tests.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace, two_layers
+
+
+def test_borrowed_memory_keeps_its_owner() -> None:
+    array = ramp(2, 3)
+    memory = BorrowedMemory.of(array)
+    assert memory.address == array.ctypes.data and memory.nbytes == array.nbytes and memory.owner is array
+    memory.free()
+    assert memory.owner is None
+
+
+def test_weights_are_one_object_per_model_and_backend() -> None:
+    model, one, other = affine(), make_tracer(), make_tracer()
+    assert weights_of(model, one) is weights_of(model, one)
+    assert weights_of(model, one) is not weights_of(model, other)
+    assert weights_of(model, one) is not weights_of(affine(), one)
+
+
+def test_second_worker_waits_for_weights_still_on_their_way() -> None:
+    backend = open_backend(gx.BackendType.SIMULATOR)
+    slow = backend.device.create_stream()
+    model, x = two_layers(), ramp(2, 3)
+    gate = hold(slow)
+    with gx.Worker(model, backend=backend, stream=slow) as first, gx.Worker(model, backend=backend) as second:
+        early = first.schedule(x).peek_output().readback_request()
+        late = second.schedule(x).peek_output().readback_request()
+        assert not late.is_done()
+        gate.set()
+        np.testing.assert_array_equal(late.result(), early.result())
+
+
+def test_arena_grows_and_keeps_what_was_in_use() -> None:
+    arena = Arena(make_tracer())
+    small = arena.reserve(100)
+    assert arena.reserve(50) is small and arena.generation == 1
+    large = arena.reserve(1000)
+    assert large is not small and arena.generation == 2 and arena.nbytes == 1100
+    arena.release_retired()
+    assert arena.nbytes == 1000
+    arena.free()
+    assert arena.nbytes == 0
+
+
+def test_frame_gives_the_same_bytes_until_they_are_taken_out() -> None:
+    frame = Frame(make_tracer())
+    first = frame.output("y", 100)
+    assert frame.output("y", 60).memory is first.memory
+    frame.take_out(first.memory)
+    assert frame.output("y", 60).memory is not first.memory
+    assert frame.nbytes == 60
+
+
+def test_frame_writes_to_memory_given_and_never_lets_go_of_it() -> None:
+    frame = Frame(make_tracer())
+    memory = BorrowedMemory(4096, 512, None)
+    frame.give("y", Region(memory, 256, 100))
+    assert frame.output("y", 60) == Region(memory, 256, 60) == Region(frame.output("y", 60).memory, 256, 60)
+    frame.take_out(memory)
+    assert frame.is_given("y") and frame.given("y") == Region(memory, 256, 100)
+    assert frame.holds(Region(memory, 300, 1)) and not frame.holds(Region(memory, 0, 256))
+    with pytest.raises(OutOfMemoryError, match="'y' needs 101 bytes, and the memory given for it has 100"):
+        frame.output("y", 101)
+    frame.give("y", None)
+    assert frame.output("y", 101).memory is not memory
+
+
+def test_arena_grows_beyond_memory_given_by_what_allocates() -> None:
+    backend, taken = make_tracer(), []
+
+    def allocate(nbytes: int) -> BorrowedMemory:
+        taken.append(nbytes)
+        return BorrowedMemory(8192, nbytes, None)
+
+    given = BorrowedMemory(4096, 512, None)
+    arena = Arena(backend, allocate, given)
+    assert arena.reserve(512) is given and taken == []
+    assert arena.reserve(513) is not given and taken == [513]
+    assert trace(backend) == []
+
+
+def test_engines_that_share_a_count_end_each_others_turns() -> None:
+    backend, count = make_tracer(), Count()
+    first, second = Turns(backend, count=count), Turns(backend, count=count, owner="Method")
+    first.advance()
+    lease = Lease(backend, Frame(backend), first)
+    lease.check("y")
+    second.advance()
+    with pytest.raises(gx.StaleError, match="'y'"):
+        lease.check("y")
+    first.close()
+    own = Lease(backend, Frame(backend), second)
+    own.check("y")
+    second.close()
+    with pytest.raises(gx.ClosedError, match="its Method is closed"):
+        own.check("y")
+
+
+def test_lease_ends_with_the_turn() -> None:
+    backend = make_tracer()
+    turns, frame = Turns(backend), Frame(backend)
+    turns.advance()
+    lease = Lease(backend, frame, turns)
+    lease.check("y")
+    turns.advance()
+    with pytest.raises(gx.StaleError, match="'y'"):
+        lease.check("y")
+    turns.close()
+    with pytest.raises(gx.ClosedError, match="'y'"):
+        lease.check("y")
+    Lease(backend).check("y")
+
+
+def test_write_waits_for_readers_announced_before_it_alone() -> None:
+    backend = open_backend(CPU)
+    stream = backend.device.create_stream()
+    gate = hold(stream)
+    event = backend.device.create_event()
+    stream.record(event)
+    readers = Readers(backend)
+    readers.add(Fence.of(event))
+    write = readers.announce_write()
+    later = Fence()
+    readers.add(later)
+    assert readers.list_unissued(write) == []
+    assert readers.list_unissued(readers.announce_write()) == [later]
+    writer = backend.device.create_stream()
+    readers.hold_back(writer, write)
+    assert not writer.is_done()
+    gate.set()
+    writer.synchronize()
+    assert readers.list_unissued(readers.announce_write()) == [later]
+
+
+def test_readers_that_are_settled_hold_others_back_until_they_are_through() -> None:
+    readers = Readers(make_tracer())
+    seen: list[bool] = []
+
+    class Slow(Fence):
+        """Looks, while it is waited for, whether others would wait too."""
+
+        def settle(self) -> None:
+            seen.append(self in readers.list_unissued(readers.announce_write()))
+            self.issue(())
+
+    fence, other = Slow(), Slow()
+    readers.add(fence)
+    readers.settle(only_issued=True)
+    assert seen == []
+    readers.announce_write(other)
+    readers.settle()
+    assert seen == [True, True] and readers.list_unissued(readers.announce_write()) == []
+
+
+def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=1 << 20)
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    with gx.Worker(affine(), backend=backend) as worker:
+        x, large = ramp(10, 3), ramp(10000, 3)
+        np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        # The device is large enough for the plan, but somebody else has most of it.
+        held = device.allocate(1_000_000)
+        with pytest.raises(OutOfMemoryError, match=r"The plan needs .* outputs in each of 2 frames"):
+            worker.schedule(large)
+        np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        held.free()
+        np.testing.assert_array_equal(worker.run(large), expect_affine(large))
+    device.close()
+
+
+def test_memory_outgrown_is_given_back_when_it_runs_out() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=40_000)
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    with gx.Worker(affine(), backend=backend) as worker:
+        for rows in (64, 128, 256, 512):
+            x = ramp(rows, 3)
+            np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+            np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+        assert [why for _, why in worker.report().host_syncs] == ["the device was out of memory"]
+    device.close()
+
+
+def test_trim_waits_for_the_work_that_uses_outgrown_memory() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source])
+    backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
+    stream = device.create_stream()
+    with gx.Worker(two_layers(), backend=backend, stream=stream) as worker:
+        expected = worker.run(ramp(2, 3))
+        gate = hold(stream)
+        request = worker.schedule(ramp(2, 3)).peek_output().readback_request()
+        worker.schedule(ramp(500, 3))
+        trimming = threading.Thread(target=worker.trim)
+        trimming.start()
+        gate.set()
+        trimming.join()
+        np.testing.assert_array_equal(request.result(), expected)
+    device.close()
+
+
+def test_uploads_go_together() -> None:
+    backend = make_tracer()
+    with gx.Worker(affine(), backend=backend) as worker:
+        worker.prepare((2, 3))
+        before = trace(backend).count("copy_to_device")
+        worker.schedule(ramp(2, 3))
+        assert trace(backend).count("copy_to_device") == before + 1
