@@ -13,31 +13,27 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
-from gpuexec.errors import ClosedError, GpuexecError, ImplicitSyncError, OutOfMemoryError, StaleError, StateError
-from gpuexec.graph import Value
+from gpuexec.errors import ClosedError, GpuexecError, OutOfMemoryError, StaleError, StateError
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.resources.caller_stream import CallerStream, check_not_capturing
 from gpuexec.resources.fence import Fence
-from gpuexec.resources.frames import Frame, Lease
 from gpuexec.resources.memory import weights_of
 from gpuexec.resources.syncs import SyncLog
-from gpuexec.results.content import Content
-from gpuexec.results.place import Place
-from gpuexec.results.tensor import Tensor
-from gpuexec.running.binding import Bound, count_host_bytes
+from gpuexec.run_binder import RunBinder, check_strict
+from gpuexec.running.binding import Bound
 from gpuexec.running.comparing import Comparer
 from gpuexec.running.course import Road
-from gpuexec.running.inputs import Acceptor, DeviceArray, GivenInput, HostArray, check_sources, with_room
+from gpuexec.running.inputs import Acceptor, GivenInput
 from gpuexec.running.issuer import Issuer
 from gpuexec.running.pacing import Pacer
-from gpuexec.running.part import Part, Stage
+from gpuexec.running.part import Stage
 from gpuexec.running.plan_cache import Choice, Site, describe_needs
 from gpuexec.running.run import Issued, Pause, Run, Step
 from gpuexec.running.stopwatch import Stopwatch
 from gpuexec.running.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Region, Stream
+from gpuexec.runtime.device import Stream
 from gpuexec.runtime.transfers import close_stream
 from gpuexec.state.binding import StateBinder
 
@@ -87,7 +83,6 @@ class Engine:
         self.is_synchronous = is_synchronous or is_comparing
         self.comparer = Comparer(backend, self.stream) if is_comparing else None
         self._stopwatch = Stopwatch(backend.device, self.stream)
-        self._part = Part(model.graph, self.site, grows=True)
         self._owns_stream = stream is None
         lock = threading.RLock()
         road = Road(
@@ -104,8 +99,7 @@ class Engine:
         self.acceptor = Acceptor(model, backend, self.stream)
         self.binder = storage.binder
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
-        # What callers see: memories stay with the state.
-        self._outputs = dict.fromkeys(value for value in model.graph.outputs if value not in self.states.outputs)
+        self._runs = RunBinder(self.site, storage, self.states, self.stream, lock, self.give_up)
         self._caller = threading.Lock()
         self._stepping: Bound | None = None
         self._closed = False
@@ -197,30 +191,26 @@ class Engine:
         """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
         given = dict(given)
         self.states.fill(given, None)
-        stage, choice = self.choose(given)
+        stage, choice = self._runs.choose(given)
         if choice is None or stage.plans is None:
             return None
-        self._check_limit(stage, choice, given)
+        self._runs.check_limit(stage, choice, given)
+        # A run half scheduled keeps its recording as it is.
+        is_free = self._stepping is None
         try:
-            self._reserve_frames(stage, choice)
+            self._runs.reserve_all(stage, choice, records=is_free)
         except OutOfMemoryError:
-            if self.site.limit is None or self._stepping is not None:
+            if self.site.limit is None or not is_free:
                 raise
             self.trim()
-            self._give_back()
-            self._reserve_frames(stage, choice)
+            self._runs.give_back()
+            self._runs.reserve_all(stage, choice, records=True)
         self.holdings.observe(self.turns.number - 1 if self.turns.number else None)
         return choice.prepared.plan
 
-    def _reserve_frames(self, stage: Stage, choice: Choice) -> None:
-        """Make what runs of a plan need: outputs in all frames, arena, weights."""
-        assert stage.plans is not None
-        for frame in self.frames:
-            self._reserve_outputs(frame, stage, choice)
-        with self._issuer.lock:
-            # A run half scheduled keeps its recording as it is.
-            if self._stepping is None:
-                stage.plans.record(choice, self.stream)
+    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
+        """Return how a run of these inputs begins, and the plan for that, which is made if it is new."""
+        return self._runs.choose(given)
 
     # ---- waiting
 
@@ -332,124 +322,26 @@ class Engine:
             check_not_capturing(self.stream)
         given = self.acceptor.accept(inputs, self.binder.kept, copy=copy)
         self.states.fill(given, None if self._stepping is None else self._stepping.run._fence)
-        stage, choice = self.choose(given)
-        self._check_strict(stage)
-        self._check_limit(stage, choice, given)
+        stage, choice = self._runs.choose(given)
+        if self.syncs.is_strict:
+            check_strict(stage)
+        self._runs.check_limit(stage, choice, given)
         self._drop_step("a newer one")
         try:
-            regions = self._reserve(stage, choice, given)
+            regions = self._runs.reserve(stage, choice, given)
         except OutOfMemoryError:
             self.syncs.note_wait(f"run {self.turns.number}", "the device was out of memory")
             self.trim()
             if self.site.limit is not None:
-                self._give_back()
+                self._runs.give_back()
             try:
-                regions = self._reserve(stage, choice, given)
+                regions = self._runs.reserve(stage, choice, given)
             except OutOfMemoryError as error:
                 needs = describe_needs(choice, self.weights, len(self.frames))
                 raise OutOfMemoryError(f"{error} {needs}") from error
-        bound = self._take_frame(given, stage, choice, regions)
+        bound = self._runs.bind(given, stage, choice, regions)
         bound.caller = caller
         return bound
-
-    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
-        """Return how a run of these inputs begins, and the plan for that, which is made if it is new."""
-        specs = {}
-        for value in self.model.graph.inputs:
-            item = given[value.name]
-            content = item.array if isinstance(item, HostArray) and value not in self.states.inputs else None
-            specs[value] = item.spec if content is None else item.spec.with_value(content)
-        return self._part.choose(specs, frozenset())
-
-    def _check_limit(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> None:
-        """Check that the run can stay within the limit of memory, before anything is allocated."""
-        if self.site.limit is not None and choice is not None and stage.plans is not None:
-            has_kernels = self.backend.device.target.has_kernels
-            stage.plans.admit(choice, count_host_bytes(given) if has_kernels else 0)
-
-    def _give_back(self) -> None:
-        """Give back what other sizes took; the caller has waited."""
-        with self._issuer.lock:
-            self.arena.give_back()
-            for frame in self.frames:
-                frame.give_back()
-            self.binder.give_back()
-
-    def _check_strict(self, stage: Stage) -> None:
-        """Check that nothing has to be read or computed on the host, before any work."""
-        if self.syncs.is_strict and (stage.cut.reads or stage.cut.host_calls):
-            rows = [f"{read.value} for {read.reader} ({read.role})" for read in stage.cut.reads]
-            calls = [f"{node}" for node in stage.cut.host_calls]
-            raise ImplicitSyncError(
-                "strict=True refuses what the host would have to read"
-                f" ({', '.join(rows) or 'nothing'}) or compute ({', '.join(calls) or 'nothing'})."
-            )
-
-    def _reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> dict[Value, Region]:
-        """Make what a run needs: arena, weights, room for inputs, and the outputs, which are returned."""
-        frame, regions = self._next_frame(), {}
-        for item in given.values():
-            # With one frame, an input may be what the run before made: its own outputs need other bytes then.
-            if isinstance(item, DeviceArray) and item.place.is_known:
-                frame.take_out(item.place.region.memory)
-        if choice is not None and stage.plans is not None:
-            with self._issuer.lock:
-                stage.plans.reserve(choice, self.stream)
-            regions = self._reserve_outputs(frame, stage, choice)
-        if choice is not None and self.site.limit is None:
-            given = with_room(given, choice.prepared.template.ends)
-        self.binder.reserve(frame, given)
-        return regions
-
-    def _reserve_outputs(self, frame: Frame, stage: Stage, choice: Choice) -> dict[Value, Region]:
-        """Return the bytes of those outputs of the model that a plan makes."""
-        regions = {}
-        assert stage.cut.ready is not None
-        plan = choice.prepared.plan
-        for value, port in zip(stage.cut.ready.outputs, plan.outputs, strict=True):
-            assert port.buffer is not None
-            if value in self._outputs:
-                regions[value] = frame.output(value.name, plan.buffers[port.buffer].nbytes)
-        return regions
-
-    def _take_frame(
-        self,
-        given: Mapping[str, GivenInput],
-        stage: Stage,
-        choice: Choice | None,
-        regions: Mapping[Value, Region],
-    ) -> Bound:
-        frame = self._next_frame()
-        run = Run(self.turns.number, self.backend, self.give_up)
-        bound = Bound(run, stage, choice, frame)
-        try:
-            self.binder.bind(bound, self.states.list_given(given), given)
-            # The run reads them now: who begins to write them later waits, who began before has made them stale.
-            check_sources(given)
-        except BaseException:
-            bound.reading.issue(())
-            raise
-        with self.turns.lock:
-            # Who finds the turn not over is a reader before this write.
-            bound.write = frame.announce(bound.reading)
-            self.turns.advance()
-            lease = Lease(self.backend, frame, self.turns)
-        specs = dict(stage.cut.foreseen or {})
-        if choice is not None and stage.cut.ready is not None:
-            specs.update(zip(stage.cut.ready.outputs, choice.variant.outputs, strict=True))
-        self.states.bind(bound, given, specs)
-        for value in self._outputs:
-            spec, region = specs.get(value), regions.get(value)
-            if spec is not None and region is not None:
-                region = Region(region.memory, region.offset, spec.nbytes)
-            # While more is to come, an output may yet be moved by a plan that has more room.
-            place = Place(value.name, spec, region if stage.rest is None else None, (stage.cut.bounds or {}).get(value))
-            content = Content(value.name, self.backend, place, run._fence, lease, self.stream)
-            run._outputs[value.name] = Tensor(content)
-        return bound
-
-    def _next_frame(self) -> Frame:
-        return self.frames[self.turns.number % len(self.frames)]
 
     # ---- piece by piece
 

@@ -16,7 +16,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 HELD = (
     *("memories", "starts", "model"),
     *("resources", "results", "running", "state"),
-    *("engine", "replay", "programs", "report", "worker"),
+    *("run_binder", "engine", "replay", "programs", "report", "worker"),
 )
 FLOORS = (
     ("errors", "knobs", "version"),
