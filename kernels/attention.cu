@@ -270,8 +270,8 @@ __device__ inline void attend_tile(
 #pragma unroll
       for (int c = 0; c < kOwnValues; ++c) sum[r][c] *= shrink;
     }
-    __syncthreads();
 
+    // Weights are read by others only after the barrier that follows the first slab of v.
     constexpr int kValuePitch = Size::kValues + 4;
 #pragma unroll 1
     for (int part = 0; part < Size::kKeys; part += kSlab) {

@@ -16,6 +16,7 @@ tests/launches.py asks for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ from onnx import helper
 
 from gpuexec import operator as gx_operator
 from gpuexec.command import Slot
-from gpuexec.errors import UnsupportedError
+from gpuexec.errors import InputError, UnsupportedError
 from gpuexec.graph import Graph, RawNode, Value
 from gpuexec.operator import Emitter, Operator, Tolerance, operator
 from gpuexec.plan import Plan
@@ -57,7 +58,7 @@ class Case:
     ``const`` lists the inputs given as constants (what ``require_const`` asks for); ``outputs`` says which outputs are
     wanted; ``opset`` below the newest sends the case through the upgrades; ``expected`` replaces the oracle; ``oracle``
     is ``"reference"``, ``"onnxruntime"`` or ``"expected"``; ``terms`` is the number of elements that enter one output
-    (REDUCTION).
+    (REDUCTION); ``refusal`` is what the host says to inputs it refuses, while kernels make ``expected`` of them.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Case:
     expected: tuple[Array, ...] | None = None
     oracle: str = "reference"
     terms: int = 1
+    refusal: str = ""
 
 
 @operator("Window", "test")
@@ -107,8 +109,8 @@ def run_case(case: Case) -> None:
                 for given in (inputs, _spread_all(inputs, known))
             )
         return
-    computed = op.compute(*inputs)
-    if "host" in CHECKS:
+    computed = check_refusal(case, op, inputs) if case.refusal else op.compute(*inputs)
+    if "host" in CHECKS and not case.refusal:
         check_compute(case, op, inputs, known, computed)
         for made, expected in zip(run_on("cpu", case, op, inputs, known), _wanted(case, computed), strict=True):
             np.testing.assert_array_equal(
@@ -124,6 +126,14 @@ def run_case(case: Case) -> None:
 def count_elements(*groups: Sequence[Array | None]) -> int:
     """Return the elements of all arrays."""
     return sum(array.size for group in groups for array in group if array is not None)
+
+
+def check_refusal(case: Case, op: Operator, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+    """Check that ``compute`` refuses the inputs with the words of the case; return what kernels make of them."""
+    with pytest.raises(InputError, match=re.escape(case.refusal)):
+        op.compute(*inputs)
+    assert case.expected is not None, f"{case.id}: what kernels make of refused inputs is not known"
+    return case.expected
 
 
 def check_compute(

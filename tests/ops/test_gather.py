@@ -11,7 +11,6 @@ import gpuexec.ops.gather  # noqa: F401 (registers the operators)
 from gpuexec.errors import InputError
 from gpuexec.operator import build
 from gpuexec.spec import DTYPES, TensorSpec
-from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, run_case
 
 
@@ -117,22 +116,18 @@ def test_compute_refuses_index_out_of_range(op: str, attributes: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("op", "attributes", "indices", "expected"),
+    ("op", "attributes", "indices", "expected", "refused"),
     [
-        ("Gather", {}, [3, 1, -4], [[0, 0, 0, 0], [5, 6, 7, 8], [0, 0, 0, 0]]),
-        ("GatherElements", {"axis": 1}, [[4, 1], [-5, -1], [0, 2]], [[0, 2], [0, 8], [9, 11]]),
-        ("GatherND", {}, [[0, 4], [2, 3], [-4, 0]], [0, 12, 0]),
+        ("Gather", {}, [3, 1, -4], [[0, 0, 0, 0], [5, 6, 7, 8], [0, 0, 0, 0]], 3),
+        ("GatherElements", {"axis": 1}, [[4, 1], [-5, -1], [0, 2]], [[0, 2], [0, 8], [9, 11]], 4),
+        ("GatherND", {}, [[0, 4], [2, 3], [-4, 0]], [0, 12, 0], -4),
     ],
 )
-def test_kernels_read_zero_out_of_range(op: str, attributes: dict[str, Any], indices: Any, expected: Any) -> None:
-    emit = DirectEmitter()
-    bound = build(op, attributes)
-    inputs = (emit.slot(arange(3, 4) + 1), emit.slot(np.array(indices, np.int64)))
-    (spec,) = bound.infer(*(slot.spec for slot in inputs))
-    y = emit.temp(spec.shape, spec.dtype)
-    assert bound.lower is not None
-    bound.lower(emit, inputs, (y,))
-    np.testing.assert_array_equal(emit.read(y), np.array(expected, np.float32))
+def test_kernels_read_zero_out_of_range(
+    op: str, attributes: dict[str, Any], indices: Any, expected: Any, refused: int
+) -> None:
+    inputs, y = (arange(3, 4) + 1, np.array(indices)), np.array(expected, np.float32)
+    run_case(Case("beyond", op, inputs, attributes, expected=(y,), refusal=f"index {refused} is out of range"))
 
 
 def spec(*shape: int, dtype: Any = np.int64) -> TensorSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -166,6 +166,19 @@ def test_oracle_is_asked() -> None:
         return
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         run_case(Case("wrong answer", "Neg", (X,), expected=(X,)))
+
+
+def test_refused_inputs_have_a_result_on_devices_alone() -> None:
+    y = np.stack((np.zeros_like(X[0]), X[0]))
+    case = Case("beyond", "Gather", (X, np.array([3, 0])), expected=(y,), refusal="index 3 is out of range")
+    run_case(case)
+    with pytest.raises(AssertionError, match="Regex pattern did not match"):
+        run_case(replace(case, refusal="index 4 is out of range"))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        run_case(replace(case, inputs=(X, np.array([2, 0]))))
+    if harness.CHECKS[0] in ("simulator", "gpu"):
+        with pytest.raises(AssertionError, match="beyond: output 0"):
+            run_case(replace(case, expected=(y + 1,)))
 
 
 def test_reduction_may_be_off_by_as_much_as_its_terms_say() -> None:
