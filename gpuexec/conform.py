@@ -25,7 +25,7 @@ def conforms(value: Any, hint: Any) -> bool:
     if origin is typing.Union or origin is types.UnionType:
         return any(conforms(value, each) for each in arguments)
     if origin is typing.Literal:
-        return value in arguments
+        return any(value == each and type(value) is type(each) for each in arguments)
     if origin is tuple:
         return isinstance(value, tuple) and _is_tuple_of(value, arguments)
     if isinstance(origin, type):

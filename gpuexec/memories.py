@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, ModelError
 from gpuexec.graph import Graph, Value
 from gpuexec.passes.append_rows import append_rows, find_growth
 from gpuexec.planner.classes import DeclaredDims
@@ -98,6 +98,19 @@ class Memory:
                 f" {spec.shape[self.axis]}.",
                 value=self.input,
             )
+
+    def check_left(self, spec: TensorSpec) -> None:
+        """Check that a run may leave a tensor in it: what a model declares of an output need not be what comes out.
+
+        Raises:
+            ModelError: Dtype, rank or a fixed extent is another.
+        """
+        try:
+            self.check(spec)
+        except InputError as error:
+            raise ModelError(
+                f"Output {self.output!r} can't be the next run's input: {error}", value=self.output
+            ) from None
 
     @property
     def _declared(self) -> DeclaredSpec:

@@ -45,6 +45,8 @@ class Outer:
         ((1,), tuple[int, str], False),
         ("x", Literal["x", "y"], True),
         ("z", Literal["x", "y"], False),
+        (True, Literal[1], False),
+        (1.0, Literal[1], False),
         (object(), Any, True),
         (np.dtype(np.int8), np.dtype[Any], True),
         (8, np.dtype[Any], False),

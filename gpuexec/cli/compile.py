@@ -22,6 +22,8 @@ from gpuexec.programs.contents import Bound, Contents, StoredCase
 from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
+# More than random inputs let a Loop make that ends with them; a case of one's own has no such limit.
+_MOST_TRIPS = 1000
 _BOUND = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
@@ -52,7 +54,12 @@ def add_parser(commands: Any) -> None:
         metavar="[METHOD=]FILE.npz",
         help="inputs to test with, by name; outputs in the file are what is expected, else what the CPU computes is",
     )
-    parser.add_argument("--no-case", action="store_true", help="make no case of random inputs where none is given")
+    parser.add_argument(
+        "--no-case",
+        action="store_true",
+        help="make no case of random inputs where none is given; else there is one wherever the model runs with them "
+        f"and its Loops make at most {_MOST_TRIPS} trips",
+    )
     parser.set_defaults(main=main)
 
 
@@ -195,7 +202,8 @@ def _add_random_cases(
         rng = np.random.default_rng(0)
         try:
             ports = [_at_end(port, shapes[name].get(port.name, ())) for port in model.inputs]
-            cases[name].append(make_case(model, Case({port.name: make_random(port, {}, rng) for port in ports})))
+            case = Case({port.name: make_random(port, {}, rng) for port in ports})
+            cases[name].append(make_case(model, case, most_trips=_MOST_TRIPS))
         except GpuexecError as error:
             notes.append(f"{name}: no case, for random inputs don't do: {error}")
         else:

@@ -12,14 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from gpuexec import model as models
-from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_feeds
+from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory, name_values
+from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec
+from gpuexec.starts import find_starts
 from gpuexec.target import Target
 from gpuexec.worker import Worker
 
@@ -32,6 +34,7 @@ def add_parser(commands: Any) -> None:
         "explain", help="print the plans: commands, memory, values kept or read on the host"
     )
     add_arguments(parser)
+    add_method_argument(parser)
     parser.add_argument(
         "--target", metavar="NAME", help="plan for this target without the device, e.g. sm_90 (default: by --backend)"
     )
@@ -44,11 +47,15 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     console = Console(highlight=False, soft_wrap=True)
-    model = models.load(options.model)
-    feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), parse_rows(options.rows))
+    opened = open_model(options.model, options.method)
+    model = opened.model
+    feeds, notes = read_inputs(opened, options)
     for note in notes:
         console.print(note, style="dim", markup=False)
-    specs = {value: TensorSpec.of(feeds[value.name]) for value in model.graph.inputs}
+    named = {name: TensorSpec.of(array) for name, array in feeds.items()}
+    if model.memories:
+        named |= find_starts(model.graph, model.memories, model.dims, named)
+    specs = {value: named[value.name] for value in model.graph.inputs}
     cut = find_cut(model.graph, specs, _target(options))
     plans: list[Plan] = []
     if cut.ready is not None:

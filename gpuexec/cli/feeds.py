@@ -20,7 +20,7 @@ _DEFAULT_EXTENT = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` and `explain` have in common: model, backend, dims, inputs."""
-    parser.add_argument("model", help="the ONNX file; `run` takes a program (.gxp) too")
+    parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
     parser.add_argument(
         "--backend",
         default="auto",

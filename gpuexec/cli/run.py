@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec.cli.feeds import add_arguments, parse_dims, parse_rows, read_array, read_feeds
+from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
-from gpuexec.cli.sources import add_method_argument, open_model
+from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.errors import InputError
 from gpuexec.runtime.backend import BackendType
 from gpuexec.worker import Worker
@@ -52,11 +52,7 @@ def main(options: argparse.Namespace) -> int:
     opened = open_model(options.model, options.method)
     model = opened.model
     load_ms = (time.perf_counter() - start) * 1e3
-    cases = () if opened.method is None else opened.method.cases
-    if cases and not (options.input or options.dims):
-        feeds, notes = dict(cases[0].inputs), ["inputs: those of the program's first case"]
-    else:
-        feeds, notes = read_feeds(model, options.input, parse_dims(options.dims), rows)
+    feeds, notes = read_inputs(opened, options)
     if options.check and opened.method is not None:
         raise InputError(f"--check needs the ONNX file; a program is checked by: gpuexec verify {options.model}")
     labels = None if options.labels is None else read_array(options.labels, rows)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from gpuexec import model as models
+from gpuexec.cli.feeds import parse_dims, parse_rows, read_feeds
 from gpuexec.errors import InputError
 from gpuexec.model import Model
 from gpuexec.programs.container import read_contents
 from gpuexec.programs.contents import Contents, StoredMethod
 from gpuexec.programs.data_loader import MmapDataLoader
 
+Array = np.ndarray[Any, Any]
 SUFFIX = ".gxp"
 
 
@@ -51,6 +56,14 @@ def open_model(path: str, method: str | None) -> Opened:
         return Opened(models.load(path))
     found = pick_method(open_program(path), method)
     return Opened(found.model, found)
+
+
+def read_inputs(opened: Opened, options: argparse.Namespace) -> tuple[dict[str, Array], list[str]]:
+    """Return an array for each input, and lines about them: a program's first case where nothing else is asked for."""
+    cases = () if opened.method is None else opened.method.cases
+    if cases and not (options.input or options.dims):
+        return dict(cases[0].inputs), ["inputs: those of the program's first case"]
+    return read_feeds(opened.model, options.input, parse_dims(options.dims), parse_rows(options.rows))
 
 
 def pick_method(contents: Contents, name: str | None) -> StoredMethod:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.cli.sources import add_method_argument, open_program, pick_method
 from gpuexec.errors import InputError
-from gpuexec.programs.contents import Allowance, StoredMethod
+from gpuexec.programs.contents import Allowance, StoredMethod, check_allowed
 from gpuexec.runtime.backend import Backend, BackendType, choose_backend
 from gpuexec.worker import Worker
 
@@ -44,6 +44,9 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand; 1 where an output is off, or there is no case to run."""
     from rich.console import Console
 
+    for name in ("rtol", "atol"):
+        if getattr(options, name) is not None:
+            check_allowed(f"--{name}", getattr(options, name))
     console = Console(highlight=False, soft_wrap=True)
     contents = open_program(options.program)
     console.print(f"{options.program}: every part as it was written, graphs and plans hold", markup=False)
@@ -78,7 +81,7 @@ def judge(expected: Array, got: Array, allowance: Allowance) -> Judgement:
         error = np.where(is_same, 0.0, np.where(np.isfinite(wide) & np.isfinite(other), np.abs(wide - other), np.inf))
         allowed = allowance.atol + allowance.rtol * np.where(np.isfinite(wide), np.abs(wide), 0.0)
     mean = float(error.mean()) if error.size else 0.0
-    return Judgement(float(error.max(initial=0.0)), mean, bool((error <= allowed).all()))
+    return Judgement(float(error.max(initial=0.0)), mean, bool((np.isfinite(error) & (error <= allowed)).all()))
 
 
 def _verify(
@@ -87,6 +90,7 @@ def _verify(
     judged = []
     with Worker(method.model, backend=backend) as worker:
         for number, case in enumerate(method.cases):
+            worker.state.reset()  # what is expected starts from nothing
             run = worker.schedule(dict(case.inputs))
             outputs = {key: tensor.readback_and_clone() for key, tensor in run.outputs.items()}
             for key, expected in case.outputs.items():

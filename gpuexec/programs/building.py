@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +22,9 @@ from gpuexec.operator import Tolerance
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.plan import Plan
 from gpuexec.programs.bounds import Bounds, declare_shapes, find_bounds
-from gpuexec.programs.contents import Allowance, Bound, Contents, StoredCase, StoredMethod
+from gpuexec.programs.contents import Allowance, Bound, Contents, StoredCase, StoredMethod, check_allowed
 from gpuexec.programs.following import Memo
+from gpuexec.programs.limiting import limit_trips
 from gpuexec.programs.method_plan import plan_method
 from gpuexec.programs.rehearsing import make_array, rehearse
 from gpuexec.runtime import nvrtc
@@ -44,12 +46,23 @@ class Case:
     """Inputs to test a method with, and the outputs expected; None: what the CPU makes of the inputs.
 
     ``rtol`` and ``atol`` say how far outputs may be off; None: what suits the operators' tolerance class.
+
+    Raises:
+        InputError: One is negative or not finite, or inputs or outputs are given without names.
     """
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array] | None = None
     rtol: float | None = None
     atol: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, arrays in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if not isinstance(arrays, Mapping) and (arrays is not None or what == "inputs"):
+                raise InputError(f"A case has its {what} by name, {{'x': array}}; got a {type(arrays).__name__}.")
+        for name, number in (("rtol", self.rtol), ("atol", self.atol)):
+            if number is not None:
+                check_allowed(name, number)
 
 
 def build_contents(
@@ -77,6 +90,9 @@ def build_contents(
         UnsupportedError: Operators have no kernels on an architecture; lists all.
         DeviceNotFoundError: Architectures are named and NVRTC is not installed.
     """
+    for what, given in (("models", models), ("shapes", shapes or {}), ("cases", cases or {})):
+        if not isinstance(given, Mapping):
+            raise InputError(f"{what.capitalize()} are given by name of the method; got a {type(given).__name__}.")
     odd = [name for name in models if not isinstance(name, str) or not name]
     if odd:
         raise InputError(f"A method's name is a text, got {odd[0]!r}.")
@@ -94,6 +110,8 @@ def build_contents(
             model = declare_shapes(shared, (shapes or {}).get(name))
             model.plans = {target.name: _make_plans(model, target) for target in targets}
             rows = (cases or {}).get(name, ())
+            if not isinstance(rows, Iterable):
+                raise InputError(f"its cases are a list of Case(inputs, outputs), got a {type(rows).__name__}.")
             made = tuple([case if isinstance(case, StoredCase) else make_case(model, case) for case in rows])
             found, gaps = _find_kernels(model, targets[1:], made)
         except GpuexecError as error:
@@ -197,11 +215,16 @@ def compile_code(
     return StoredCode(tuple(sorted(stored, key=lambda each: (each.architecture, each.kernel.source, each.key))))
 
 
-def make_case(model: Model, case: Case) -> StoredCase:
+def make_case(model: Model, case: Case, *, most_trips: int | None = None) -> StoredCase:
     """Return a case with outputs and what is allowed of each.
 
+    Args:
+        model: Whose case.
+        case: What is given of it.
+        most_trips: How many trips the model's Loops may make together while outputs are computed; None: any number.
+
     Raises:
-        InputError: Inputs or outputs are not the model's; names them.
+        InputError: Inputs or outputs are not the model's, and are named; or the Loops make more trips.
     """
     if not isinstance(case, Case):
         raise InputError(f"A case is a Case(inputs, outputs), got a {type(case).__name__}.")
@@ -210,7 +233,8 @@ def make_case(model: Model, case: Case) -> StoredCase:
     if missing:
         raise InputError(f"A case lacks the inputs {', '.join(missing)}.", value=missing[0])
     if case.outputs is None:
-        outputs = _compute(model, inputs)
+        graph = model.graph if most_trips is None else limit_trips(model.graph, most_trips)
+        outputs = _compute(model, graph, inputs)
     else:
         outputs = _check_arrays(case.outputs, model.outputs, "output")
     if not outputs:
@@ -219,20 +243,20 @@ def make_case(model: Model, case: Case) -> StoredCase:
     return StoredCase(inputs, outputs, allowances, "cpu" if case.outputs is None else "given")
 
 
-def _compute(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _compute(model: Model, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return what NumPy makes of the inputs, and of memories that hold nothing yet."""
     specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
     starts = find_starts(model.graph, model.memories, model.dims, specs) if model.memories else {}
     given = {**inputs, **{name: np.zeros(spec.shape, spec.dtype) for name, spec in starts.items()}}
-    made = compute_graph(model.graph, [given[value.name] for value in model.graph.inputs])
-    named = dict(zip([value.name for value in model.graph.outputs], made, strict=True))
+    made = compute_graph(graph, [given[value.name] for value in graph.inputs])
+    named = dict(zip([value.name for value in graph.outputs], made, strict=True))
     return {port.name: np.array(named[port.name], order="C") for port in model.outputs}
 
 
 def _allow(model: Model, expected: Array, case: Case) -> Allowance:
     """Return how far an output may be off: as the user says, else by the operators of the model."""
     if case.rtol is not None or case.atol is not None:
-        return Allowance(case.rtol or 0.0, case.atol or 0.0, "given")
+        return Allowance(float(case.rtol or 0.0), float(case.atol or 0.0), "given")
     classes = {node.operator.tolerance for graph in walk(model.graph) for node in graph.nodes}
     if dtype_row(expected.dtype).kind != "float" or classes <= {Tolerance.EXACT}:
         return Allowance(0.0, 0.0, Tolerance.EXACT.value)
@@ -245,7 +269,7 @@ def _allow(model: Model, expected: Array, case: Case) -> Allowance:
         return Allowance(eps**0.5, eps**0.5 * scale, Tolerance.REDUCTION.value)
     # Each node may add what one may be off by.
     rtol = _ULPS * eps * sum(len(graph.nodes) for graph in walk(model.graph))
-    return Allowance(rtol, rtol * scale, Tolerance.ROUNDING.value)
+    return Allowance(rtol, min(rtol * scale, sys.float_info.max), Tolerance.ROUNDING.value)
 
 
 def _eps(dtype: np.dtype[Any]) -> float:

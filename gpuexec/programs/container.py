@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.programs.contents import FORMAT, Contents, Verification
 from gpuexec.programs.contents_bytes import ALIGNMENT, pad
 from gpuexec.programs.contents_json import decode_contents, encode_contents
-from gpuexec.programs.data_loader import fetch, measure
+from gpuexec.programs.fetching import fetch, measure
 
 PARTS = ("program", "weights", "code")
 _KEY = "gpuexec"
@@ -77,39 +79,64 @@ def read_contents(loader: Any, verification: Verification = Verification.FULL) -
 def write_contents(contents: Contents, target: str | os.PathLike[str] | BinaryIO) -> int:
     """Write a program to a file, whole or not at all, or to a binary file object; return its size in bytes.
 
+    Args:
+        contents: What to write.
+        target: A path, behind whose links the file takes the place of an older one, or a binary file.
+
     Raises:
-        InputError: Something in it can't be stored; names the method and node or value.
+        InputError: Something in it can't be stored, and the method and node or value are named; or ``target`` is none.
         AccessError: The file can't be written.
     """
+    where = _name_target(target)
     program, weights, code = encode_contents(contents)
-    text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
+    try:
+        text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
+        _check_texts(text.decode(), program)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"The program can't be stored: {error}.") from error
     chunks = {"program": pad(memoryview(text), b" "), "weights": weights, "code": code}
     header = _make_header(chunks)
     rows = [memoryview(header), *(chunk for name in PARTS for chunk in chunks[name])]
-    if hasattr(target, "write"):
-        return _write(target, rows)
-    path = Path(target)
     try:
-        with _replacing(path) as file:
+        if not isinstance(target, str | os.PathLike):
+            return _write(target, rows)
+        with _replacing(target) as file:
             return _write(file, rows)
-    except OSError as error:
-        raise AccessError(f"{path} can't be written: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a closed file object, a path with a zero byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AccessError(f"{where} can't be written: {reason}.") from error
 
 
 def parse_json(text: bytes | memoryview, what: str) -> Any:
-    """Return JSON data; numbers must be finite.
+    """Return JSON data; numbers must be finite, and texts such that they can be written.
 
     Raises:
         ModelError: The text is no JSON, or nested too deep.
     """
     try:
-        return json.loads(bytes(text).decode(), parse_constant=_refuse_constant)
+        decoded = bytes(text).decode()
+        data = json.loads(decoded, parse_constant=_refuse_constant, parse_float=_parse_float)
+        _check_texts(decoded, data)
+        return data
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{what} can't be read: {str(error)[:200]}.") from error
 
 
+def _check_texts(text: str, data: Any) -> None:
+    """Check that no text of JSON data has half a character, which can be neither printed nor encoded."""
+    if "\\ud" in text.lower():
+        json.dumps(data, ensure_ascii=False).encode()
+
+
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is no number of 64 bits")
+    return number
 
 
 # ---------------------------------------------------------------- reading
@@ -201,6 +228,14 @@ def _align(view: memoryview) -> memoryview:
 # ---------------------------------------------------------------- writing
 
 
+def _name_target(target: Any) -> str:
+    if isinstance(target, str | os.PathLike):
+        return str(target)
+    if isinstance(target, io.TextIOBase) or not callable(getattr(target, "write", None)):
+        raise InputError(f"Expected a path or a binary file to write to, got {type(target).__name__}.")
+    return str(getattr(target, "name", None) or type(target).__name__)
+
+
 def _make_header(chunks: Mapping[str, _Chunks]) -> bytes:
     hashes, rows, offset = {}, {}, 0
     for name in PARTS:
@@ -221,15 +256,20 @@ def _write(file: Any, rows: _Chunks) -> int:
     for row in rows:
         done = file.write(row)
         while done is not None and done < row.nbytes:  # a raw file may take less
+            if not done:
+                raise OSError(f"it took nothing of {row.nbytes} bytes")
             row = row[done:]
             done = file.write(row)
     return sum(row.nbytes for row in rows)
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of ``path`` once it is whole."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+def _replacing(target: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Give a file that takes the place of ``target`` once it is whole, but of nothing that is no regular file."""
+    path = Path(os.path.realpath(os.fsdecode(target)))
+    if path.exists() and not path.is_file():
+        raise OSError("it is no regular file")
+    scratch = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")
     try:
         with open(scratch, "xb") as file:
             yield file

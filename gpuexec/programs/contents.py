@@ -8,6 +8,7 @@ The models of one file share their weights: equal constants are one array, and s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.errors import InputError
 from gpuexec.graph import walk
 from gpuexec.model import Model
 from gpuexec.plan import Plan
@@ -26,6 +28,18 @@ Bound = int | tuple[int, int]
 
 # 1.1: the gaps of a method.
 FORMAT = (1, 1)
+
+
+def check_allowed(name: str, number: Any) -> None:
+    """Check how far something may be off, by the name of the option.
+
+    Raises:
+        InputError: It is no finite number from 0 on, so that everything or nothing would pass.
+    """
+    plain = number.item() if isinstance(number, np.generic) else number
+    is_number = isinstance(plain, int | float) and not isinstance(plain, bool)
+    if not is_number or not 0 <= plain <= sys.float_info.max:
+        raise InputError(f"{name} is a finite number from 0 on, got {str(number)[:40]}.")
 
 
 class Verification(Enum):
@@ -44,11 +58,18 @@ class Allowance:
     """How far an output of a case may be off: ``|got - expected| <= atol + rtol * |expected|``, anywhere.
 
     ``reason`` says where the numbers come from: the tolerance class of the operators, or the user.
+
+    Raises:
+        InputError: A number is negative or not finite.
     """
 
     rtol: float
     atol: float
     reason: str
+
+    def __post_init__(self) -> None:
+        check_allowed("rtol", self.rtol)
+        check_allowed("atol", self.atol)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,19 +1,21 @@
 """Where the bytes of a program come from: files, mapped files, memory, file objects, or a loader of one's own.
 
 A loader answers three questions, from any thread: ``size()``, ``load(offset, size)`` and ``load_into(offset, size,
-buffer)``. What it gives is checked, so whoever implements one need not.
+buffer)``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import mmap
+import operator
 import os
 import stat
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpuexec.errors import AccessError, ClosedError, GpuexecError, InputError, NotFoundError
@@ -27,11 +29,14 @@ class DataLoader(ABC):
 
     @abstractmethod
     def load(self, offset: int, size: int) -> Any:
-        """Return ``size`` bytes from ``offset`` on: bytes, or anything with the buffer protocol."""
+        """Return ``size`` bytes from ``offset`` on: bytes, or anything with the buffer protocol.
+
+        They must stay as they are: weights may be used where they lie.
+        """
 
     @abstractmethod
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
-        """Write ``size`` bytes from ``offset`` on to the start of a writable buffer."""
+        """Write ``size`` bytes from ``offset`` on to the start of a writable buffer, and nothing behind them."""
 
     @abstractmethod
     def size(self) -> int:
@@ -51,33 +56,37 @@ class FileDataLoader(DataLoader):
     """Reads a file, each part when it is asked for; nothing is held beside what was asked.
 
     Raises:
+        InputError: ``path`` is none.
         NotFoundError: There is no such file.
         AccessError: It can't be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._where = str(Path(path))
+        self._where = _name_path(path)
         self._lock = threading.Lock()
         with _naming(self._where):
             file, self._size = _open_regular(path)
         self._file: int | None = file
+        # A loader that nobody closed gives its file back all the same.
+        self._close = weakref.finalize(self, os.close, file)
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return bytes of the file."""
-        _check_range(self._where, offset, size, self._size)  # before there is room for them
+        offset, size = _check_range(self._where, offset, size, self._size)  # before there is room for them
         content = bytearray(size)
         self.load_into(offset, size, memoryview(content))
         return memoryview(content).toreadonly()
 
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
         """Read bytes of the file into a buffer."""
-        _check_range(self._where, offset, size, self._size)
+        offset, size = _check_range(self._where, offset, size, self._size)
+        room = _check_room(buffer, size)
         with self._lock, _naming(self._where):  # `close` must not take the file from under a read
             if self._file is None:
                 raise ClosedError(f"The loader of {self._where} is closed.")
             done = 0
             while done < size:
-                count = os.preadv(self._file, [buffer[done:size]], offset + done)
+                count = os.preadv(self._file, [room[done:size]], offset + done)
                 if not count:
                     raise _short(self._where, offset, size, done)
                 done += count
@@ -89,21 +98,24 @@ class FileDataLoader(DataLoader):
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+            self._file = None
+            self._close()
 
 
 class MmapDataLoader(DataLoader):
     """Maps a file: weights are read by the system where they are used, and shared by all processes that map it.
 
+    Whoever writes a file anew must put another in its place, as `Program.save` does: a system ends a process that reads
+    what was cut off a map.
+
     Raises:
+        InputError: ``path`` is none.
         NotFoundError: There is no such file.
         AccessError: It can't be opened or mapped.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._where = str(Path(path))
+        self._where = _name_path(path)
         with _naming(self._where):
             file, self._size = _open_regular(path)
             try:
@@ -114,7 +126,7 @@ class MmapDataLoader(DataLoader):
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view of the map."""
-        _check_range(self._where, offset, size, self._size)
+        offset, size = _check_range(self._where, offset, size, self._size)
         view = self._view
         if view is None:
             raise ClosedError(f"The loader of {self._where} is closed.")
@@ -122,7 +134,7 @@ class MmapDataLoader(DataLoader):
 
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
         """Copy bytes of the map."""
-        buffer[:size] = self.load(offset, size)
+        _write_into(buffer, self.load(offset, size))
 
     def size(self) -> int:
         """Return the size the file had when it was mapped."""
@@ -149,7 +161,7 @@ class BufferDataLoader(DataLoader):
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view."""
-        _check_range("The buffer", offset, size, self._size)
+        offset, size = _check_range("The buffer", offset, size, self._size)
         view = self._view
         if view is None:
             raise ClosedError("The loader of a buffer is closed.")
@@ -157,7 +169,7 @@ class BufferDataLoader(DataLoader):
 
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
         """Copy bytes."""
-        buffer[:size] = self.load(offset, size)
+        _write_into(buffer, self.load(offset, size))
 
     def size(self) -> int:
         """Return the size of the buffer."""
@@ -172,23 +184,25 @@ class FileLikeDataLoader(DataLoader):
     """Reads an object with ``seek`` and ``read``, from where it stands now; the object stays the caller's to close.
 
     Raises:
-        InputError: The object lacks ``seek`` or ``read``, or can't seek.
-        AccessError: It fails.
+        InputError: The object lacks ``seek``, ``tell`` or ``read``, or is one of text.
+        AccessError: It fails, or can't seek.
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        if not (hasattr(file, "seek") and hasattr(file, "read") and hasattr(file, "tell")):
+        is_file = all(callable(getattr(file, name, None)) for name in ("seek", "tell", "read"))
+        if not is_file or isinstance(file, io.TextIOBase):
             raise InputError(f"Expected a binary file with seek, tell and read, got {type(file).__name__}.")
         self._file: BinaryIO | None = file
         self._where = str(getattr(file, "name", None) or type(file).__name__)
         self._lock = threading.Lock()
         with _naming(self._where):
             self._start = file.tell()
-            self._size = file.seek(0, os.SEEK_END) - self._start
+            file.seek(0, os.SEEK_END)
+            self._size = max(0, file.tell() - self._start)
 
     def load(self, offset: int, size: int) -> bytes:
         """Return bytes of the file."""
-        _check_range(self._where, offset, size, self._size)
+        offset, size = _check_range(self._where, offset, size, self._size)
         with self._lock, _naming(self._where):
             if self._file is None:
                 raise ClosedError(f"The loader of {self._where} is closed.")
@@ -199,13 +213,17 @@ class FileLikeDataLoader(DataLoader):
                 part = self._file.read(left)
                 if not part:
                     raise _short(self._where, offset, size, size - left)
-                parts.append(part)
+                is_bytes = isinstance(part, bytes | bytearray | memoryview)
+                if not is_bytes or len(part) > left:
+                    got = f"{len(part)} bytes" if is_bytes else f"a {type(part).__name__}"
+                    raise AccessError(f"{self._where}.read({left}) gave {got}, expected up to {left} bytes.")
+                parts.append(bytes(part))
                 left -= len(part)
             return b"".join(parts)
 
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
         """Copy bytes of the file."""
-        buffer[:size] = self.load(offset, size)
+        _write_into(buffer, self.load(offset, size))
 
     def size(self) -> int:
         """Return how many bytes there were behind the position the file had."""
@@ -215,60 +233,6 @@ class FileLikeDataLoader(DataLoader):
         """Let go of the file; it stays open."""
         with self._lock:
             self._file = None
-
-
-def open_loader(source: Any) -> tuple[Any, bool]:
-    """Return a loader for a loader, path, bytes or binary file, and whether it was made here and is to be closed.
-
-    Raises:
-        InputError: The source is none of these.
-        AccessError: It can't be opened.
-    """
-    if all(callable(getattr(source, name, None)) for name in ("load", "load_into", "size")):
-        return source, False
-    if isinstance(source, str | os.PathLike):
-        return MmapDataLoader(source), True
-    if hasattr(source, "read"):
-        return FileLikeDataLoader(source), True
-    try:
-        return BufferDataLoader(source), True
-    except InputError:
-        raise InputError(
-            "Expected a path, bytes, a binary file, or a loader with load, load_into and size; "
-            f"got {type(source).__name__}."
-        ) from None
-
-
-def measure(loader: Any) -> int:
-    """Return the size that a loader gives.
-
-    Raises:
-        AccessError: It fails, or gives no size.
-    """
-    with _calling(loader, "size"):
-        size = loader.size()
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise AccessError(f"{type(loader).__name__}.size() gave {size!r}, expected a number of bytes.")
-    return size
-
-
-def fetch(loader: Any, offset: int, size: int) -> memoryview:
-    """Return bytes of a loader, read-only and exactly as many as asked for.
-
-    Raises:
-        AccessError: The loader fails, or gives something else.
-    """
-    with _calling(loader, f"load({offset}, {size})"):
-        content = loader.load(offset, size)
-    try:
-        view = memoryview(content).cast("B").toreadonly()
-    except (TypeError, ValueError) as error:
-        raise AccessError(
-            f"{type(loader).__name__}.load({offset}, {size}) gave {type(content).__name__}, expected bytes."
-        ) from error
-    if view.nbytes != size:
-        raise AccessError(f"{type(loader).__name__}.load({offset}, {size}) gave {view.nbytes} bytes.")
-    return view
 
 
 def _open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -282,30 +246,52 @@ def _open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _calling(loader: Any, call: str) -> Iterator[None]:
-    """Turn what a loader of the user's raises into an error of ours."""
-    try:
-        yield
-    except GpuexecError:
-        raise
-    except Exception as error:
-        raise AccessError(f"{type(loader).__name__}.{call} failed: {type(error).__name__}: {error}.") from error
-
-
-@contextlib.contextmanager
 def _naming(where: str) -> Iterator[None]:
+    """Turn what a file, or a file object of the user's, raises into an error of ours."""
     try:
         yield
+    except (GpuexecError, MemoryError):
+        raise
     except FileNotFoundError as error:
         raise NotFoundError(f"There is no file {where}.") from error
-    except (OSError, ValueError) as error:  # ValueError: a closed file object, a path with a zero byte
-        reason = getattr(error, "strerror", None) or str(error)
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise AccessError(f"{where} can't be read: {reason}.") from error
 
 
-def _check_range(where: str, offset: int, size: int, most: int) -> None:
-    if offset < 0 or size < 0 or offset + size > most:
-        raise AccessError(f"{where} has {most} bytes; {size} at offset {offset} were asked for.")
+def _name_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as messages name it."""
+    try:
+        return os.fsdecode(path)
+    except TypeError as error:
+        raise InputError(f"Expected the path of a file, got {type(path).__name__}.") from error
+
+
+def _check_range(where: str, offset: int, size: int, most: int) -> tuple[int, int]:
+    """Return offset and size as ints, which NumPy's would wrap around."""
+    try:
+        first, count = operator.index(offset), operator.index(size)
+    except TypeError as error:
+        raise InputError(f"Offset and size are whole numbers of bytes, got {offset!r} and {size!r}.") from error
+    if first < 0 or count < 0 or first + count > most:
+        raise AccessError(f"{where} has {most} bytes; {count} at offset {first} were asked for.")
+    return first, count
+
+
+def _check_room(buffer: memoryview, size: int) -> memoryview:
+    """Return a buffer by bytes, whatever its elements."""
+    try:
+        room = memoryview(buffer).cast("B")
+    except TypeError as error:
+        raise InputError(f"Expected a dense buffer to load into, got {type(buffer).__name__}.") from error
+    if room.readonly or room.nbytes < size:
+        kind = "a read-only one" if room.readonly else f"one of {room.nbytes}"
+        raise InputError(f"Expected a writable buffer of at least {size} bytes to load into, got {kind}.")
+    return room
+
+
+def _write_into(buffer: memoryview, content: bytes | memoryview) -> None:
+    _check_room(buffer, len(content))[: len(content)] = content
 
 
 def _short(where: str, offset: int, size: int, got: int) -> AccessError:

@@ -24,8 +24,9 @@ from gpuexec.running.part import Part, Stage
 from gpuexec.running.plan_cache import Choice, Site
 from gpuexec.spec import TensorSpec
 
-# What a Loop without end is left after.
+# What a Loop without end is left after, and every Loop, after a trip, once they made so many together.
 _MOST_TRIPS = 1000
+_MOST_TRIPS_TOGETHER = 5000
 # Extents and counts in place of 0, where launches that write nothing would be left out.
 _RAISED = (2, 1)
 
@@ -73,6 +74,7 @@ class Follower:
 
     def __init__(self, site: Site, memo: Memo) -> None:
         self._site, self._memo = site, memo
+        self._trips = 0
         self.branches: list[tuple[Node, bool]] = []
         self.gaps: dict[str, None] = {}
 
@@ -82,6 +84,7 @@ class Follower:
         Raises:
             GpuexecError: What a run would raise; names the node.
         """
+        self._trips = 0
         self._follow(part, env, is_main=True)
 
     def _follow(self, part: Part, env: Env, *, is_main: bool) -> None:
@@ -170,8 +173,9 @@ class Follower:
             return [*carried, *map(Known, made[op.carried :])]
         rows: list[list[Array]] = [[] for _ in op.body.outputs[1 + op.carried :]]
         for trip in count():
-            if not keeps or trip >= limit:
+            if not keeps or trip >= limit or (trip and self._trips >= _MOST_TRIPS_TOGETHER):
                 break
+            self._trips += 1
             flag, *trip_made = self._trip(part, (*_number(op, trip), *carried, *captures))
             keeps, carried = read_flag(flag.array), trip_made[: op.carried]
             for column, row in zip(rows, trip_made[op.carried :], strict=True):

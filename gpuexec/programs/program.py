@@ -14,7 +14,7 @@ from gpuexec.model import Model, load
 from gpuexec.programs.building import Case, build_contents
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.contents import Bound, Contents, Verification
-from gpuexec.programs.data_loader import open_loader
+from gpuexec.programs.fetching import open_loader
 from gpuexec.programs.memory_manager import HierarchicalAllocator, MemoryManager
 from gpuexec.programs.method import Method
 from gpuexec.programs.method_meta import INPUTS, STAGING, STATE, MethodMeta, allocate_buffers, share_buffers

@@ -91,9 +91,15 @@ class StateBinder:
             bound: The run, its other inputs bound.
             given: Its inputs by name.
             specs: Of those outputs that are known already.
+
+        Raises:
+            ModelError: An output is of another type than the memory it goes to.
         """
         if not self._rows:
             return
+        for memory, _, output in self._rows:
+            if (known := specs.get(output)) is not None:
+                memory.check_left(known)
         carried = {}
         for memory, value, output in self._rows:
             item = given[memory.input]
@@ -145,7 +151,9 @@ class StateBinder:
                 self._make_dense(held, before)
 
     def _commit(self, bound: Bound, carried: Mapping[str, Carried]) -> None:
-        """The run being wholly on its stream: say where it leaves its memories."""
+        """The run being wholly on its stream: say where it leaves its memories, whose types are known by now."""
+        for memory, _, output in self._rows:
+            memory.check_left(bound.env[output].spec)
         for memory, _, output in self._rows:
             made, held = bound.env[output], carried[memory.input]
             assert made.region is not None

@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.cli.verify import judge
+from gpuexec.programs.building import Case
 from gpuexec.programs.container import read_contents
 from gpuexec.programs.contents import Allowance
 from gpuexec.programs.data_loader import MmapDataLoader
+from tests.state_models import running_sum
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "examples/models/digits.onnx")
@@ -107,6 +111,10 @@ def test_several_models_are_methods_that_share_weights(capsys: Out, tmp_path: Pa
         (["run", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
         (["info", "{}/absent.gxp"], "There is no file"),
         (["verify", DIGITS], "no program"),
+        (["verify", DIGITS, "--rtol=nan"], "--rtol is a finite number from 0 on, got nan"),
+        (["verify", DIGITS, "--atol=-1"], "--atol is a finite number from 0 on, got -1.0"),
+        (["verify", DIGITS, "--atol=inf"], "--atol is a finite number from 0 on, got inf"),
+        (["explain", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(arguments: list[str], message: str, capsys: Out, tmp_path: Path) -> None:
@@ -114,6 +122,44 @@ def test_what_is_wrong_is_told_in_one_line(arguments: list[str], message: str, c
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+ENDLESS = """<ir_version: 10, opset_import: ["": 18]> endless (float[n] x) => (float[n] y) <bool yes = {1}> {
+  y = Loop ("", yes, x) <body = b (int64 i, bool c, float[n] v) => (bool c_out, float[n] v_out) {
+    none = Constant <value = float {0}> ()
+    one = Constant <value = float {1}> ()
+    v_out = Mul (v, none)
+    s = ReduceSum <keepdims = 0> (v_out)
+    c_out = Less (s, one)
+  }>
+}"""
+
+
+def test_model_whose_loop_does_not_end_with_random_inputs_has_no_case(capsys: Out, tmp_path: Path) -> None:
+    source, path = str(tmp_path / "endless.onnx"), str(tmp_path / "endless.gxp")
+    onnx.save(onnx.parser.parse_model(ENDLESS), source)
+    assert main(["compile", source, "-o", path]) == 0
+    text = capsys.readouterr().out
+    assert "no case, for random inputs don't do: Loop " in text and "Loops made 1,000 trips without an end" in text
+    assert read_contents(MmapDataLoader(path)).methods["forward"].cases == ()
+
+
+def test_each_case_of_a_model_with_memories_starts_from_nothing(capsys: Out, tmp_path: Path) -> None:
+    path = str(tmp_path / "sums.gxp")
+    x = np.ones((2, 3), np.float32)
+    gx.Program.build({"forward": running_sum()}, cases={"forward": [Case({"x": x}), Case({"x": 3 * x})]}).save(path)
+    assert main(["verify", path, "--backend", "cpu"]) == 0
+    assert capsys.readouterr().out.count("ok  forward") == 2
+    assert main(["explain", path, "--target", "cpu"]) == 0
+    assert "first case" in (text := capsys.readouterr().out) and "float32[2,3] = Add(" in text
+
+
+def test_explain_takes_a_method_of_a_program(program: str, capsys: Out) -> None:
+    assert main(["explain", program, "--target", "sm_80", "--method", "forward", "--dims", "batch=2"]) == 0
+    text = capsys.readouterr().out
+    assert "plan for sm_80" in text and re.search(r"arena [\d,]+ bytes, lower bound", text)
+    assert main(["explain", program, "--method", "backward"]) == 1
+    assert "has no method 'backward'; it has forward" in capsys.readouterr().err
 
 
 def test_check_of_a_program_names_verify(program: str, capsys: Out) -> None:
@@ -142,6 +188,7 @@ NAN, INF = float("nan"), float("inf")
         ([NAN, INF], [NAN, INF], 0, 0, 0.0, True),
         ([NAN, 1.0], [1.0, 1.0], 9, 9, INF, False),
         ([INF], [-INF], 9, 9, INF, False),
+        ([1e10], [NAN], 1e308, 0, INF, False),
         ([1, 2], [1, 3], 0, 0, 1.0, False),
         ([True], [False], 0, 0, 1.0, False),
         ([], [], 0, 0, 0.0, True),

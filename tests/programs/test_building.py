@@ -77,6 +77,9 @@ def test_equal_constants_of_models_become_one_array_and_models_stay_as_they_were
         ({"m": load_linear}, {"shapes": {"m": {"x": (1, 5)}}}, "Method 'm': Input 'x': axis 1 is 4"),
         ({"m": load_linear}, {"architectures": ["sm_10"]}, "older than sm_75"),
         ({"m": load_linear}, {"cases": {"m": [Case({})]}}, "Method 'm': A case lacks the inputs x"),
+        ({"m": load_linear}, {"cases": {"m": Case({})}}, "Method 'm': its cases are a list"),
+        ({"m": load_linear}, {"cases": [Case({})]}, "Cases are given by name of the method; got a list"),
+        ({"m": load_linear}, {"shapes": [(1, 4)]}, "Shapes are given by name of the method; got a list"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(models: Any, options: Any, message: str) -> None:
@@ -132,6 +135,35 @@ def test_allowance_follows_the_operators_and_the_coarsest_type() -> None:
 def test_allowance_given_is_kept() -> None:
     allowed = make_case(load_linear(), Case({"x": X}, rtol=0.25)).allowances["y"]
     assert (allowed.rtol, allowed.atol, allowed.reason) == (0.25, 0.0, "given")
+
+
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf"), 10**400, True, "1"])
+def test_allowance_that_judges_nothing_is_refused(name: str, number: Any) -> None:
+    with pytest.raises(gx.InputError, match=f"{name} is a finite number from 0 on"):
+        Case({"x": X}, **{name: number})
+
+
+def test_allowance_is_stored_whatever_kind_of_number_it_is() -> None:
+    allowed = make_case(load_linear(), Case({"x": X}, rtol=np.float32(0.5), atol=1)).allowances["y"]  # type: ignore[arg-type]
+    assert (type(allowed.rtol), type(allowed.atol)) == (float, float)
+
+
+def test_allowance_of_the_largest_numbers_is_finite() -> None:
+    chain = "".join(f"e{i + 1} = Exp (e{i})  " for i in range(40))
+    text = f"(double[4] e0, double[4] x) => (double[4] y, double[4] z) {{ {chain} h = Cast <to = 16> (e40)"
+    text += "  s = Add (h, bf)  y = Cast <to = 11> (s)  z = Identity (x) }"
+    model = load_text(text, arrays={"bf": np.ones(4, ml_dtypes.bfloat16)})
+    largest = np.full(4, np.finfo(np.float64).max)
+    with np.errstate(over="ignore"):
+        allowed = make_case(model, Case({"e0": np.zeros(4), "x": largest})).allowances["z"]
+    assert allowed.rtol > 1 and np.isfinite(allowed.atol)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [([X], None), (None, None), ({"x": X}, [X])])
+def test_case_without_names_is_refused(inputs: Any, outputs: Any) -> None:
+    with pytest.raises(gx.InputError, match=r"A case has its (in|out)puts by name, \{'x': array\}; got a"):
+        Case(inputs, outputs)
 
 
 def test_model_in_parts_has_a_plan_of_its_first_part_or_none() -> None:

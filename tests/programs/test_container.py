@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import gpuexec as gx
 from gpuexec.graph import walk
 from gpuexec.planner.verify import verify
 from gpuexec.programs.building import Case, build_contents, make_case
-from gpuexec.programs.container import read_contents, write_contents
+from gpuexec.programs.container import parse_json, read_contents, write_contents
 from gpuexec.programs.contents import Contents, StoredMethod
 from gpuexec.programs.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
 from tests.bad_programs.parts import Parts
@@ -337,6 +338,74 @@ def test_constant_of_strings_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(gx.InputError, match=f"Method 'm': %{value.name} can't be stored: Element type"):
         write_contents(Contents({"m": StoredMethod(model)}), path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])
+def test_number_that_is_not_finite_is_refused(number: str) -> None:
+    with pytest.raises(gx.ModelError, match=r"It can't be read: .* is no"):
+        parse_json(f'{{"rtol": [{number}]}}'.encode(), "It")
+
+
+def test_half_a_character_is_refused_in_what_is_read_and_written() -> None:
+    with pytest.raises(gx.ModelError, match="surrogates not allowed"):
+        read(alter(set_at("writer", to="\ud800")))
+    with pytest.raises(gx.InputError, match=r"can't be stored: .*surrogates not allowed"):
+        write_contents(build_contents({"\ud800": load_linear()}), io.BytesIO())
+    file = io.BytesIO()
+    write_contents(build_contents({"\U0001f600 \\ud": load_linear()}), file)
+    assert list(read(file.getvalue()).methods) == ["\U0001f600 \\ud"]
+
+
+@pytest.mark.parametrize(("place", "number"), [(0, -1.0), (1, -0.5), (0, 1e400)])
+def test_allowance_that_judges_nothing_is_refused(place: int, number: float) -> None:
+    with pytest.raises(gx.ModelError, match=r"is a finite number from 0 on|can't be read"):
+        read(alter(set_at(*FORWARD, "cases", 0, "allowances", "y", place, to=number)))
+
+
+class Jammed(io.RawIOBase):
+    """A file object that takes what it is told, or fails."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def write(self, content: Any) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (0, "Jammed can't be written: it took nothing of"),
+        (OSError(28, "No space left"), "Jammed can't be written: No space left"),
+        (ValueError("closed file"), "Jammed can't be written: closed file"),
+    ],
+)
+def test_file_object_that_takes_nothing_is_told(result: Any, message: str) -> None:
+    with pytest.raises(gx.AccessError, match=message):
+        write_contents(build_program(), Jammed(result))
+
+
+@pytest.mark.parametrize("target", [None, 5, io.StringIO()])
+def test_target_that_is_none_is_refused(target: Any) -> None:
+    with pytest.raises(gx.InputError, match="Expected a path or a binary file to write to"):
+        write_contents(build_program(), target)
+
+
+def test_file_behind_a_link_is_replaced_and_a_pipe_is_not(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for _ in range(2):
+        write_contents(build_program(), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == program_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", tmp_path, ""):
+        with pytest.raises(gx.AccessError, match="it is no regular file"):
+            write_contents(build_program(), target)
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(gx.AccessError, match="null byte"):
+        write_contents(build_program(), "\0")
 
 
 def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

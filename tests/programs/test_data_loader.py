@@ -1,4 +1,4 @@
-"""Loaders give the bytes asked for, from any thread, or a clear error; a user's own is checked."""
+"""Loaders give the bytes asked for, from any thread, or a clear error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpuexec as gx
 from gpuexec.errors import ErrorCode
-from gpuexec.programs.data_loader import fetch, measure, open_loader
 
 CONTENT = bytes(range(256)) * 40
 
@@ -131,54 +131,91 @@ def test_file_object_that_was_closed_is_told() -> None:
         loader.load(0, 1)
 
 
-class Own:
-    """A loader of a user's, by its methods alone."""
-
-    def __init__(self, loaded: Any = CONTENT[:8], size: Any = 256) -> None:
-        self.loaded, self.length = loaded, size
-
-    def load(self, offset: int, size: int) -> Any:
-        if isinstance(self.loaded, Exception):
-            raise self.loaded
-        return self.loaded
-
-    def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
-        buffer[:size] = self.loaded
-
-    def size(self) -> Any:
-        return self.length
+@pytest.mark.parametrize("opener", LOADERS)
+def test_room_of_other_elements_gets_no_more_than_was_asked_for(opener: Opener, path: Path) -> None:
+    room = np.full(8, 7, np.uint64)
+    with opener(path) as loader:
+        loader.load_into(3, 8, memoryview(room))
+    assert room[0].tobytes() == CONTENT[3:11] and (room[1:] == 7).all()
 
 
-def test_loader_of_a_user_is_taken_as_it_is() -> None:
-    own = Own()
-    assert open_loader(own) == (own, False)
-    assert bytes(fetch(own, 0, 8)) == CONTENT[:8] and measure(own) == 256
+@pytest.mark.parametrize("opener", LOADERS)
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (memoryview(bytearray(7)), "buffer of at least 8 bytes to load into, got one of 7"),
+        (memoryview(bytes(8)), "a writable buffer .* got a read-only one"),
+        (memoryview(bytearray(32))[::2], "a dense buffer to load into, got memoryview"),
+        (None, "a dense buffer to load into, got NoneType"),
+    ],
+)
+def test_room_that_takes_nothing_is_refused(opener: Opener, path: Path, room: Any, message: str) -> None:
+    with opener(path) as loader:
+        with pytest.raises(gx.InputError, match=message):
+            loader.load_into(0, 8, room)
+        assert bytes(loader.load(0, 8)) == CONTENT[:8]
+
+
+@pytest.mark.parametrize("opener", LOADERS)
+def test_place_is_of_whole_numbers_of_any_kind(opener: Opener, path: Path) -> None:
+    with opener(path) as loader:
+        assert bytes(loader.load(np.uint8(200), np.uint8(100))) == CONTENT[200:300]  # type: ignore[arg-type]
+        for offset, size in ((0.5, 3), (0, "3"), (None, 3)):
+            with pytest.raises(gx.InputError, match="whole numbers of bytes"):
+                loader.load(offset, size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [gx.FileDataLoader, gx.MmapDataLoader])
+def test_path_that_is_none_is_refused(kind: Any, path: Path) -> None:
+    for given in (None, 5, ["a"]):
+        with pytest.raises(gx.InputError, match=f"Expected the path of a file, got {type(given).__name__}"):
+            kind(given)
+    with kind(bytes(path)) as loader:
+        assert loader.size() == len(CONTENT)
+
+
+def test_file_is_closed_with_a_loader_that_nobody_closed(path: Path) -> None:
+    names = Path("/proc/self/fd")
+    loader = gx.FileDataLoader(path)
+    assert path in [name.readlink() for name in names.iterdir() if name.is_symlink()]
+    del loader
+    assert path not in [name.readlink() for name in names.iterdir() if name.is_symlink()]
+
+
+class Odd(io.BytesIO):
+    """A file object that reads as told; ``seek`` gives nothing, as that of some does."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(CONTENT)
+        self.result = result
+
+    def seek(self, *place: int) -> Any:
+        super().seek(*place)
+
+    def read(self, size: int | None = -1) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("result", "message"),
     [
-        (Own(KeyError("gone")), r"Own.load\(0, 8\) failed: KeyError: 'gone'"),
-        (Own(b"short"), r"Own.load\(0, 8\) gave 5 bytes"),
-        (Own("text"), r"Own.load\(0, 8\) gave str, expected bytes"),
-        (Own(None), r"gave NoneType"),
+        (b"12345", r"Odd.read\(4\) gave 5 bytes, expected up to 4"),
+        ("1234", r"Odd.read\(4\) gave a str"),
+        (None, "ended early: 4 bytes at offset 0 asked for, got 0"),
+        (RuntimeError("jammed"), "Odd can't be read: jammed"),
+        (EOFError(), "Odd can't be read: EOFError"),
     ],
 )
-def test_loader_of_a_user_that_errs_is_told(own: Own, message: str) -> None:
+def test_file_object_that_errs_is_told(result: Any, message: str) -> None:
     with pytest.raises(gx.AccessError, match=message):
-        fetch(own, 0, 8)
+        gx.FileLikeDataLoader(Odd(result)).load(0, 4)
 
 
-@pytest.mark.parametrize("size", [-1, None, "8", True, 2.0])
-def test_size_that_is_none_is_refused(size: Any) -> None:
-    with pytest.raises(gx.AccessError, match=r"Own.size\(\) gave"):
-        measure(Own(size=size))
-
-
-def test_source_is_opened_by_what_it_is(path: Path) -> None:
-    for source in (path, str(path), CONTENT, bytearray(CONTENT), memoryview(CONTENT), io.BytesIO(CONTENT)):
-        loader, is_ours = open_loader(source)
-        assert is_ours and bytes(loader.load(1, 3)) == CONTENT[1:4]
-        loader.close()
-    with pytest.raises(gx.InputError, match=r"Expected a path, bytes, a binary file, or a loader .* got int"):
-        open_loader(3)
+def test_file_object_is_one_of_bytes_that_stands_anywhere(path: Path) -> None:
+    with path.open(encoding="latin-1") as file, pytest.raises(gx.InputError, match=r"file .* got TextIOWrapper"):
+        gx.FileLikeDataLoader(file)  # type: ignore[arg-type]
+    beyond = io.BytesIO(CONTENT)
+    beyond.seek(len(CONTENT) + 5)
+    assert gx.FileLikeDataLoader(beyond).size() == 0

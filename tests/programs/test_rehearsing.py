@@ -11,7 +11,9 @@ import gpuexec as gx
 from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError
 from gpuexec.model import Model
+from gpuexec.programs import following
 from gpuexec.programs.building import Case, build_contents
+from gpuexec.programs.following import Follower
 from gpuexec.programs.rehearsing import rehearse
 from gpuexec.runtime.kernel_cache import KernelCache
 from gpuexec.runtime.kernel_library import KernelLibrary
@@ -34,6 +36,37 @@ def launched(model: Model, feed: dict[str, Array]) -> set[Kernel]:
 def make(rows: int, columns: int, seed: int = 0) -> dict[str, Array]:
     x = np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
     return {"x": np.where(abs(x) < 0.3, 0, x).astype(np.float32)}
+
+
+ENDLESS = """(float[n] x) => (float[n] y) {
+  y = Loop ("", yes, x) <body = b (int64 i, bool c, float[n] v) => (bool c_out, float[n] v_out) {
+    v_out = Loop ("", c, v) <body = d (int64 j, bool k, float[n] w) => (bool k_out, float[n] w_out) {
+      w_out = Mul (w, none)
+      s = ReduceSum <keepdims = 0> (w_out)
+      k_out = Less (s, one)
+    }>
+    t = ReduceSum <keepdims = 0> (v_out)
+    c_out = Less (t, one)
+  }>
+}"""
+
+
+def test_loops_without_end_are_left_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"yes": np.array(True), "none": np.array(0, np.float32), "one": np.array(1, np.float32)}
+    model = load_text(ENDLESS, arrays=arrays, dims={"n": 3})
+    trips = []
+    trip = Follower._trip
+
+    def count(self: Follower, part: Any, given: Any) -> Any:
+        trips.append(part)
+        return trip(self, part, given)
+
+    monkeypatch.setattr(Follower, "_trip", count)
+    monkeypatch.setattr(following, "_MOST_TRIPS", 10)
+    monkeypatch.setattr(following, "_MOST_TRIPS_TOGETHER", 15)
+    rehearsal = rehearse(model, SM_90, [{"x": np.ones(3, np.float32)}])
+    # Twice, with the input on the host and not, for each of the two limits of work for the host.
+    assert len(trips) <= 4 * 16 and rehearsal.kernels and not rehearsal.gaps
 
 
 @pytest.mark.parametrize("name", STAGED)

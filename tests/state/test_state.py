@@ -10,6 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from tests.program_seeds import load_text
 from tests.small_models import CPU, GATES, affine, hold_worker, make_tracer, ramp, trace
 from tests.state_models import WIDTH, cache, gated_sum, recurrent, running_sum
 from tests.test_interop import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
@@ -387,3 +388,26 @@ def test_memory_shows_its_shape_once_a_run_told_it(worker: gx.Worker) -> None:
     worker.run(HELD)
     assert worker.state.memories[0].shape == (2, WIDTH)
     assert "state held <- total: float32[2,3] (swap)" in worker.summary()
+
+
+# What the second one leaves is known once the host has read how many elements are not zero.
+MISDECLARED = {
+    "at once": "h = Cast <to = 11> (held)  t = Add (x, h)  total = Cast <to = 10> (t)  y = Neg (h)",
+    "as it runs": "p = NonZero (x)  q = Transpose (p)  r = GatherND (x, q)  s = ReduceSum <keepdims = 1> (r)"
+    "  h = Cast <to = 11> (held)  t = Add (s, h)  y = Neg (h)  shape = Shape (q)  wide = Expand (t, shape)"
+    "  total = Cast <to = 10> (wide)",
+}
+
+
+@pytest.mark.parametrize("known", MISDECLARED)
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR])
+def test_output_that_is_not_of_the_type_declared_is_refused(known: str, backend: gx.BackendType) -> None:
+    text = f"(double[n, 2] x, float[n, 2] held) => (double[n, 2] y, float[n, 2] total) {{ {MISDECLARED[known]} }}"
+    model = load_text(text).bind_state({"total": "held"})
+    x, held = np.eye(2), np.full((2, 2), 3, np.float32)
+    with gx.Worker(model, backend=backend) as worker:
+        worker.state.set({"held": held})
+        for _ in range(2):
+            with pytest.raises(gx.ModelError, match=r"Output 'total' .* Memory 'held' expects float32.*, got float16"):
+                worker.run(x)
+            np.testing.assert_array_equal(worker.state.get("held"), held)
