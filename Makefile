@@ -63,7 +63,7 @@ build/launches.json: $(BIN)/python $(shell find gpuexec tests/*.py tests/ops -na
 test-gpu:  ## run the tests that need a GPU, with the system's Python and what it has; writes text and XML to $$OUT
 	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.gpu $(ARGS)
 
-soak: compiler $(BIN)/python  ## run for an hour and look for what grows, hangs or goes wrong (ARGS="--minutes 5")
+soak: compiler $(BIN)/python  ## run for three quarters of an hour and look for what grows, hangs or goes wrong (ARGS="--minutes 5")
 	$(call install,run test $(TEST_CUDA))
 	PYTHONPATH=. $(BIN)/python -m tests.soak $(ARGS)
 

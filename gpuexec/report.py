@@ -17,7 +17,8 @@ class Report:
     ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
     although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
     for without having asked by name: (what, why) rows. ``plans_restored`` are plans whose layout a program brought;
-    ``plans_refused`` says why others it brought were made anew. Times in milliseconds.
+    ``plans_refused`` says why others it brought were made anew. ``graphs`` are the plans launched as one graph now,
+    ``graphs_refused`` how many the device had no memory for, which go on as launches. Times in milliseconds.
     """
 
     backend: str
@@ -33,6 +34,8 @@ class Report:
     host_syncs: tuple[tuple[str, str], ...]
     plans_restored: int = 0
     plans_refused: tuple[str, ...] = ()
+    graphs: int = 0
+    graphs_refused: int = 0
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -52,6 +55,8 @@ def make_report(engine: Engine, reason: str) -> Report:
         host_syncs=tuple(syncs.waits),
         plans_restored=counters.restored,
         plans_refused=tuple(counters.refused),
+        graphs=engine.site.graphs.count,
+        graphs_refused=engine.site.graphs.refused,
     )
 
 
@@ -77,6 +82,8 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Hold
         f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
         *([f"  plans brought along by the program {report.plans_restored}"] if report.plans_restored else []),
         *(f"  a plan brought along was made anew: {why}" for why in report.plans_refused),
+        *([f"  graphs {report.graphs}"] if report.graphs else []),
+        *([f"  graphs there was no memory for {report.graphs_refused}"] if report.graphs_refused else []),
         *(f"  memory {row}" for row in memory if row.most_nbytes),
     ]
     lines += [

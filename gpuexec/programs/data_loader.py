@@ -126,11 +126,7 @@ class MmapDataLoader(DataLoader):
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view of the map."""
-        offset, size = _check_range(self._where, offset, size, self._size)
-        view = self._view
-        if view is None:
-            raise ClosedError(f"The loader of {self._where} is closed.")
-        return view[offset : offset + size]
+        return _take_view(self._view, self._where, offset, size, self._size)
 
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
         """Copy bytes of the map."""
@@ -161,11 +157,7 @@ class BufferDataLoader(DataLoader):
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view."""
-        offset, size = _check_range("The buffer", offset, size, self._size)
-        view = self._view
-        if view is None:
-            raise ClosedError("The loader of a buffer is closed.")
-        return view[offset : offset + size]
+        return _take_view(self._view, "The buffer", offset, size, self._size)
 
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
         """Copy bytes."""
@@ -265,6 +257,14 @@ def _name_path(path: str | os.PathLike[str]) -> str:
         return os.fsdecode(path)
     except TypeError as error:
         raise InputError(f"Expected the path of a file, got {type(path).__name__}.") from error
+
+
+def _take_view(view: memoryview | None, where: str, offset: int, size: int, whole: int) -> memoryview:
+    """Return a view of bytes, unless their loader is closed (None)."""
+    offset, size = _check_range(where, offset, size, whole)
+    if view is None:
+        raise ClosedError(f"{where}: the loader is closed.")
+    return view[offset : offset + size]
 
 
 def _check_range(where: str, offset: int, size: int, most: int) -> tuple[int, int]:

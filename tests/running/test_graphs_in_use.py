@@ -202,6 +202,22 @@ def test_trim_and_close_give_graphs_back() -> None:
     assert graphs.count == 0 and count(backend)["close graph"] == 1
 
 
+def test_report_tells_of_graphs_and_of_those_there_was_no_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        raise gx.OutOfMemoryError("no room")
+
+    for is_refused in (False, True):
+        backend = make_tracer()
+        if is_refused:
+            monkeypatch.setattr(backend.device, "create_graph", refuse)
+        with gx.Worker(branches(), backend=backend) as worker:
+            for _ in range(6):
+                worker.schedule(ramp(4, 4))
+            report = worker.report()
+            assert (report.graphs, report.graphs_refused) == ((0, 1) if is_refused else (1, 0))
+            assert ("graphs there was no memory for 1" if is_refused else "  graphs 1") in worker.summary()
+
+
 def test_plan_recorded_anew_closes_its_graph() -> None:
     """A larger plan moves the arena; the graph over the old one is of no use any more."""
     backend = make_tracer()
