@@ -169,7 +169,7 @@ def test_forked_objects_raise_with_the_word_spawn(worker: gx.Worker) -> None:
                 said += "spawn" in str(error)
         os.write(send, bytes([said]))
         os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(receive, 1)[0] == len(uses)
-    os.close(receive)
-    os.close(send)
+    os.close(send)  # so that a child that dies is seen by what it did not write
+    with open(receive, "rb") as answer:
+        assert answer.read() == bytes([len(uses)])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 
-from gpuexec.errors import ClosedError, KernelError
+from gpuexec.errors import KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
+from gpuexec.runtime.work_thread import Work, WorkThread
 
 
 class CpuEvent:
@@ -93,13 +94,11 @@ class CpuStream:
     handle = 0
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], Callable[[], None] | None] | None] = queue.SimpleQueue()
         self._run_error: BaseException | None = None
         self._waited_error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._issued = self._finished = 0
-        self._closed = False
+        self._thread = WorkThread("gpuexec-cpu-stream")
+        # A stream forgotten by all ends its thread, without waiting. Not at exit: the thread is a daemon.
+        weakref.finalize(self, self._thread.stop).atexit = False
 
     def launch(
         self,
@@ -171,7 +170,7 @@ class CpuStream:
 
     def is_done(self) -> bool:
         """Return whether all work issued is done."""
-        return self._finished == self._issued
+        return self._thread.is_done()
 
     def is_capturing(self) -> bool:
         """Return False: there are no graphs here."""
@@ -185,10 +184,7 @@ class CpuStream:
 
     def close(self) -> None:
         """End the thread once its work is done. Twice is harmless."""
-        with self._lock:
-            if not self._closed and self._thread is not None:
-                self._work.put(None)
-            self._closed = True
+        self._thread.stop()
 
     def _put_unless_failed(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -197,29 +193,16 @@ class CpuStream:
 
         self._put(run)
 
-    def _put(self, work: Callable[[], Callable[[], None] | None]) -> None:
-        """Add work, starting the thread at the first. What it returns is called once the work counts as done."""
-        with self._lock:
-            if self._closed:
-                raise ClosedError("The stream is closed.")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work_off, name="gpuexec-cpu-stream", daemon=True)
-                self._thread.start()
-            self._issued += 1
-            self._work.put(work)
-
-    def _work_off(self) -> None:
-        while (work := self._work.get()) is not None:
-            announce = None
+    def _put(self, work: Work) -> None:
+        def run() -> Callable[[], None] | None:
             try:
-                announce = work()
+                return work()
             except BaseException as error:
                 # A copy that fails must not end the thread: whoever waits for the next event is told.
                 self._waited_error = error
-            del work  # and what it holds, while nothing else comes
-            self._finished += 1
-            if announce is not None:
-                announce()
+                return None
+
+        self._thread.put(run)
 
 
 def fill_bytes(target: ByteArray, pattern: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -387,3 +388,19 @@ def test_closed_stream_refuses_work() -> None:
     stream.close()
     with pytest.raises(ClosedError):
         stream.synchronize()
+
+
+def test_thread_of_a_stream_ends_with_it_or_when_nobody_has_it(device: CpuDevice) -> None:
+    closed, dropped = device.create_stream(), device.create_stream()
+    assert isinstance(closed, CpuStream) and isinstance(dropped, CpuStream)
+    threads = []
+    for stream in (closed, dropped):
+        stream.synchronize()
+        assert stream._thread._thread is not None
+        threads.append(stream._thread._thread)
+    closed.close()
+    del stream, dropped
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""The queue and the thread of a stream."""
+"""The thread of a simulated stream: delays, gates, and what an error does."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
-from gpuexec.errors import ClosedError
 from gpuexec.runtime.simulator.operations import Operation
+from gpuexec.runtime.work_thread import WorkThread
 
 
 class StreamThread:
-    """Runs operations in order on a thread that starts with the first and sleeps when there is none.
-
-    Knows no stream, so that a stream forgotten by all can end it.
+    """Runs operations in order. Knows no stream, so that a stream forgotten by all can end it.
 
     Args:
         lose: Called with an operation and the error that ended it.
@@ -34,13 +31,9 @@ class StreamThread:
     ) -> None:
         self._lose, self._is_alive = lose, is_alive
         self._delays, self._delay_s = delays, delay_s
-        self._queue: SimpleQueue[Operation | Callable[[], Any] | None] = SimpleQueue()
         self._gates: list[threading.Event] = []
-        self._issued = self._finished = 0
-        # Reentrant: a collection of garbage may stop a thread in the middle of its own bookkeeping.
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._is_stopped = False
+        self._thread = WorkThread("gpuexec-stream")
+        self.is_done, self.join, self.has_ended = self._thread.is_done, self._thread.join, self._thread.has_ended
 
     def put(self, item: Operation | Callable[[], Any]) -> None:
         """Queue an operation, or a plain call that others wait for and that is never skipped.
@@ -48,14 +41,14 @@ class StreamThread:
         Raises:
             ClosedError: The thread was stopped.
         """
-        with self._lock:
-            if self._is_stopped:
-                raise ClosedError("The stream was closed.")
-            self._issued += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="gpuexec-stream", daemon=True)
-                self._thread.start()
-            self._queue.put(item)
+
+        def work() -> None:
+            if not isinstance(item, Operation):
+                item()
+            elif self._is_alive():
+                self._run(item)
+
+        self._thread.put(work)
 
     def mark(self, point: threading.Event | None = None) -> threading.Event:
         """Return an event, a new one unless given, that is set when all that was queued is done."""
@@ -63,7 +56,7 @@ class StreamThread:
         if self.is_done():
             point.set()
         else:
-            self.put(point.set)
+            self._thread.put(lambda: point.set)
         return point
 
     def hold(self) -> threading.Event:
@@ -73,39 +66,11 @@ class StreamThread:
         self.put(gate.wait)
         return gate
 
-    def is_done(self) -> bool:
-        """Return whether the queue is empty and the last item finished."""
-        with self._lock:
-            return self._issued == self._finished
-
     def stop(self) -> None:
         """Let held work go; the thread ends after what is queued. Twice is harmless."""
-        with self._lock:
-            if self._is_stopped:
-                return
-            self._is_stopped = True
-            for gate in self._gates:
-                gate.set()
-            self._queue.put(None)
-
-    def join(self) -> None:
-        """Wait for the end of a stopped thread."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def has_ended(self) -> bool:
-        """Return whether it was stopped and nothing is left to do."""
-        return self._is_stopped and (self._thread is None or not self._thread.is_alive())
-
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if not isinstance(item, Operation):
-                item()
-            elif self._is_alive():
-                self._run(item)
-            item = None  # arguments and host arrays are let go of before the next wait
-            with self._lock:
-                self._finished += 1
+        for gate in self._gates:
+            gate.set()
+        self._thread.stop()
 
     def _run(self, operation: Operation) -> None:
         if self._delay_s:

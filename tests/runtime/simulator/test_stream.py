@@ -238,7 +238,7 @@ def test_delays_are_seeded_and_differ_between_streams(monkeypatch: pytest.Monkey
         for number in range(2):
             stream = device.create_stream()
             stream.hold().set()
-            stream.thread._thread.name = f"stream {number}"  # type: ignore[union-attr]
+            stream.thread._thread._thread.name = f"stream {number}"  # type: ignore[union-attr]
             for _ in range(5):
                 stream.fill(memory.address, b"\x01", 4)
         device.close()
@@ -264,7 +264,7 @@ def test_thread_starts_with_work_and_ends_with_the_stream(device: SimulatorDevic
     assert threads() == before
     dropped = device.create_stream()
     dropped.hold().set()
-    thread = dropped.thread._thread
+    thread = dropped.thread._thread._thread
     assert thread is not None
     del dropped
     gc.collect()
