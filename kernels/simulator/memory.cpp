@@ -16,27 +16,39 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 64 << 10;  // a multiple of every page size in use
+// What a kernel reaches by an index of 32 bits from a block's end faults, and is nobody else's memory. Addresses cost
+// nothing; where the process may not have as many, what lies near faults still.
+constexpr size_t kFar = size_t(8) << 30;
 constexpr unsigned char kPoison = 0xcd;
-constexpr size_t kRemembered = 4096;  // released blocks whose addresses stay unused
+constexpr size_t kRemembered = 1024;  // released blocks whose addresses stay unused
 
 size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
-// A guard, the pages with the block at their very end, and a guard.
+// A guard of a page, the pages with the block at their very end, and the guard behind.
 struct Mapping {
   char* start;
-  size_t nbytes;
-  uintptr_t block;
+  size_t pages_nbytes, behind_nbytes;
   size_t block_nbytes;
+
+  static Mapping of(size_t nbytes, size_t behind_nbytes) {
+    return {nullptr, round_up(used(nbytes), kPage), behind_nbytes, nbytes};
+  }
+  static size_t used(size_t nbytes) { return round_up(nbytes + !nbytes, kAlignment); }
+  size_t nbytes() const { return kPage + pages_nbytes + behind_nbytes; }
+  char* pages() const { return start + kPage; }
+  char* block() const { return pages() + pages_nbytes - used(block_nbytes); }
 };
 
-Mapping mapping_of(void* address, size_t nbytes) {
-  size_t used = round_up(nbytes + !nbytes, kAlignment), pages = round_up(used, kPage);
-  return {static_cast<char*>(address) + used - pages - kPage, pages + 2 * kPage, uintptr_t(address), nbytes};
+bool find_addresses(Mapping& mapping) {
+  void* start =
+      mmap(nullptr, mapping.nbytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  mapping.start = start == MAP_FAILED ? nullptr : static_cast<char*>(start);
+  return mapping.start;
 }
 
 std::mutex blocks_mutex;
-std::map<uintptr_t, size_t>& alive() {
-  static auto* all = new std::map<uintptr_t, size_t>;
+std::map<uintptr_t, Mapping>& alive() {
+  static auto* all = new std::map<uintptr_t, Mapping>;
   return *all;
 }
 std::deque<Mapping>& released() {
@@ -51,14 +63,14 @@ MemoryBlock find_memory(uintptr_t address) {
   // Guards keep blocks so far apart that at most one is near.
   auto after = alive().upper_bound(address);
   if (after != alive().end() && after->first - address < kPage) {
-    return {MemoryState::kAlive, after->first, after->second};
+    return {MemoryState::kAlive, after->first, after->second.block_nbytes};
   }
-  if (after != alive().begin() && address < (--after)->first + after->second + kPage) {
-    return {MemoryState::kAlive, after->first, after->second};
+  if (after != alive().begin() && address < (--after)->first + after->second.block_nbytes + kPage) {
+    return {MemoryState::kAlive, after->first, after->second.block_nbytes};
   }
   for (const Mapping& mapping : released()) {
-    if (address - uintptr_t(mapping.start) < mapping.nbytes) {
-      return {MemoryState::kFreed, mapping.block, mapping.block_nbytes};
+    if (address - uintptr_t(mapping.start) < 2 * kPage + mapping.pages_nbytes) {
+      return {MemoryState::kFreed, uintptr_t(mapping.block()), mapping.block_nbytes};
     }
   }
   return {MemoryState::kNone, 0, 0};
@@ -69,30 +81,32 @@ MemoryBlock find_memory(uintptr_t address) {
 using namespace gpuexec;
 
 void* gpuexec_allocate(size_t nbytes) {
-  size_t used = round_up(nbytes + !nbytes, kAlignment), pages = round_up(used, kPage);
-  void* start = mmap(nullptr, pages + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (start == MAP_FAILED) return nullptr;
-  char* first = static_cast<char*>(start) + kPage;
-  if (mprotect(first, pages, PROT_READ | PROT_WRITE) != 0) {
-    munmap(start, pages + 2 * kPage);
+  Mapping mapping = Mapping::of(nbytes, kFar);
+  if (!find_addresses(mapping)) {
+    mapping.behind_nbytes = kPage;
+    if (!find_addresses(mapping)) return nullptr;
+  }
+  if (mprotect(mapping.pages(), mapping.pages_nbytes, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapping.start, mapping.nbytes());
     return nullptr;
   }
-  char* address = first + pages - used;
-  memset(address, kPoison, used);
+  char* address = mapping.block();
+  memset(address, kPoison, Mapping::used(nbytes));
   std::lock_guard<std::mutex> lock(blocks_mutex);
-  alive()[uintptr_t(address)] = nbytes;
+  alive().emplace(uintptr_t(address), mapping);
   return address;
 }
 
-void gpuexec_release(void* address, size_t nbytes) {
-  Mapping mapping = mapping_of(address, nbytes);
-  madvise(mapping.start, mapping.nbytes, MADV_DONTNEED);  // the bytes go back to the host now
-  mprotect(mapping.start, mapping.nbytes, PROT_NONE);
+void gpuexec_release(void* address) {
   std::lock_guard<std::mutex> lock(blocks_mutex);
-  alive().erase(uintptr_t(address));
+  auto found = alive().find(uintptr_t(address));
+  Mapping mapping = found->second;
+  alive().erase(found);
+  madvise(mapping.pages(), mapping.pages_nbytes, MADV_DONTNEED);  // the bytes go back to the host now
+  mprotect(mapping.pages(), mapping.pages_nbytes, PROT_NONE);
   released().push_back(mapping);
   if (released().size() > kRemembered) {
-    munmap(released().front().start, released().front().nbytes);
+    munmap(released().front().start, released().front().nbytes());
     released().pop_front();
   }
 }

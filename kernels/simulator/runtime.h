@@ -137,10 +137,11 @@ int gpuexec_launch(gpuexec::Launch* launch);
 void** gpuexec_copy_arguments(void* const* arguments, const gpuexec::Parameter* parameters, int count);
 void gpuexec_free_arguments(void** arguments);
 
-// Memory of the device: aligned to 256 bytes, full of 0xcd, its end within 256 bytes of an inaccessible page. Null when
-// none is left. Released memory stays inaccessible and its address unused for a long while, so that late uses fault.
+// Memory of the device: aligned to 256 bytes, full of 0xcd, its end within 256 bytes of addresses that stay inaccessible
+// for 8 GiB. Null when none is left. Released memory stays inaccessible and its address unused for a long while, so that
+// late uses fault.
 void* gpuexec_allocate(size_t nbytes);
-void gpuexec_release(void* address, size_t nbytes);
+void gpuexec_release(void* address);
 void gpuexec_fill(void* address, const void* pattern, size_t pattern_bytes, size_t count);
 }
 #pragma GCC visibility pop

@@ -136,7 +136,7 @@ _FUNCTIONS = (
     ("gpuexec_copy_arguments", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
     ("gpuexec_free_arguments", None, (ctypes.c_void_p,)),
     ("gpuexec_allocate", ctypes.c_void_p, (ctypes.c_size_t,)),
-    ("gpuexec_release", None, (ctypes.c_void_p, ctypes.c_size_t)),
+    ("gpuexec_release", None, (ctypes.c_void_p,)),
     ("gpuexec_fill", None, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t)),
 )
 

@@ -1,7 +1,8 @@
 """Memory of the simulated device: real addresses that the host must not touch but by copies.
 
-It is full of 0xCD when allocated, ends near an inaccessible page, and is inaccessible once freed: a kernel that reads
-too far or too late faults, as it may on a GPU. Pinned memory is the host's own, and full of 0xCD once freed.
+It is full of 0xCD when allocated, ends near addresses that are kept inaccessible for 8 GiB, and is inaccessible once
+freed: a kernel that goes too far or too late faults, as it may on a GPU, and does not reach what is the host's. Pinned
+memory is the host's own, and full of 0xCD once freed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _POISON = 0xCD
 _NEAR_BYTES = 1 << 16
-_REMEMBERED = 4096
+_REMEMBERED = 1024
 
 
 class AddressMap:
@@ -121,7 +122,7 @@ class DeviceMemory:
         blocks, self._blocks = self._blocks, None
         if blocks is not None:
             blocks.remove(self.address)
-            load_runtime().gpuexec_release(self.address, self.nbytes)
+            load_runtime().gpuexec_release(self.address)
 
     def __del__(self) -> None:
         if getattr(self, "_blocks", None) is not None:

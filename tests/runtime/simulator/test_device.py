@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,27 @@ def test_store_to_nowhere_says_so(device: SimulatorDevice) -> None:
     message = r"illegal address 0x\w+ .* lies in no allocation"
     with pytest.raises(DeviceLostError, match=r"^simulator \(sm_90\): mistakes.cu:store: " + message):
         stream.synchronize()
+
+
+@pytest.mark.parametrize("index", [1 << 10, 1 << 24, (1 << 31) - 1])
+def test_store_far_behind_memory_faults_whatever_the_process_has_there(device: SimulatorDevice, index: int) -> None:
+    memory = device.allocate(64)
+    others = [np.zeros(1 << 23, np.uint8) for _ in range(8)]  # what a host maps falls into the nearest gaps
+    stream = device.create_stream()
+    launch_store(device, stream, memory.address, index)
+    with pytest.raises(DeviceLostError, match="illegal address"):
+        stream.synchronize()
+    assert not any(each.any() for each in others)
+
+
+def test_addresses_behind_memory_belong_to_nobody(device: SimulatorDevice) -> None:
+    memories = [device.allocate(nbytes) for nbytes in (0, 1, 70_000)]
+    rows = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [(*(int(end, 16) for end in span.split("-")), rights) for span, rights in rows]
+    for memory in memories:
+        behind = memory.address + -(-max(memory.nbytes, 1) // 256) * 256
+        reached = [rights for first, end, rights in spans if first < behind + (8 << 30) and end > behind]
+        assert reached == ["---p"]
 
 
 def test_freed_memory_is_out_of_reach(device: SimulatorDevice) -> None:
