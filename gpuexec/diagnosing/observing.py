@@ -1,0 +1,70 @@
+"""Running a model once with every node in view."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuexec.engine import Engine
+from gpuexec.errors import InputError
+from gpuexec.model import Model
+from gpuexec.running.comparing import Observe
+from gpuexec.runtime.backend import Backend
+
+Array = np.ndarray[Any, Any]
+
+
+def observe(model: Model, inputs: object, backend: Backend, look: Observe) -> dict[str, Array]:
+    """Run a model; ``look`` is called with each node and its arrays, in order, once the device is done with it.
+
+    All values are kept while the run lasts, so that nothing overwrites what is to be looked at. Nodes that the host
+    computes by itself (shapes, what has no kernel) are not shown; of a loop, the nodes of its body are, trip by trip.
+
+    Returns:
+        The outputs.
+    """
+    with _opened(model, backend, look) as engine, engine.entering():
+        return _read_outputs(engine, inputs)
+
+
+def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Array]:
+    """Run a model as always; return its outputs."""
+    with _opened(model, backend, None) as engine, engine.entering():
+        return _read_outputs(engine, inputs)
+
+
+def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
+    """Return inputs by name, given as for `gpuexec.Worker.schedule`, as arrays of the host.
+
+    Raises:
+        InputError: There are too many, or the model has memories, which start from elsewhere.
+    """
+    if model.memories:
+        names = ", ".join(memory.input for memory in model.memories)
+        raise InputError(f"The model has memories ({names}); load it without, and give them as inputs.")
+    if isinstance(inputs, Mapping):
+        return {str(name): np.asarray(array) for name, array in inputs.items()}
+    given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    if len(given) != len(model.inputs):
+        raise InputError(
+            f"The model takes {len(model.inputs)} inputs ({', '.join(port.name for port in model.inputs)}), got"
+            f" {len(given)}."
+        )
+    return {port.name: np.asarray(array) for port, array in zip(model.inputs, given, strict=True)}
+
+
+def _read_outputs(engine: Engine, inputs: object) -> dict[str, Array]:
+    run = engine.schedule(inputs, copy=True)
+    return {name: tensor.readback_and_clone() for name, tensor in run.outputs.items()}
+
+
+@contextlib.contextmanager
+def _opened(model: Model, backend: Backend, look: Observe | None) -> Iterator[Engine]:
+    engine = Engine(model, backend, 1, observe=look)
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,173 @@
+"""Graph -> Graph whose inner values can be looked at: one way for all that looks.
+
+    Exposure.expose(graph) -> Exposed(graph, nodes, rows, words, counts, tensors)
+
+What compares nodes has all values as outputs. What counts NaN or takes statistics has `Statistics` nodes beside the
+nodes it looks at, whose words are joined into one output; so looking is part of the plan, on every device, and no value
+lives longer than to be read once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.operator import Operator
+from gpuexec.ops.copy import Concat
+from gpuexec.ops.elementwise_cast import Identity
+from gpuexec.ops.statistics import Histogram, Statistics
+
+BINS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """What to take of a value, or of all that a node makes, by its name; ``tensor``: all of it, to the host."""
+
+    name: str
+    moments: bool = False
+    histogram: bool = False
+    tensor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value that is looked at: the node that makes it (None: an input), and the taps it is looked at for.
+
+    ``taker`` is the name of the node that takes its statistics, where one does.
+    """
+
+    value: Value
+    node: Node | None
+    taps: tuple[Tap, ...]
+    taker: str = ""
+
+    @property
+    def has_histogram(self) -> bool:
+        """Whether a histogram is asked for."""
+        return any(tap.histogram for tap in self.taps)
+
+    @property
+    def has_tensor(self) -> bool:
+        """Whether the whole of it is asked for."""
+        return any(tap.tensor for tap in self.taps)
+
+    @property
+    def operator(self) -> Statistics:
+        """What takes its statistics; a watch alone wants little."""
+        return Statistics(moments=int(any(tap.moments for tap in self.taps)), floats_only=int(not self.taps))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exposed:
+    """A graph with what is looked at among its outputs.
+
+    Attributes:
+        graph: The graph.
+        nodes: Those that it had itself: who looks at values is none of them.
+        rows: What has statistics, in the order of its words.
+        words: The output that joins them; None where there are none.
+        counts: The output that joins the histograms of those rows that have one.
+        tensors: Outputs that are copies of those values wanted whole.
+    """
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    rows: tuple[Row, ...] = ()
+    words: Value | None = None
+    counts: Value | None = None
+    tensors: Mapping[Value, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """What of a graph is looked at.
+
+    Attributes:
+        keeps_all: All values are outputs.
+        watches: NaN and infinities are looked for in every value.
+        taps: What statistics are taken of.
+    """
+
+    keeps_all: bool = False
+    watches: bool = False
+    taps: tuple[Tap, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.keeps_all or self.watches or bool(self.taps)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether statistics are taken of anything."""
+        return self.watches or bool(self.taps)
+
+    def expose(self, graph: Graph) -> Exposed:
+        """Return a graph that computes the same, and what is looked at; outputs come behind those it has."""
+        exposed = self._add_statistics(graph) if self.has_statistics else Exposed(graph, graph.nodes)
+        if self.keeps_all:
+            made = [value for node in graph.nodes for value in node.outputs if value is not None]
+            exposed = replace(exposed, graph=_with_outputs(exposed.graph, made))
+        return exposed
+
+    def rows_of(self, node: Node | None, values: Iterable[Value | None]) -> list[Row]:
+        """Return what is looked at of the values that a node makes (None: of inputs)."""
+        name = "" if node is None else node.name
+        rows = []
+        for value in values:
+            taps = tuple([tap for tap in self.taps if value is not None and tap.name in (value.name, name)])
+            if value is not None and (self.watches or taps):
+                rows.append(Row(value, node, taps))
+        return rows
+
+    def _add_statistics(self, graph: Graph) -> Exposed:
+        names = {value.name for value in graph.values()}
+        rows: list[Row] = []
+        nodes: list[Node] = []
+        words: list[Value] = []
+        counts: list[Value] = []
+        tensors: dict[Value, Value] = {}
+
+        def add(operator: Operator, *taken: Value) -> Value:
+            made = Value(_name(taken[0], operator, names))
+            names.add(made.name)
+            nodes.append(Node(operator, taken, (made,), made.name))
+            return made
+
+        def look(found: list[Row]) -> None:
+            for row in found:
+                words.append(add(row.operator, row.value))
+                rows.append(replace(row, taker=words[-1].name))
+                if row.has_histogram:
+                    counts.append(add(Histogram(BINS), row.value, words[-1]))
+                if row.has_tensor:
+                    tensors[row.value] = add(Identity(), row.value)
+
+        look(self.rows_of(None, graph.inputs))
+        look([row for row in self.rows_of(None, graph.constants) if row.taps])
+        for node in graph.nodes:
+            nodes.append(node)
+            look(self.rows_of(node, node.outputs))
+        all_words, all_counts = (add(Concat(0), *values) if values else None for values in (words, counts))
+        shown = [value for value in (all_words, all_counts, *tensors.values()) if value is not None]
+        return Exposed(
+            _with_outputs(replace(graph, nodes=tuple(nodes)), shown),
+            graph.nodes,
+            tuple(rows),
+            all_words,
+            all_counts,
+            tensors,
+        )
+
+
+def _name(value: Value, operator: Operator, known: AbstractSet[str]) -> str:
+    """Return what a node that looks at a value is called: a name that is not known yet."""
+    name = f"{value.name}: {operator.name.rpartition('.')[2]}"
+    while name in known:
+        name += "'"
+    return name
+
+
+def _with_outputs(graph: Graph, values: Iterable[Value]) -> Graph:
+    return replace(graph, outputs=tuple(dict.fromkeys([*graph.outputs, *values])))

@@ -1,0 +1,234 @@
+"""What was looked at in a run: statistics on their way to the host, and what is told of them once they are there."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any
+
+from gpuexec.command import HostCall, Launch, Slot
+from gpuexec.errors import InputError, NonFiniteError, StateError
+from gpuexec.graph import Node, Value
+from gpuexec.inspecting.exposing import BINS, Exposed, Row
+from gpuexec.inspecting.finding import NonFinite, find_nonfinite, judge_host_node
+from gpuexec.inspecting.inspector import Inspector
+from gpuexec.inspecting.statistics import Array, Reducer, Statistics, name_of, read_words
+from gpuexec.ops.statistics import WORDS, is_look
+from gpuexec.ops.statistics import Histogram as HistogramOperator
+from gpuexec.resources.fence import Fence
+from gpuexec.running.crossing import Crossing, Fetch
+from gpuexec.running.held import Held
+from gpuexec.running.plan_cache import Choice
+from gpuexec.runtime.completion import Completion
+from gpuexec.spec import TensorSpec
+
+
+class Piece:
+    """What was looked at in one plan of a run, or in one node on the host.
+
+    Args:
+        exposed: What was looked at.
+        fetch: Its way to the host.
+        made: Where it is.
+        choice: The plan and its sizes.
+        given: The model's inputs.
+    """
+
+    def __init__(
+        self, exposed: Exposed, fetch: Fetch, made: Mapping[Value, Held], choice: Choice, given: Collection[Value]
+    ) -> None:
+        self.fetch, self._exposed, self._made, self._given = fetch, exposed, made, given
+        self._commands, self._origins = choice.variant.commands, choice.prepared.plan.segment.origins
+        self._words: Array | None = None
+        # Whoever gives the run up gives its pinned memory back.
+        weakref.finalize(self, fetch.close).atexit = False
+
+    def find(self) -> NonFinite | None:
+        """Return the first node that made a NaN or infinity; the content is there."""
+        return find_nonfinite(self._exposed, self._read_words(), self._given, self._find_spec)
+
+    def read(self, reducers: Mapping[str, Sequence[Reducer]]) -> list[Statistics]:
+        """Return the statistics of all that is tapped; the content is there."""
+        words, exposed = self._read_words(), self._exposed
+        histograms = iter([] if exposed.counts is None else self._content(exposed.counts).reshape(-1, BINS))
+        found = []
+        for place, row in enumerate(exposed.rows):
+            if not row.taps:
+                continue
+            counts = next(histograms) if row.has_histogram else None
+            results = {}
+            if row.has_tensor:
+                tensor = self._content(exposed.tensors[row.value])
+                results = {name_of(each): each(tensor) for tap in row.taps for each in reducers.get(tap.name, ())}
+            node = "" if row.node is None else row.node.name
+            spec = self._find_spec(place)
+            found.append(read_words(row.value.name, node, spec, words[place], counts, results))
+        return found
+
+    def _read_words(self) -> Array:
+        if self._words is None:
+            self.fetch.finish()
+            assert self._exposed.words is not None
+            self._words = self._content(self._exposed.words).reshape(-1, WORDS)
+        return self._words
+
+    def _content(self, value: Value) -> Array:
+        array = self._made[value].array
+        assert array is not None
+        return array
+
+    def _find_spec(self, place: int) -> TensorSpec | None:
+        """Return shape and dtype of what is looked at, by the window that is read; None where the host knew it all."""
+        taker = self._exposed.rows[place].taker
+        for command, origin in zip(self._commands, self._origins, strict=True):
+            if origin != taker or not is_look(command):
+                continue
+            match command:
+                case HostCall(inputs=(Slot() as slot, *_)) | Launch(arguments=(Slot() as slot, *_)):
+                    return slot.spec
+        return None
+
+
+class Inspection:
+    """What a run was looked at for, by taps and a watch: poll `is_done`, await it, or wait; nothing blocks the run.
+
+    What it tells is there once the run is done, even if it was ended by what the watch found.
+
+    Args:
+        fence: Of the run.
+        inspector: What is looked at; taps of later runs may be others.
+        given: The model's inputs.
+    """
+
+    def __init__(self, fence: Fence, completion: Completion, inspector: Inspector, given: Collection[Value]) -> None:
+        self._fence, self._completion, self._given = fence, completion, given
+        self._reducers, self.raises = inspector.reducers, inspector.raises
+        self._has_watch = inspector.exposure.watches
+        self._pieces: list[Piece | tuple[NonFinite | None, list[Statistics]]] = []
+        self._lock = threading.Lock()
+        self._history: dict[str, list[Statistics]] | None = None
+        self._found: NonFinite | None = None
+
+    def is_done(self) -> bool:
+        """Return whether all is on the host, or never will be; never waits."""
+        return self._fence.is_done()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until done; False when the time ran out.
+
+        Raises:
+            GpuexecError: What the run raised.
+        """
+        return self._fence.synchronize(timeout_s)
+
+    def __await__(self) -> Generator[Any, None, Inspection]:
+        yield from self._fence.wait(self._completion).__await__()
+        return self
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Return the statistics of each value tapped, by its name, waiting for them if need be.
+
+        Of a value in the body of a loop they are those of the last trip; `history` has all.
+
+        Raises:
+            GpuexecError: What the run raised, but for what the watch found.
+        """
+        return {name: rows[-1] for name, rows in self._settle().items()}
+
+    def history(self, value: str) -> tuple[Statistics, ...]:
+        """Return the statistics of one value, each time that the run made it.
+
+        Raises:
+            InputError: It is not tapped, or the run did not come by it.
+        """
+        known = self._settle()
+        if value not in known:
+            raise InputError(
+                f"The run made no tapped value {value!r}; it made {', '.join(known) or 'none'}.", value=value
+            )
+        return tuple(known[value])
+
+    def find_nonfinite(self) -> NonFinite | None:
+        """Return the first node that made a NaN or infinity, waiting for the run if need be; None where none did.
+
+        Raises:
+            StateError: The run is not watched.
+            GpuexecError: What the run raised, but for what the watch found.
+        """
+        if not self._has_watch:
+            raise StateError("The run is not watched; make the Worker with watch='report' or 'raise'.")
+        self._settle()
+        return self._found
+
+    def take(self, exposed: Exposed, crossing: Crossing, made: Mapping[Value, Held], choice: Choice) -> Piece | None:
+        """Start to bring what was looked at in a plan to the host; None where that is nothing."""
+        shown = [value for value in (exposed.words, exposed.counts, *exposed.tensors.values()) if value is not None]
+        if not shown:
+            return None
+        held = {value: made[value] for value in shown}
+        piece = Piece(exposed, crossing.fetch(list(held.values())), held, choice, self._given)
+        self._pieces.append(piece)
+        return piece
+
+    def take_host_node(self, node: Node, rows: Sequence[Row], arrays: Mapping[Value, Array | None]) -> None:
+        """Look at what the host computed; ``arrays`` are those it knows.
+
+        Raises:
+            NonFiniteError: The node made a NaN or infinity, and that ends the run.
+        """
+        told = []
+        for row in rows:
+            array = arrays.get(row.value)
+            if array is not None and row.taps:
+                told.append(self._reduce(node, row, array))
+        found = judge_host_node(node, arrays) if self._has_watch else None
+        self._pieces.append((found, told))
+        self.check(found)
+
+    def check(self, found: NonFinite | None) -> None:
+        """End the run where something was found, if it was asked for.
+
+        Raises:
+            NonFiniteError: Something was, and it was.
+        """
+        if found is not None and self.raises:
+            raise NonFiniteError(
+                str(found),
+                operator=found.operator,
+                kind=found.kind,
+                count=found.count,
+                index=found.index,
+                node=found.node or None,
+                value=found.output.value,
+            )
+
+    def _reduce(self, node: Node, row: Row, array: Array) -> Statistics:
+        (words,) = row.operator.compute(array)
+        counts = HistogramOperator(BINS).compute(array, words)[0] if row.has_histogram else None
+        results = {name_of(each): each(array) for tap in row.taps for each in self._reducers.get(tap.name, ())}
+        spec = TensorSpec(array.shape, array.dtype)
+        return read_words(row.value.name, node.name, spec, words, counts, results)
+
+    def _settle(self) -> dict[str, list[Statistics]]:
+        """Read what came to the host, once."""
+        self._fence.settle()
+        failure = self._fence.failure
+        if failure is not None and not isinstance(failure, NonFiniteError):
+            raise failure
+        if failure is None:
+            self._fence.synchronize()
+        with self._lock:
+            if self._history is None:
+                history: dict[str, list[Statistics]] = {}
+                for piece in self._pieces:
+                    if isinstance(piece, Piece):
+                        found = piece.find() if self._has_watch else None
+                        told = piece.read(self._reducers)
+                    else:
+                        found, told = piece
+                    self._found = self._found or found
+                    for each in told:
+                        history.setdefault(each.value, []).append(each)
+                self._history, self._pieces = history, []
+            return self._history
