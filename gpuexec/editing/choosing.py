@@ -1,0 +1,166 @@
+"""Other outputs and inputs of a model: inner values shown, outputs left out, a part cut out between values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuexec.editing.parts import Parts
+from gpuexec.editing.values import exchange, find_values, keep_needed
+from gpuexec.errors import GpuexecError, InputError
+from gpuexec.graph import Graph, Value
+from gpuexec.importer.infer import infer_declared
+from gpuexec.memories import Memory
+from gpuexec.planner.analyse import Walk
+from gpuexec.spec import DeclaredSpec, TensorSpec
+
+# What no free dimension has a part in comes out alike with both.
+_TRIED = (8, 24)
+
+
+def expose(parts: Parts, names: Sequence[str]) -> Parts:
+    """Return parts with further outputs behind those there are; what is an output already stays one.
+
+    Raises:
+        InputError: There is no such value or node, or nothing tells a value's type.
+    """
+    graph = parts.graph
+    added = [value for value in _find(parts, names, "expose") if value not in graph.outputs]
+    outputs = (*graph.outputs, *added)
+    return parts.with_graph(_declare(Graph(graph.inputs, outputs, graph.nodes, graph.constants, graph.name)))
+
+
+def keep_outputs(parts: Parts, names: Sequence[str]) -> Parts:
+    """Return parts with these outputs alone, in this order, and only with what they need.
+
+    A memory stays if an output that stays depends on it. An input that nothing read before stays too.
+
+    Raises:
+        InputError: There is no such value or node, or one is listed twice.
+    """
+    chosen = _find(parts, names, "keep_outputs")
+    graph, memories = _keep_with_memories(parts, chosen, frozenset())
+    read = {value for node in parts.graph.nodes for value in node.inputs} | set(parts.graph.outputs)
+    left = set(graph.inputs)
+    idle = {value for value in parts.inputs if value not in read}
+    inputs = tuple([value for value in parts.graph.inputs if value in left or value in idle])
+    graph = Graph(inputs, graph.outputs, graph.nodes, graph.constants, graph.name)
+    return Parts(parts.graph, memories, parts.dims).with_graph(_declare(graph))
+
+
+def extract(parts: Parts, inputs: Sequence[str], outputs: Sequence[str]) -> Parts:
+    """Return the part of a model that makes some of its values from others.
+
+    Memories that lie within it stay, and are not listed.
+
+    Raises:
+        InputError: There is no such value, an output needs an input that is not listed, or one listed is not needed.
+    """
+    given = _find(parts, inputs, "extract: inputs")
+    wanted = _find(parts, outputs, "extract: outputs")
+    graph, memories = _keep_with_memories(parts, wanted, frozenset(given))
+    held = {memory.input for memory in memories}
+    lacking = [value for value in graph.inputs if value not in given and value.name not in held]
+    if lacking:
+        listed = ", ".join(value.name for value in lacking)
+        raise InputError(
+            f"extract: {', '.join(outputs)} can't be made from {', '.join(inputs)} alone; what lies between needs"
+            f" {listed} too. List it among the inputs, or values behind it.",
+            value=lacking[0].name,
+        )
+    needed = {value for node in graph.nodes for value in node.inputs} | set(graph.outputs)
+    idle = [value.name for value in given if value not in needed]
+    if idle:
+        raise InputError(f"extract: {', '.join(outputs)} don't need {', '.join(idle)}; leave it out.", value=idle[0])
+    types = _find_types(keep_needed(parts.graph, [*given, *wanted]), [*given, *wanted])
+    others = {value: Value(value.name, types[value]) for value in given if value.declared is None}
+    ports = (*given, *[value for value in graph.inputs if value.name in held])
+    graph = exchange(Graph(ports, graph.outputs, graph.nodes, graph.constants, graph.name), others)
+    shown = {value: Value(value.name, types[value]) for value in graph.outputs if value.declared is None}
+    return Parts(parts.graph, memories, parts.dims).with_graph(exchange(graph, shown))
+
+
+def _find(parts: Parts, names: Sequence[str], what: str) -> list[Value]:
+    """Return values by name, none of which is what a memory starts from or leaves."""
+    found = find_values(parts.graph, names, what)
+    for memory in parts.memories:
+        for value in found:
+            if value.name in (memory.input, memory.output):
+                message = f"{what}: {value.name!r} belongs to memory {memory}; see Worker.state."
+                raise InputError(message, value=value.name)
+    return found
+
+
+def _keep_with_memories(
+    parts: Parts, chosen: Sequence[Value], given: frozenset[Value]
+) -> tuple[Graph, tuple[Memory, ...]]:
+    """Return the graph of what these values need, and the memories that they depend on, over any number of runs."""
+    ends = {value.name: value for value in parts.graph.outputs}
+    kept: list[Memory] = []
+    while True:
+        outputs = list(dict.fromkeys([*chosen, *(ends[memory.output] for memory in kept)]))
+        graph = keep_needed(parts.graph, outputs, given)
+        names = {value.name for value in graph.inputs if value not in given}
+        found = [memory for memory in parts.memories if memory.input in names]
+        if len(found) == len(kept):
+            return graph, tuple(found)
+        kept = found
+
+
+def _declare(graph: Graph) -> Graph:
+    """Return the graph with a type declared of each output."""
+    unknown = [value for value in graph.outputs if value.declared is None]
+    if not unknown:
+        return graph
+    types = _find_types(graph, unknown)
+    return exchange(graph, {value: Value(value.name, types[value]) for value in unknown})
+
+
+def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
+    """Return the types of values: those declared, those of constants, and those that follow from the nodes.
+
+    Raises:
+        InputError: Nothing tells one.
+    """
+    types = {value: value.declared for value in values if value.declared is not None}
+    arrays = {value: graph.constants[value] for value in values if value in graph.constants}
+    types.update({value: DeclaredSpec(array.dtype, array.shape) for value, array in arrays.items()})
+    unknown = [value for value in values if value not in types]
+    if unknown:
+        types.update(infer_declared(keep_needed(graph, unknown), unknown))
+    unknown = [value for value in values if value not in types]
+    if unknown:
+        types.update(_try_extents(keep_needed(graph, unknown), unknown))
+    for value in values:
+        if value not in types:
+            node = graph.producers()[value]
+            raise InputError(
+                f"Nothing tells the type of {value}, which {node} makes, before the model has run; choose a value"
+                " further on.",
+                node=node.name,
+                value=value.name,
+            )
+    return types
+
+
+def _try_extents(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
+    """Return types found by inferring with two extents for each free dimension; what comes out alike is fixed."""
+    constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
+    tries: list[list[TensorSpec]] = []
+    for guess in _TRIED:
+        inputs = {}
+        for value in graph.inputs:
+            if value.declared is None or value.declared.dims is None:
+                return {}
+            shape = tuple([dim if isinstance(dim, int) else guess for dim in value.declared.dims])
+            inputs[value] = TensorSpec(shape, value.declared.dtype)
+        try:
+            specs = Walk(graph.producers(), constants, inputs).run(graph.nodes, [None] * len(graph.nodes)).specs
+        except GpuexecError:
+            return {}
+        tries.append([specs[value] for value in values])
+    found = {}
+    for value, first, second in zip(values, *tries, strict=True):
+        if first.rank == second.rank:
+            dims = tuple([a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)])
+            found[value] = DeclaredSpec(first.dtype, dims)
+    return found

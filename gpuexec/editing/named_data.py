@@ -1,0 +1,216 @@
+"""Arrays by name from files of their own: what weights are replaced by."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError, ModelError
+from gpuexec.graph import Array
+from gpuexec.importer.initializers import read_initializers
+from gpuexec.importer.outputs import shorten
+from gpuexec.mapped import map_file
+from gpuexec.spec import TensorSpec, dtype_row
+
+_KINDS = {"F": "float", "I": "int", "U": "uint"}
+_LENGTH_NBYTES = 8  # of the header of a safetensors file, in front of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """An array, be it a view of a mapped file, and what it is from."""
+
+    array: Array
+    source: str
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return TensorSpec(self.array.shape, self.array.dtype)
+
+
+class NamedDataMap(Mapping[str, Array]):
+    """Arrays by name. Those of .safetensors files, and what is large in others' external data, are not read before.
+
+    A mapping like any other, with ExecuTorch's names for what it tells beside that.
+    """
+
+    def __init__(self, rows: Mapping[str, _Row], sources: Sequence[str]) -> None:
+        self._rows, self._sources = dict(rows), tuple(sources)
+
+    @staticmethod
+    def load(*sources: str | os.PathLike[str] | Mapping[str, Any]) -> NamedDataMap:
+        """Return what is in one or more sources together.
+
+        Args:
+            *sources: Paths of .safetensors, .npz or .onnx files (of those the initializers, external data too), or
+                mappings of arrays.
+
+        Raises:
+            InputError: A source is none of these, or two have the same key.
+            ModelError: A file can't be read.
+        """
+        if not sources:
+            raise InputError("Expected at least one file or mapping to load arrays from.")
+        return NamedDataMap.merge(*(_open(source) for source in sources))
+
+    @staticmethod
+    def merge(*maps: NamedDataMap) -> NamedDataMap:
+        """Return several as one.
+
+        Raises:
+            InputError: Two have the same key; names key and sources.
+        """
+        rows: dict[str, _Row] = {}
+        for each in maps:
+            for key, row in each._rows.items():
+                if key in rows:
+                    raise InputError(f"The key {key!r} is in {rows[key].source} and in {row.source}.", value=key)
+                rows[key] = row
+        return NamedDataMap(rows, [source for each in maps for source in each._sources])
+
+    def get_num_keys(self) -> int:
+        """Return how many arrays there are."""
+        return len(self._rows)
+
+    def get_key(self, index: int) -> str:
+        """Return a key by its number, from 0.
+
+        Raises:
+            InputError: There are not as many.
+        """
+        if not isinstance(index, int) or not 0 <= index < len(self._rows):
+            raise InputError(f"There are {len(self._rows)} keys, from 0; got {index!r}.")
+        return list(self._rows)[index]
+
+    def get_tensor_layout(self, key: str) -> TensorSpec:
+        """Return shape and dtype of an array, of which nothing is read.
+
+        Raises:
+            InputError: There is none of that name.
+        """
+        return self._find(key).spec
+
+    def get_data(self, key: str) -> Array:
+        """Return an array, read-only.
+
+        Raises:
+            InputError: There is none of that name.
+        """
+        array = self._find(key).array.view()
+        array.flags.writeable = False
+        return array
+
+    def load_data_into(self, key: str, out: Any) -> None:
+        """Copy an array into one of the caller's, or into bytes: anything writable with the buffer protocol.
+
+        Raises:
+            InputError: There is none of that name, or ``out`` is of another size, or of another dtype or shape.
+        """
+        row = self._find(key)
+        spec = row.spec
+        target = out if isinstance(out, np.ndarray) else np.frombuffer(out, np.uint8)
+        is_bytes = target.dtype == np.uint8 and target.ndim == 1 and spec.dtype != np.uint8
+        fits = target.nbytes == spec.nbytes if is_bytes else (target.dtype, target.shape) == (spec.dtype, spec.shape)
+        if not fits or not target.flags.writeable:
+            got = f"{target.dtype.name}{list(target.shape)}{'' if target.flags.writeable else ', read-only'}"
+            raise InputError(
+                f"{key!r} is {spec}, {spec.nbytes} bytes; expected as much to write to, got {got}.", value=key
+            )
+        array = np.ascontiguousarray(row.array)
+        target[...] = array.reshape(-1).view(np.uint8) if is_bytes else array
+
+    def __getitem__(self, key: str) -> Array:
+        if key not in self._rows:
+            raise KeyError(key)
+        return self.get_data(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"NamedDataMap({len(self._rows)} arrays of {', '.join(self._sources)})"
+
+    def _find(self, key: str) -> _Row:
+        if key not in self._rows:
+            known = shorten(sorted(self._rows)) or "nothing"
+            raise InputError(f"There is no {key!r} in {', '.join(self._sources)}; there is {known}.", value=key)
+        return self._rows[key]
+
+
+def _open(source: object) -> NamedDataMap:
+    if isinstance(source, NamedDataMap):
+        return source
+    if isinstance(source, Mapping):
+        arrays = {str(name): np.asarray(array) for name, array in source.items()}
+        return _hold(arrays, "a mapping")
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"Expected the path of a file of weights, or arrays by name, got a {type(source).__name__}.")
+    path = Path(os.fsdecode(source))
+    readers = {".safetensors": _open_safetensors, ".npz": _open_npz, ".onnx": _open_onnx}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: expected a file {', '.join(readers)}, got {path.suffix or 'one without suffix'}.")
+    try:
+        return reader(path)
+    except OSError as error:
+        raise ModelError(f"{path}: the weights can't be read: {error.strerror or error}.") from error
+
+
+def _hold(arrays: Mapping[str, Array], source: str) -> NamedDataMap:
+    return NamedDataMap({name: _Row(array, source) for name, array in arrays.items()}, [source])
+
+
+def safetensors_dtype(code: str) -> np.dtype[Any]:
+    """Return the type of safetensors' name for it: F32, BF16, U8, BOOL.
+
+    Raises:
+        InputError: There is none here.
+    """
+    if code in ("BF16", "BOOL"):
+        return dtype_row({"BF16": "bfloat16", "BOOL": "bool"}[code]).numpy
+    return dtype_row(f"{_KINDS.get(code[:1], code)}{code[1:]}").numpy
+
+
+def _open_safetensors(path: Path) -> NamedDataMap:
+    """Map a file; its arrays are views of it."""
+    from safetensors import SafetensorError, safe_open
+
+    content = map_file(os.open(path, os.O_RDONLY), str(path))
+    try:
+        with safe_open(path, framework="numpy"):
+            pass  # it checks the header against the file
+        start = _LENGTH_NBYTES + int.from_bytes(content[:_LENGTH_NBYTES], "little")
+        header = json.loads(bytes(content[_LENGTH_NBYTES:start]))
+        arrays = {}
+        for name, row in header.items():
+            if name != "__metadata__":
+                low, high = row["data_offsets"]
+                dtype = safetensors_dtype(row["dtype"])
+                arrays[name] = np.frombuffer(content[start + low : start + high], dtype).reshape(row["shape"])
+    except (SafetensorError, InputError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} holds no weights: {error}.") from error
+    return _hold(arrays, str(path))
+
+
+def _open_npz(path: Path) -> NamedDataMap:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path} holds no weights: {error}.") from error
+    return _hold(arrays, str(path))
+
+
+def _open_onnx(path: Path) -> NamedDataMap:
+    return _hold(read_initializers(path), str(path))

@@ -1,0 +1,62 @@
+"""Inputs and outputs by other names, and dimensions with extents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuexec.editing.parts import Parts
+from gpuexec.editing.values import exchange, find_free
+from gpuexec.errors import InputError
+from gpuexec.graph import Graph, Value
+from gpuexec.planner.classes import DeclaredDims
+
+
+def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
+    """Return parts with other names for inputs and outputs; an inner value that has one of them gets another.
+
+    Raises:
+        InputError: There is no such input or output, or two would have one name.
+    """
+    if not isinstance(names, Mapping):
+        raise InputError(f"rename takes new names by old ones, {{'old': 'new'}}, got a {type(names).__name__}.")
+    graph = parts.graph
+    ports = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+    for old, new in names.items():
+        if old not in ports:
+            raise InputError(f"rename: the model has no input or output {old!r}; it has {', '.join(ports)}.", value=old)
+        if not isinstance(new, str) or not new:
+            raise InputError(f"rename: the new name of {old!r} is {new!r}; expected a text.", value=old)
+    titles = [names.get(name, name) for name in ports]
+    twice = sorted({title for title in titles if titles.count(title) > 1})
+    if twice:
+        raise InputError(f"rename: two inputs or outputs would be called {twice[0]!r}.", value=twice[0])
+    others = {value: Value(names[name], value.declared) for name, value in ports.items() if name in names}
+    taken = {*titles, *(value.name for value in graph.values())}
+    for value in graph.values():
+        if value.name in titles and value not in others and ports.get(value.name) is not value:
+            name = find_free(value.name, taken)
+            taken.add(name)
+            others[value] = Value(name, value.declared)
+    memories = [
+        replace(each, input=names.get(each.input, each.input), output=names.get(each.output, each.output))
+        for each in parts.memories
+    ]
+    return Parts(exchange(graph, others), tuple(memories), parts.dims)
+
+
+def bind(parts: Parts, dims: DeclaredDims) -> Parts:
+    """Return parts with extents or ranges for dimensions, over those declared before."""
+    if not isinstance(dims, Mapping):
+        raise InputError(f"bind takes extents by dimension, {{'batch': 1}}, got a {type(dims).__name__}.")
+    return Parts(parts.graph, parts.memories, {**parts.dims, **dims})
+
+
+def fix_dims(graph: Graph, extents: Mapping[str, int]) -> Graph:
+    """Return the graph with extents in place of dimensions, in what its inputs and outputs declare."""
+    others = {}
+    for value in dict.fromkeys([*graph.inputs, *graph.outputs]):
+        if value.declared is not None and value.declared.dims is not None:
+            dims = tuple([extents.get(dim, dim) if isinstance(dim, str) else dim for dim in value.declared.dims])
+            others[value] = Value(value.name, replace(value.declared, dims=dims))
+    return exchange(graph, others)

@@ -1,0 +1,151 @@
+"""What a model is made from, and back: the graph as it was read, before any pass, with its memories and dimensions.
+
+Edits work on the graph before the passes: every value still has the name its file gave it, and what a pass worked out
+from weights is worked out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpuexec.editing.values import exchange
+from gpuexec.graph import Array, Graph, Value, check
+from gpuexec.memories import Memory, bind_pairs, make_memory
+from gpuexec.ops.append import Append
+from gpuexec.ops.copy import Concat
+from gpuexec.passes import AT_LOAD, run_passes
+from gpuexec.passes.add_memories import add_memories
+from gpuexec.passes.remove_dead import remove_dead
+from gpuexec.planner.classes import DeclaredDims, check_declared
+from gpuexec.starts import bind_shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A graph before the passes, the memories bound to it, and what is declared of its dimensions."""
+
+    graph: Graph
+    memories: tuple[Memory, ...]
+    dims: DeclaredDims
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The inputs that callers give."""
+        held = {memory.input for memory in self.memories}
+        return tuple([value for value in self.graph.inputs if value.name not in held])
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The outputs that callers see."""
+        left = {memory.output for memory in self.memories}
+        return tuple([value for value in self.graph.outputs if value.name not in left])
+
+    def with_graph(self, graph: Graph) -> Parts:
+        """Return these parts with another graph, without the memories that it has no input and output for."""
+        inputs = {value.name for value in graph.inputs}
+        outputs = {value.name for value in graph.outputs}
+        kept = [memory for memory in self.memories if memory.input in inputs and memory.output in outputs]
+        return Parts(graph, tuple(kept), _keep_known(self.dims, graph))
+
+
+def take_apart(source: Graph, graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) -> Parts:
+    """Return the parts of a model.
+
+    Args:
+        source: What was read.
+        graph: What the load passes made of it.
+        memories: Of the model.
+        dims: Declared of its dimensions.
+    """
+    named = {value.name for value in source.inputs}
+    added = {memory.input for memory in memories if memory.input not in named}
+    if added:
+        # Recurrent layers were given memories after the passes.
+        whole, pairs = add_memories(remove_dead(source))
+        # A layer that a pass took out of a branch has none in the source.
+        source = whole if {held.name for held, _ in pairs} == added else graph
+    return Parts(_declare_alike(_undo_appends(source), graph), tuple(memories), dict(dims))
+
+
+def put_together(
+    parts: Parts, disabled: Collection[str], known: Graph | None = None
+) -> tuple[Graph, tuple[Memory, ...]]:
+    """Return the graph that the load passes make of the parts, and the memories bound to it.
+
+    Args:
+        parts: What to make it of.
+        disabled: Passes to leave out.
+        known: A graph whose constants are used where a new one has the same name and content, so that what lies of
+            them on devices serves both.
+
+    Raises:
+        InputError: Memories or dimensions don't fit the graph.
+    """
+    check(parts.graph)
+    parts = replace(parts, dims=check_declared(parts.graph, parts.dims))
+    graph = run_passes(parts.graph, AT_LOAD, frozenset(disabled))
+    if known is not None:
+        graph = reuse_arrays(graph, known)
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name: value for value in graph.outputs}
+    implicit = [
+        make_memory(inputs[each.input], outputs[each.output], parts.dims, is_implicit=True)
+        for each in parts.memories
+        if each.is_implicit
+    ]
+    bound: tuple[Memory, ...] = bind_shapes(graph, implicit, parts.dims) if implicit else ()
+    pairs = {each.output: each.input for each in parts.memories if not each.is_implicit}
+    if pairs:
+        rooms = {each.input: each.capacity for each in parts.memories if each.capacity is not None}
+        graph, bound = bind_pairs(graph, bound, pairs, rooms, parts.dims)
+    order = {each.input: place for place, each in enumerate(parts.memories)}
+    return graph, tuple(sorted(bound, key=lambda each: order[each.input]))
+
+
+def reuse_arrays(graph: Graph, known: Graph) -> Graph:
+    """Return the graph with the constants of another one wherever they have the same name, type and content."""
+    arrays = {value.name: array for value, array in known.constants.items()}
+    constants = dict(graph.constants)
+    for value, array in graph.constants.items():
+        old = arrays.get(value.name)
+        if old is None or old is array or (old.dtype, old.shape) != (array.dtype, array.shape):
+            continue
+        if np.array_equal(_bytes(old), _bytes(array)):
+            constants[value] = old
+    return replace(graph, constants=constants)
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _keep_known(dims: DeclaredDims, graph: Graph) -> DeclaredDims:
+    """Return what is declared of those dimensions that inputs of the graph have."""
+    declared = [value.declared.dims or () for value in graph.inputs if value.declared is not None]
+    names = {dim for row in declared for dim in row}
+    return {name: bound for name, bound in dims.items() if name in names}
+
+
+def _declare_alike(source: Graph, graph: Graph) -> Graph:
+    """Return the source with what another graph declares of its inputs and outputs: shapes may be bound there."""
+    declared = {value.name: value.declared for value in (*graph.inputs, *graph.outputs)}
+    others = {
+        value: Value(value.name, declared[value.name])
+        for value in (*source.inputs, *source.outputs)
+        if declared.get(value.name) not in (None, value.declared)
+    }
+    return exchange(source, others)
+
+
+def _undo_appends(graph: Graph) -> Graph:
+    """Return the graph with a Concat for each Append, which memories with room make of it."""
+    if not any(isinstance(node.operator, Append) for node in graph.nodes):
+        return graph
+    nodes = [
+        replace(node, operator=Concat(node.operator.axis)) if isinstance(node.operator, Append) else node
+        for node in graph.nodes
+    ]
+    return replace(graph, nodes=tuple(nodes))

@@ -1,0 +1,115 @@
+"""Values of a graph: found by name, exchanged for others, named so that no two share a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Graph, Value, bodies, walk, with_bodies
+from gpuexec.importer.outputs import shorten
+
+
+def find_values(graph: Graph, names: Sequence[str], what: str) -> list[Value]:
+    """Return the values of these names, in order; a node's name stands for all that the node makes.
+
+    Args:
+        graph: Where to look; a value's name comes before a node's.
+        names: Each at most once.
+        what: What the names are for, for messages.
+
+    Raises:
+        InputError: There is no such value, or it is listed twice; or nothing is listed.
+    """
+    if not names or isinstance(names, str):
+        raise InputError(f"{what} takes a list of names, at least one; got {names!r}.")
+    values = {value.name: value for value in graph.values()}
+    nodes = {node.name: [value for value in node.outputs if value is not None] for node in graph.nodes}
+    found: dict[Value, None] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"{what} takes names, got a {type(name).__name__} {name!r:.60}.")
+        if name not in values and name not in nodes:
+            raise _unknown(graph, name, what)
+        for value in (values[name],) if name in values else nodes[name]:
+            if value in found:
+                raise InputError(f"{what}: {value.name!r} is listed twice.", value=value.name)
+            found[value] = None
+    return list(found)
+
+
+def exchange(graph: Graph, others: Mapping[Value, Value]) -> Graph:
+    """Return the graph with other values in the place of some of its own, wherever they stand."""
+    if not others:
+        return graph
+
+    def swap(values: Iterable[Value | None]) -> tuple[Value | None, ...]:
+        return tuple([None if value is None else others.get(value, value) for value in values])
+
+    nodes = tuple([replace(node, inputs=swap(node.inputs), outputs=swap(node.outputs)) for node in graph.nodes])
+    return Graph(
+        tuple([others.get(value, value) for value in graph.inputs]),
+        tuple([others.get(value, value) for value in graph.outputs]),
+        nodes,
+        {others.get(value, value): array for value, array in graph.constants.items()},
+        graph.name,
+    )
+
+
+def copy_graph(graph: Graph) -> Graph:
+    """Return a graph like this one that shares no value with it, in bodies neither; constants are the same arrays."""
+    others = {value: Value(value.name, value.declared) for value in graph.values()}
+    return exchange(exchange_bodies(graph, copy_graph), others)
+
+
+def exchange_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """Return the graph with what ``change`` makes of the bodies of its nodes."""
+    nodes = []
+    for node in graph.nodes:
+        inner = [change(body) for body in bodies(node.operator)]
+        nodes.append(replace(node, operator=with_bodies(node.operator, inner)) if inner else node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def find_free(name: str, taken: Iterable[str]) -> str:
+    """Return the name, or with a number behind it where it is taken."""
+    names = set(taken)
+    return name if name not in names else next(new for new in (f"{name}.{i}" for i in count(2)) if new not in names)
+
+
+def keep_needed(graph: Graph, outputs: Sequence[Value], given: frozenset[Value] = frozenset()) -> Graph:
+    """Return the graph with these outputs, and only those nodes, inputs and constants that they need.
+
+    Args:
+        graph: What to take from.
+        outputs: Values of it.
+        given: Values that are there already; what only they need goes too.
+    """
+    needed, nodes = set(outputs), []
+    for node in reversed(graph.nodes):
+        made = {value for value in node.outputs if value is not None and value not in given}
+        if not needed.isdisjoint(made):
+            nodes.append(node)
+            needed.update(value for value in node.inputs if value is not None)
+    return Graph(
+        tuple([value for value in graph.inputs if value in needed]),
+        tuple(outputs),
+        tuple(reversed(nodes)),
+        {value: array for value, array in graph.constants.items() if value in needed and value not in given},
+        graph.name,
+    )
+
+
+def _unknown(graph: Graph, name: str, what: str) -> InputError:
+    inner = {value.name: body for body in walk(graph) if body is not graph for value in body.values()}
+    if name in inner:
+        message = f"{what}: {name!r} is a value in the body {inner[name].name!r}, which has as many as it has trips."
+        return InputError(message, value=name)
+    outputs = [value.name for value in graph.outputs]
+    last = [value.name for node in reversed(graph.nodes) for value in node.outputs if value is not None]
+    return InputError(
+        f"{what}: the model has no value or node {name!r}; its outputs are {shorten(outputs)}; its last nodes make"
+        f" {shorten(last)}.",
+        value=name,
+    )

@@ -1,0 +1,131 @@
+"""Graph -> ONNX file, with weights inside or in a file beside it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+from gpuexec.errors import AccessError, InputError
+from gpuexec.graph import Array, Graph, Node, walk
+from gpuexec.importer.export import choose_opset, to_model
+from gpuexec.importer.load import ImportedModel
+from gpuexec.operator import describe
+from gpuexec.replacing import replacing
+from gpuexec.spec import dtype_row
+
+# What protobuf can hold, less what the graph itself may take.
+_LARGEST_INSIDE_BYTES = 2**31 - 2**26
+# Weights from this size on lie in the file beside the model, where there is one: shapes stay with the graph.
+_SMALL_NBYTES = 1024
+_ALIGNMENT = 4096
+_PIECE_BYTES = 1 << 24
+
+
+def save_graph(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    info: ImportedModel,
+    *,
+    external_data: bool | str | None = None,
+    allow_custom: bool = False,
+) -> None:
+    """Write a graph as an ONNX file, which takes its place whole, as does the file of its weights before it.
+
+    Args:
+        graph: What to write.
+        path: Of the file.
+        info: What the model says of itself.
+        external_data: Whether weights lie in a file beside it, or the name of that; None: where they must.
+        allow_custom: Write operators that neither ONNX nor gpuexec defines.
+
+    Raises:
+        InputError: The path is none, operators have no form in ONNX, or weights don't fit.
+        AccessError: A file can't be written.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"Expected a path to save to, got a {type(path).__name__}.")
+    beside = _name_beside(Path(path), graph, external_data)
+    if not allow_custom:
+        _check_known(graph)
+    try:
+        with ExitStack() as stack:
+            file = stack.enter_context(replacing(path))
+            weights = None if beside is None else _Beside(stack.enter_context(replacing(beside)), beside.name)
+            model = to_model(graph, choose_opset(graph), store=_store_inside if weights is None else weights.store)
+            model.doc_string = info.description
+            helper.set_model_props(model, dict(info.metadata))
+            content = model.SerializeToString()
+            file.write(content)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AccessError(f"{os.fsdecode(path)} can't be written: {reason}.") from error
+
+
+class _Beside:
+    """The file beside a model that holds its weights; each content once."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._name, self._end = file, name, 0
+        self._places: dict[int, int] = {}
+
+    def store(self, array: Array, name: str) -> TensorProto:
+        """Return a tensor of this content, large ones by their place in the file."""
+        if array.nbytes < _SMALL_NBYTES:
+            return _store_inside(array, name)
+        offset = self._places.get(id(array))
+        if offset is None:
+            offset = self._places[id(array)] = self._end + -self._end % _ALIGNMENT
+            self._file.write(bytes(offset - self._end))
+            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            for start in range(0, content.size, _PIECE_BYTES):
+                self._file.write(content[start : start + _PIECE_BYTES].data)
+            self._end = offset + content.size
+        tensor = TensorProto(name=name, data_type=dtype_row(array.dtype).code, dims=array.shape)
+        tensor.raw_data = b""
+        external_data_helper.set_external_data(tensor, self._name, offset, array.nbytes)
+        tensor.ClearField("raw_data")
+        return tensor
+
+
+def _store_inside(array: Array, name: str) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def _name_beside(path: Path, graph: Graph, external_data: bool | str | None) -> Path | None:
+    """Return the file that weights go to, or None where they go into the model's own."""
+    nbytes = sum(array.nbytes for each in walk(graph) for array in each.constants.values())
+    if not external_data and nbytes > _LARGEST_INSIDE_BYTES:
+        if external_data is False:
+            raise InputError(
+                f"{graph.name!r} has {nbytes} bytes of weights, more than one file of ONNX can hold"
+                f" ({_LARGEST_INSIDE_BYTES}); leave external_data to None."
+            )
+        external_data = True
+    if not external_data:
+        return None
+    name = external_data if isinstance(external_data, str) else f"{path.name}.data"
+    if Path(name).name != name or name in (path.name, "..", "."):
+        raise InputError(f"external_data is {name!r}; expected the name of a file beside {path.name!r}.")
+    return path.with_name(name)
+
+
+def _check_known(graph: Graph) -> None:
+    """Check that ONNX or gpuexec defines every operator."""
+    custom: dict[str, list[Node]] = {}
+    for each in walk(graph):
+        for node in each.nodes:
+            if not type(node.operator).__module__.startswith("gpuexec.ops."):
+                custom.setdefault(describe(node.operator)[0], []).append(node)
+    if custom:
+        rows = [f"{name} ({', '.join(repr(node.name) for node in nodes[:3])})" for name, nodes in custom.items()]
+        raise InputError(
+            f"{graph.name!r} has operators that ONNX does not define: {', '.join(rows)}. Save it with"
+            " allow_custom=True, for engines where they are registered too.",
+            node=next(iter(custom.values()))[0].name,
+        )
