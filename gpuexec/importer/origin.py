@@ -1,0 +1,88 @@
+"""Where the content of tensors lies that is not in the message of a model: in files beside it, or stripped from it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from gpuexec.errors import AccessError
+from gpuexec.mapped import map_file
+from gpuexec.progress import Progress, Tell
+
+# Reads bytes of the model's own file into a buffer.
+ReadInto = Callable[[int, memoryview], None]
+# Content from here on is used as it lies in a file beside the model.
+MAPPED_NBYTES = 1 << 12
+
+
+class Origin:
+    """What a model was read from, beside its message.
+
+    Args:
+        folder: Where external data lies; nothing outside it is read. None: the source has no place of its own.
+        pieces: What was stripped from the message: (offset, bytes) by location.
+        read_into: Reads such content.
+        tell: Told of every piece that was read.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        pieces: Mapping[str, tuple[int, int]] | None = None,
+        read_into: ReadInto | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        self.folder = folder
+        self._pieces, self._read_into, self._tell = dict(pieces or {}), read_into, tell
+        self._total = sum(nbytes for _, nbytes in self._pieces.values())
+        self._done = 0
+        self._maps: dict[str, memoryview] = {}
+
+    def measure_piece(self, location: str) -> int | None:
+        """Return the bytes of what was stripped and is found at a location; None where that is something else."""
+        piece = self._pieces.get(location)
+        return None if piece is None else piece[1]
+
+    def read_piece(self, location: str, name: str) -> memoryview:
+        """Return a copy of what was stripped, aligned for every element type; ``name`` is its tensor's."""
+        offset, nbytes = self._pieces[location]
+        assert self._read_into is not None, "a message was stripped that nothing can be read from"
+        array = np.empty(nbytes, np.uint8)
+        self._read_into(offset, array.data)
+        self._done += nbytes
+        if self._tell is not None:
+            # A tensor that is read for two nodes is told once more than it is counted.
+            self._tell(Progress("read", name, min(self._done, self._total), self._total))
+        return array.data
+
+    def map_external(self, location: str) -> memoryview:
+        """Return the bytes of a file beside the model, mapped.
+
+        Raises:
+            AccessError: It is no regular file in the folder, by its own name.
+            OSError: It can't be opened or mapped.
+        """
+        if location not in self._maps:
+            self._maps[location] = map_file(self._open_external(location), repr(location))
+        return self._maps[location]
+
+    def _open_external(self, location: str) -> int:
+        assert self.folder is not None, "a source without a place has no files beside it"
+        root = os.path.realpath(self.folder)
+        path = os.path.join(root, location)
+        # A link, be it on the way, could lead anywhere; so could a second name of a file, given to it by an archive.
+        if not location or os.path.isabs(location) or os.path.realpath(path) != os.path.normpath(path):
+            raise AccessError("it is reached by links, or is no path within the folder of the model.")
+        if os.path.commonpath([root, os.path.normpath(path)]) != root:
+            raise AccessError("it lies outside the folder of the model.")
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        file = os.open(path, flags)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            os.close(file)
+            raise AccessError("it is no regular file of one name.")
+        return file

@@ -1,0 +1,151 @@
+"""ONNX bytes -> the same message without the content of its large tensors, and where that content lies.
+
+Protobuf copies all it parses, so a model whose weights are in its own file would take the file twice, and each further
+copy of the message once more. Here the message is walked by its wire format before it is parsed; the content of a large
+tensor stays where it is, and the tensor says instead that it is elsewhere, at a place only this load knows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# Smaller content is not worth a way of its own.
+LARGE_NBYTES = 1 << 16
+
+# Field numbers of onnx.proto, and the wire types of protobuf.
+_MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_ATTRIBUTE, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH = 7, 1, 5, 5, 5, 6
+_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _SEGMENT = 9, 13, 14, 3
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_EXTERNAL = 1
+_DEEPEST = 100
+_Chunk = bytes | memoryview
+
+
+class OddMessageError(Exception):
+    """The bytes are no message that can be walked; protobuf says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """A message without large content. ``pieces`` are (offset, bytes) of that, by the location its tensor names."""
+
+    message: bytes
+    pieces: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    number: int
+    kind: int
+    start: int  # of the tag
+    low: int  # of what it holds
+    high: int
+
+
+def strip_weights(content: memoryview) -> Stripped:
+    """Return an ONNX model without the content of its large tensors.
+
+    Raises:
+        OddMessageError: It is no such message, or one that is left to protobuf.
+    """
+    walker = _Walker(content)
+    chunks = walker.walk_model(0, content.nbytes)
+    return Stripped(b"".join(chunks), walker.pieces)
+
+
+class _Walker:
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+        # Nobody who wrote the file can know it.
+        self._token = secrets.token_hex(16)
+        self._depth = 0
+        self.pieces: dict[str, tuple[int, int]] = {}
+
+    def walk_model(self, low: int, high: int) -> list[_Chunk]:
+        return self._rewrite(low, high, {_MODEL_GRAPH: self._walk_graph})
+
+    def _walk_graph(self, low: int, high: int) -> list[_Chunk]:
+        return self._rewrite(low, high, {_GRAPH_NODE: self._walk_node, _GRAPH_INITIALIZER: self._walk_tensor})
+
+    def _walk_node(self, low: int, high: int) -> list[_Chunk]:
+        return self._rewrite(low, high, {_NODE_ATTRIBUTE: self._walk_attribute})
+
+    def _walk_attribute(self, low: int, high: int) -> list[_Chunk]:
+        return self._rewrite(low, high, {_ATTRIBUTE_TENSOR: self._walk_tensor, _ATTRIBUTE_GRAPH: self._walk_graph})
+
+    def _walk_tensor(self, low: int, high: int) -> list[_Chunk]:
+        fields = list(self._fields(low, high))
+        raw = [field for field in fields if field.number == _RAW_DATA and field.kind == _BYTES]
+        is_plain = all(field.number not in (_EXTERNAL_DATA, _DATA_LOCATION, _SEGMENT) for field in fields)
+        if len(raw) != 1 or not is_plain or raw[0].high - raw[0].low < LARGE_NBYTES:
+            return [self._content[low:high]]
+        location = f"{self._token}.{len(self.pieces)}"
+        self.pieces[location] = raw[0].low, raw[0].high - raw[0].low
+        entry = _pack(1, b"location") + _pack(2, location.encode())
+        elsewhere = _pack(_EXTERNAL_DATA, entry) + bytes((_DATA_LOCATION << 3 | _VARINT, _EXTERNAL))
+        return [self._content[low : raw[0].start], self._content[raw[0].high : high], elsewhere]
+
+    def _rewrite(self, low: int, high: int, inner: dict[int, Callable[[int, int], list[_Chunk]]]) -> list[_Chunk]:
+        """Return a message with some of its fields rewritten; what is too small to hold much stays."""
+        if self._depth > _DEEPEST:
+            raise OddMessageError("messages are nested deeper than protobuf takes them")
+        self._depth += 1
+        chunks: list[_Chunk] = []
+        kept = low
+        for field in self._fields(low, high):
+            if field.kind == _BYTES and field.number in inner and field.high - field.low >= LARGE_NBYTES:
+                parts = inner[field.number](field.low, field.high)
+                chunks += [self._content[kept : field.start], _head(field.number, sum(map(len, parts))), *parts]
+                kept = field.high
+        self._depth -= 1
+        return [*chunks, self._content[kept:high]]
+
+    def _fields(self, low: int, high: int) -> Iterator[_Field]:
+        at = low
+        while at < high:
+            tag, first = self._varint(at, high)
+            kind = tag & 7
+            if kind == _VARINT:
+                _, end = self._varint(first, high)
+            elif kind == _BYTES:
+                nbytes, first = self._varint(first, high)
+                end = first + nbytes
+            elif kind in (_FIXED32, _FIXED64):
+                end = first + (4 if kind == _FIXED32 else 8)
+            else:
+                raise OddMessageError(f"wire type {kind}")
+            if end > high:
+                raise OddMessageError("a field ends behind its message")
+            yield _Field(tag >> 3, kind, at, first, end)
+            at = end
+
+    def _varint(self, at: int, high: int) -> tuple[int, int]:
+        """Return a number and where it ends."""
+        value = shift = 0
+        while at < high and shift < 64:
+            byte = self._content[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value, at
+            shift += 7
+        raise OddMessageError("a number has no end")
+
+
+def _pack(number: int, content: bytes) -> bytes:
+    return _head(number, len(content)) + content
+
+
+def _head(number: int, nbytes: int) -> bytes:
+    return _encode(number << 3 | _BYTES) + _encode(nbytes)
+
+
+def _encode(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

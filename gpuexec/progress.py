@@ -1,0 +1,50 @@
+"""How far long work has come: told to whoever asked, between its steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far weights have come.
+
+    Attributes:
+        stage: ``"read"``: from the model's file to the host; ``"upload"``: to a device.
+        name: What is on its way now.
+        done_nbytes: Bytes that have arrived.
+        total_nbytes: Bytes in all, of this stage.
+    """
+
+    stage: str
+    name: str
+    done_nbytes: int
+    total_nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.stage} {self.done_nbytes:,} of {self.total_nbytes:,} bytes ({self.name})"
+
+
+# Called from the thread that does the work. What it raises ends the work, which leaves things as they were.
+Tell = Callable[[Progress], None]
+
+
+class Listener:
+    """Who is told, for now: set for as long as a call lasts."""
+
+    __slots__ = ("tell",)
+
+    def __init__(self, tell: Tell | None = None) -> None:
+        self.tell = tell
+
+    @contextlib.contextmanager
+    def instead(self, tell: Tell | None) -> Iterator[None]:
+        """Tell somebody else within the context; None: whoever was told before."""
+        before = self.tell
+        self.tell = before if tell is None else tell
+        try:
+            yield
+        finally:
+            self.tell = before

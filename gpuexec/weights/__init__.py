@@ -1,0 +1,1 @@
+"""What compressing the weights of a model costs in accuracy."""

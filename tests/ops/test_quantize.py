@@ -1,0 +1,167 @@
+"""QuantizeLinear and DequantizeLinear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from gpuexec.errors import InputError
+from gpuexec.ops.quantize import NARROW, WIDE, DequantizeLinear, QuantizeLinear
+from gpuexec.spec import TensorSpec, dtype_row
+from tests.ops.harness import Array, Case, run_case
+
+INT32 = np.dtype(np.int32)
+RNG = np.random.default_rng(3)
+
+
+def integers(dtype: Any, *shape: int) -> Array:
+    limits = np.iinfo(dtype)
+    return RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def scales(dtype: Any, *shape: int) -> Array:
+    return RNG.uniform(0.01, 2.0, shape).astype(dtype)
+
+
+def dequantize(id: str, x: Array, scale: Array, zero: Array | None = None, **attributes: Any) -> Case:
+    """The result is worked out in float64, which holds every product, and rounded once."""
+    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+    code = attributes.get("output_dtype", 0)
+    dtype = dtype_row(code).numpy if code else scale.dtype
+    wide = (x.astype(np.float64) - (0 if zero is None else spread(x, zero, axis, block))).astype(np.float32)
+    exact = wide.astype(np.float64) * spread(x, scale, axis, block).astype(np.float64)
+    with np.errstate(over="ignore"):
+        expected = exact.astype(np.float32).astype(dtype)
+    given = (x, scale) if zero is None else (x, scale, zero)
+    return Case(id, "DequantizeLinear", given, attributes, expected=(expected,))
+
+
+def spread(x: Array, scale: Array, axis: int, block: int) -> Array:
+    if scale.size == 1:
+        return scale.reshape(())
+    if block:
+        return np.take(np.repeat(scale, block, axis), range(x.shape[axis]), axis)
+    return np.expand_dims(scale, [i for i in range(x.ndim) if i != axis % x.ndim])
+
+
+DEQUANTIZE = [
+    *(
+        dequantize(f"{x.name}_{y.name}", integers(x, 3, 5), scales(y, 5), None if x == INT32 else integers(x, 5))
+        for x in (*NARROW, INT32)
+        for y in WIDE
+    ),
+    dequantize("per_tensor", integers(np.int8, 2, 3, 4), scales(np.float32), np.array(-3, np.int8)),
+    dequantize("per_tensor_of_one", integers(np.uint8, 2, 3), scales(np.float32, 1), np.array([9], np.uint8)),
+    *(
+        dequantize(f"axis{axis}", integers(np.int8, 3, 3, 3), scales(np.float32, 3), axis=axis)
+        for axis in (0, 1, 2, -1)
+    ),
+    dequantize("blocks", integers(np.int8, 4, 6), scales(np.float32, 4, 2), integers(np.int8, 4, 2), block_size=3),
+    dequantize("blocks_cut", integers(np.uint8, 5, 4), scales(np.float32, 2, 4), axis=0, block_size=3),
+    dequantize("half_of_float", integers(np.int8, 4, 3), scales(np.float32, 3), output_dtype=10),
+    dequantize("float_of_half", integers(np.int8, 4, 3), scales(np.float16, 3), output_dtype=1),
+    dequantize("scalar", np.array(7, np.int8), scales(np.float32), np.array(2, np.int8)),
+    dequantize("empty", integers(np.int8, 0, 3), scales(np.float32, 3)),
+    dequantize("strided", integers(np.int8, 6, 4)[::-2].T, scales(np.float32, 3)),
+    dequantize("large", np.array([2**31 - 1, -(2**31), 2**24 + 1], np.int32), np.array(1.0, np.float32)),
+    Case(
+        "opset13",
+        "DequantizeLinear",
+        (integers(np.int8, 2, 3), scales(np.float32, 3)),
+        {"axis": 1},
+        opset=13,
+        oracle="onnxruntime",
+    ),
+    Case("opset10", "DequantizeLinear", (integers(np.uint8, 2, 3), scales(np.float32)), opset=10, oracle="onnxruntime"),
+]
+
+
+def quantize(id: str, x: Array, scale: Array, zero: Array | None = None, **attributes: Any) -> Case:
+    return Case(id, "QuantizeLinear", (x, scale) if zero is None else (x, scale, zero), attributes)
+
+
+def floats(dtype: Any, *shape: int) -> Array:
+    return RNG.normal(0, 100, shape).astype(dtype)
+
+
+QUANTIZE = [
+    *(
+        quantize(f"{x.name}_{y.name}", floats(x, 3, 5), scales(np.float32 if x == INT32 else x, 5), integers(y, 5))
+        for x in (np.dtype(np.float32), np.dtype(np.float16), INT32)
+        for y in NARROW
+    ),
+    *(
+        Case(
+            f"bfloat16_{y.name}",
+            "QuantizeLinear",
+            (np.array([3, -70000, 2.5, 0.5], ml_dtypes.bfloat16), np.array(1, ml_dtypes.bfloat16), np.zeros((), y)),
+            expected=(np.clip([3, -70144, 2, 0], np.iinfo(y).min, np.iinfo(y).max).astype(y),),
+        )
+        for y in NARROW
+    ),
+    quantize("halves_to_even", np.arange(-4.5, 5, 0.5, np.float32), np.array(1, np.float32), np.array(0, np.int8)),
+    quantize("no_zero", floats(np.float32, 4, 3), scales(np.float32, 3)),
+    quantize("output_dtype", floats(np.float32, 4, 3), scales(np.float32, 3), output_dtype=5),
+    quantize("per_tensor", floats(np.float32, 2, 3, 2), scales(np.float32), np.array(128, np.uint8)),
+    *(quantize(f"axis{axis}", floats(np.float32, 3, 3, 3), scales(np.float32, 3), axis=axis) for axis in (0, 2, -2)),
+    quantize("blocks", floats(np.float32, 4, 6), scales(np.float32, 4, 2), integers(np.int8, 4, 2), block_size=3),
+    quantize("precision", floats(np.float32, 4, 3), scales(np.float32, 3), precision=10),
+    Case(
+        "scale_of_int32",
+        "QuantizeLinear",
+        (np.array([7, -7, 2**20, 5], np.int32), np.array(2, np.int32), np.array(1, np.int8)),
+        expected=(np.array([5, -3, 127, 3], np.int8),),
+    ),
+    Case(
+        "beyond",
+        "QuantizeLinear",
+        (np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1e7], np.float32), np.array(0.5, np.float32)),
+        {"output_dtype": 3},
+        expected=(np.array([127, -128, 0, 127, -128, 127], np.int8),),
+    ),
+    quantize("empty", floats(np.float32, 0, 3), scales(np.float32, 3)),
+    quantize("strided", floats(np.float32, 6, 4)[::-2].T, scales(np.float32, 3)),
+    Case("opset13", "QuantizeLinear", (floats(np.float32, 2, 3), scales(np.float32, 3)), opset=13),
+    Case("opset10", "QuantizeLinear", (floats(np.float32, 2, 3), scales(np.float32)), opset=10),
+]
+
+
+@pytest.mark.parametrize("case", [*DEQUANTIZE, *QUANTIZE], ids=lambda case: f"{case.op}_{case.id}")
+def test_quantize(case: Case) -> None:
+    run_case(case)
+
+
+@pytest.mark.parametrize("cls", [QuantizeLinear, DequantizeLinear])
+def test_attributes_are_those_of_the_schema(cls: Any) -> None:
+    schema = onnx.defs.get_schema(cls.name)
+    assert {a.name: a.default_value.i for a in schema.attributes.values()} == {
+        name: getattr(cls(), name) for name in cls.__dataclass_fields__
+    }
+
+
+def spec(dtype: Any, *shape: int) -> TensorSpec:
+    return TensorSpec(shape, np.dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "message"),
+    [
+        (DequantizeLinear(), (spec("f4", 3), spec("f4")), "float32"),
+        (DequantizeLinear(), (spec("i1", 3), spec("f8")), "float64"),
+        (DequantizeLinear(), (spec("i1", 3), spec("f4"), spec("u1")), "zero point of int8"),
+        (DequantizeLinear(), (spec("i1", 2, 3), spec("f4", 2)), r"\[3\] along axis 1 of \[2, 3\], got scales of \[2\]"),
+        (DequantizeLinear(block_size=2), (spec("i1", 2, 3), spec("f4", 2, 3)), "one for each 2 places"),
+        (DequantizeLinear(output_dtype=3), (spec("i1", 3), spec("f4")), "output_dtype"),
+        (QuantizeLinear(), (spec("f8", 3), spec("f4")), "float64"),
+        (QuantizeLinear(output_dtype=3), (spec("f4", 3), spec("f4"), spec("u1")), "output_dtype int8, got uint8"),
+        (QuantizeLinear(output_dtype=1), (spec("f4", 3), spec("f4")), "not float32"),
+        (QuantizeLinear(precision=3), (spec("f4", 3), spec("f4")), "precision"),
+    ],
+)
+def test_what_does_not_fit_is_refused(operator: Any, inputs: tuple[TensorSpec, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        operator.infer(*inputs)
