@@ -1,0 +1,119 @@
+"""gpuexec profile: what each layer of a model takes, where the host waits, and a trace to look at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gpuexec.cli.feeds import add_arguments
+from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.errors import InputError
+from gpuexec.model import Model
+from gpuexec.profiling.complexity import count_work
+from gpuexec.profiling.profiler import Profiler
+from gpuexec.profiling.rows import EventRow
+from gpuexec.profiling.tables import print_summary, spell
+from gpuexec.runtime.backend import BackendType
+from gpuexec.worker import Worker
+
+Array = np.ndarray[Any, Any]
+_WIDTH = 150
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "profile", help="run a model and tell what each layer takes, with percentiles, or write a trace"
+    )
+    add_arguments(parser)
+    add_method_argument(parser)
+    parser.add_argument("--runs", type=int, default=10, metavar="N", help="runs that are counted (default: 10)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs before them (default: 1)")
+    parser.add_argument("--by", choices=("layer", "operator"), default="layer", help="what a row is (default: layer)")
+    parser.add_argument("--limit", type=int, default=40, metavar="N", help="rows printed, 0: all (default: 40)")
+    parser.add_argument("--trace", metavar="OUT.json", help="write a trace for chrome://tracing or Perfetto")
+    parser.add_argument("--tsv", metavar="OUT.tsv", help="write every layer of every run, tab-separated")
+    parser.add_argument("--nvtx", action="store_true", help="mark layers and phases for NVIDIA's profilers")
+    parser.add_argument("--static", action="store_true", help="only tell operations and bytes by shapes; run nothing")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    if options.runs < 1 or options.warmup < 0:
+        raise InputError(f"--runs must be at least 1 and --warmup 0, got {options.runs} and {options.warmup}.")
+    console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
+    profiler = Profiler(keep_runs=options.runs + options.warmup, nvtx=options.nvtx)
+    with profiler:
+        opened = open_model(options.model, options.method)
+    feeds, notes = read_inputs(opened, options)
+    for note in notes:
+        console.print(note, style="dim", markup=False)
+    if options.static:
+        _print_work(console, opened.model, feeds)
+        return 0
+    with Worker(opened.model, backend=BackendType(options.backend), profiler=profiler) as worker:
+        for _ in range(options.warmup + options.runs):
+            worker.run(feeds)
+        console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)
+        _print_runs(console, profiler, options.warmup)
+        limit = options.limit if options.limit > 0 else None
+        print_summary(profiler.summarise(options.by, skip=options.warmup), options.by, limit, console)
+        _print_events(console, profiler.events())
+        print_host_rows(console, worker.report())
+        console.print(f"the host waited, read or computed {profiler.count_syncs()} times without being asked to")
+    if options.trace:
+        profiler.save_chrome_trace(options.trace)
+        console.print(f"trace written to {options.trace}", markup=False)
+    if options.tsv:
+        profiler.save_tsv(options.tsv)
+        console.print(f"layers written to {options.tsv}", markup=False)
+    return 0
+
+
+def _print_runs(console: Console, profiler: Profiler, skip: int) -> None:
+    """Print how long the device took from the first command of a run to the last, and how much of that were layers."""
+    taken = [row.duration_ms for row in profiler.runs() if row.run >= skip and row.duration_ms is not None]
+    total = profiler.find_total(skip=skip)
+    p10, p50, p90 = (float(each) for each in np.percentile(taken, (10, 50, 90))) if taken else (0.0, 0.0, 0.0)
+    layers = 0.0 if total is None else total.p50_ms
+    console.print(
+        f"{len(taken)} runs after {skip}, as launches layer by layer: p10 {p10:.3f} ms, p50 {p50:.3f} ms,"
+        f" p90 {p90:.3f} ms, of which layers {layers:.3f} ms"
+    )
+    if total is not None and total.flops is not None and total.avg_ms > 0:
+        console.print(f"{spell(total.flops)}FLOP a run, {spell(total.flops / total.avg_ms * 1e3)}FLOP/s in layers")
+
+
+def _print_events(console: Console, events: tuple[EventRow, ...]) -> None:
+    """Print what the package did around the layers, added up by name."""
+    sums: dict[str, tuple[int, float, int]] = {}
+    for row in events:
+        times, taken, nbytes = sums.get(row.name, (0, 0.0, 0))
+        sums[row.name] = (times + 1, taken + (row.duration_ms or 0.0), nbytes + row.nbytes)
+    table = Table("event", box=None)
+    for title in ("times", "ms in all", "bytes"):
+        table.add_column(title, justify="right")
+    for name, (times, taken, nbytes) in sums.items():
+        table.add_row(name, str(times), f"{taken:.3f}", spell(nbytes))
+    console.print(table)
+
+
+def _print_work(console: Console, model: Model, feeds: Mapping[str, Array]) -> None:
+    """Print what the nodes cost by their shapes."""
+    table = Table("node", "operator", box=None)
+    for title in ("FLOP", "bytes read", "bytes written", "weights"):
+        table.add_column(title, justify="right")
+    rows = count_work(model, feeds)
+    for row in rows:
+        sizes = (row.flops, row.bytes_read, row.bytes_written, row.weight_bytes)
+        table.add_row(escape(row.node), row.operator, *("-" if size is None else spell(size) for size in sizes))
+    console.print(table)
+    console.print(f"{spell(sum(row.flops or 0 for row in rows))}FLOP in all")

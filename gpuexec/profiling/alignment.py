@@ -1,0 +1,44 @@
+"""Devices' clocks beside the host's: events of which is known when they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuexec.runtime.device import Device, TimedEvent
+from gpuexec.runtime.transfers import close_stream
+
+# A GPU tells the time between events as a float: after so long a new one is taken to count from.
+_LASTS_MS = 10_000.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """An event, and when it was by the host's clock."""
+
+    event: TimedEvent
+    host_ms: float
+    device: Device
+
+
+class Alignment:
+    """Bases by device. ``read_ms`` tells the host's time."""
+
+    def __init__(self, read_ms: Callable[[], float]) -> None:
+        self._read_ms = read_ms
+        self._bases: dict[int, Base] = {}
+
+    def find(self, device: Device) -> Base:
+        """Return a base of a device that is not old. It takes a stream of its own, and waits for nobody's work."""
+        base = self._bases.get(id(device))
+        if base is None or self._read_ms() - base.host_ms > _LASTS_MS:
+            # On a stream with nothing on it an event is reached at once; the first wakes it up.
+            stream = device.create_stream()
+            for _ in range(2):
+                event = device.create_timed_event()
+                stream.record(event)
+                event.synchronize()
+            # The device is held, so that no other can have its id.
+            base = self._bases[id(device)] = Base(event, self._read_ms(), device)
+            close_stream(stream)
+        return base

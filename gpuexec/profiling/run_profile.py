@@ -1,0 +1,254 @@
+"""The profile of one run: told while it is put on its stream, timed by events there.
+
+Nothing is waited for. A pair of events stands around each layer; what they tell is picked up once they are done, and
+the events are let go of then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuexec.errors import GpuexecError
+from gpuexec.profiling.layers import Layer, PlanLayers
+from gpuexec.profiling.rows import HOST, EventRow, LayerRow, MemoryRow, RunRow
+from gpuexec.runtime.device import Device, Stream, TimedEvent
+
+if TYPE_CHECKING:
+    from gpuexec.profiling.profiler import Profiler
+
+_NOTHING = contextlib.nullcontext()
+# Layers of one run whose events are kept before those that are done are picked up: a loop may have any number.
+_LAPS_OPEN = 256
+
+
+@dataclass(slots=True, eq=False)
+class Lap:
+    """Work between two events; its times are there once it is settled, None where it failed."""
+
+    start: TimedEvent | None
+    end: TimedEvent | None
+    start_ms: float | None = None
+    duration_ms: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A layer put on a stream, or computed by the host."""
+
+    layer: Layer
+    plan: int
+    arena: int
+    issued_ms: float
+    issue_ms: float
+    lap: Lap
+    thread: str
+    held: Mapping[str, int] = field(default_factory=dict)
+
+
+class RunProfile:
+    """What is told of one run.
+
+    Args:
+        profiler: Whose run it is.
+        number: Among the profiler's runs.
+        model: The name of what is run.
+        device: Where.
+        stream: What it is put on.
+        read_memory: Tells the bytes held, by what holds them; None: nobody asks.
+    """
+
+    def __init__(
+        self,
+        profiler: Profiler,
+        number: int,
+        model: str,
+        device: Device,
+        stream: Stream,
+        read_memory: Callable[[], Mapping[str, int]] | None,
+    ) -> None:
+        self.profiler, self.number, self.model = profiler, number, model
+        self.device_name = device.name
+        self.stream_name = profiler.name_stream(device, stream, "compute")
+        self._device, self._stream, self._read_memory = device, stream, read_memory
+        self._base = profiler.align(device)
+        self._issued_ms = profiler.read_ms()
+        self._whole = Lap(None, None)
+        self._entries: list[Entry] = []
+        self._transfers: list[tuple[str, str, str, int, Lap]] = []
+        self._open: deque[Lap] = deque()
+
+    # ---- told while the run is issued
+
+    def begin(self) -> None:
+        """Hear that the run's work begins on its stream."""
+        self._whole.start = self._mark(self._stream)
+
+    def end(self) -> None:
+        """Hear that all of it is on the stream, or that no more will come; what the run uses is let go of."""
+        self._read_memory = None
+        if self._whole.start is not None:
+            self._whole.end = self._mark(self._stream)
+            self._open.append(self._whole)
+
+    def open_plan(self, plan: PlanLayers, advance: Callable[[int], None]) -> Callable[[int], None]:
+        """Return what issues the commands of a plan up to one, layer by layer, by ``advance``."""
+        layers = iter(plan.layers)
+
+        def advance_layers(last: int) -> None:
+            done = None
+            while done is None or done.last < last:
+                done = next(layers, None)
+                if done is None:
+                    return
+                self._issue(plan, done, advance)
+
+        return advance_layers
+
+    def add_host_layer(self, layer: Layer, took_ms: float) -> None:
+        """Hear that the host has computed a layer."""
+        now = self.profiler.read_ms()
+        lap = Lap(None, None, now - took_ms, took_ms)
+        thread = self.profiler.name_thread()
+        self._entries.append(Entry(layer, -1, 0, now - took_ms, took_ms, lap, thread, self._read_held()))
+
+    @contextlib.contextmanager
+    def time_transfer(self, stream: Stream, name: str, about: str, nbytes: int) -> Iterator[None]:
+        """Time a transfer that is put on a stream in the context."""
+        if stream is self._stream:
+            named = self.stream_name.replace("compute", name, 1)
+        else:
+            named = self.profiler.name_stream(self._device, stream, name)
+        place = f"{self.device_name} stream {named}"
+        start = self._mark(stream)
+        yield
+        lap = Lap(start, self._mark(stream))
+        self._transfers.append((name, about, place, nbytes, lap))
+        self._open.append(lap)
+
+    def begin_phase(self, name: str, about: str) -> object:
+        """Hear that a phase of the run begins; see `gpuexec.phases`."""
+        return self.profiler.begin_phase(name, about, self.number)
+
+    def end_phase(self, begun: object) -> None:
+        """Hear that it is over."""
+        self.profiler.end_phase(begun)
+
+    def hear(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
+        """Hear of something that is over now."""
+        self.profiler.hear(name, about, nbytes, took_ms, self.number)
+
+    # ---- what came of it
+
+    def settle(self, *, waits: bool) -> None:
+        """Pick up the times of what is done; ``waits``: of all that was issued so far."""
+        while self._open:
+            lap = self._open[0]
+            assert lap.start is not None and lap.end is not None
+            # Work that failed tells no time, and its run tells the error.
+            with contextlib.suppress(GpuexecError):
+                if not waits and not lap.end.is_done():
+                    return
+                lap.end.synchronize()
+                duration_ms = lap.end.elapsed_ms(lap.start)
+                # By its end: an event before a run's first command may stand for the run before, which failed.
+                lap.start_ms = self._base.host_ms + lap.end.elapsed_ms(self._base.event) - duration_ms
+                lap.duration_ms = duration_ms
+            lap.start = lap.end = None
+            self._open.popleft()
+
+    def row(self) -> RunRow:
+        """Return the run as a row."""
+        whole = self._whole
+        return RunRow(
+            self.number,
+            self.model,
+            self.device_name,
+            self._issued_ms,
+            whole.start_ms,
+            whole.duration_ms,
+            len(self._entries),
+        )
+
+    def list_layers(self) -> list[LayerRow]:
+        """Return the layers, in the order they were issued."""
+        return [
+            LayerRow(
+                self.number,
+                self.model,
+                entry.plan,
+                entry.layer.node,
+                entry.layer.operator,
+                HOST if entry.plan < 0 else self.device_name,
+                entry.layer.commands,
+                entry.layer.bytes_read,
+                entry.layer.bytes_written,
+                entry.layer.flops,
+                entry.issued_ms,
+                entry.issue_ms,
+                entry.lap.start_ms,
+                entry.lap.duration_ms,
+                self.stream_name,
+                entry.thread,
+            )
+            for entry in list(self._entries)
+        ]
+
+    def list_transfers(self) -> list[EventRow]:
+        """Return what was brought to the device and back, by the device's clock."""
+        return [
+            EventRow(name, about, place, self.number, nbytes, lap.start_ms, lap.duration_ms)
+            for name, about, place, nbytes, lap in list(self._transfers)
+        ]
+
+    def list_memory(self) -> list[MemoryRow]:
+        """Return what was held at each layer, where that was asked for."""
+        return [
+            MemoryRow(
+                self.number,
+                entry.plan,
+                entry.layer.node,
+                entry.issued_ms,
+                entry.layer.arena_used,
+                entry.arena,
+                entry.layer.values,
+                tuple(entry.held.items()),
+                self.device_name,
+                self.stream_name,
+            )
+            for entry in list(self._entries)
+            if entry.held
+        ]
+
+    # ---- parts
+
+    def _issue(self, plan: PlanLayers, layer: Layer, advance: Callable[[int], None]) -> None:
+        start = self._mark(self._stream)
+        with self.profiler.in_range(layer.node):
+            issued_ms = self.profiler.read_ms()
+            advance(layer.last)
+            issue_ms = self.profiler.read_ms() - issued_ms
+        lap = Lap(start, self._mark(self._stream))
+        thread, held = self.profiler.name_thread(), self._read_held()
+        self._entries.append(Entry(layer, plan.number, plan.arena, issued_ms, issue_ms, lap, thread, held))
+        self._open.append(lap)
+        if len(self._open) > _LAPS_OPEN:
+            self.profiler.settle(self)
+
+    def _read_held(self) -> Mapping[str, int]:
+        return {} if self._read_memory is None else self._read_memory()
+
+    def _mark(self, stream: Stream) -> TimedEvent:
+        event = self._device.create_timed_event()
+        stream.record(event)
+        return event
+
+
+def timing(
+    profile: RunProfile | None, stream: Stream, name: str, about: str, nbytes: int
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a transfer is put on a stream, timed if anybody profiles the run."""
+    return _NOTHING if profile is None else profile.time_transfer(stream, name, about, nbytes)

@@ -1,0 +1,64 @@
+"""gpuexec profile, driven as a user drives it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import gpuexec as gx
+from gpuexec.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = str(ROOT / "examples/models/digits.onnx")
+DATA = f"image={ROOT / 'examples/data/digits.npz'}:images"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "simulator"])
+def test_profile_prints_layers_and_writes_trace_and_values(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, values = tmp_path / "trace.json", tmp_path / "rows.tsv"
+    options = ["--backend", backend, "--input", DATA, "--rows", "0:4", "--runs", "3", "--warmup", "2"]
+    assert main(["profile", DIGITS, *options, "--trace", str(trace), "--tsv", str(values)]) == 0
+    text = capsys.readouterr().out
+    assert f"backend  {backend.upper()}: asked for" in text
+    assert re.search(r"3 runs after 2, as launches layer by layer: p10 [\d.]+ ms, p50 [\d.]+ ms, p90", text)
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if len(line.split()) > 10}
+    assert rows["layer"][:4] == ["layer", "operator", "runs", "times"]
+    assert rows["layer2/conv"][1:4] == ["Conv", "3", "3"]
+    events = {line.split()[0]: line.split() for line in text.splitlines() if len(line.split()) == 4}
+    assert events["schedule"][1] == "5" and events["analyse"][1] == "1"
+    assert "waited, read or computed 0 times without being asked to" in text
+    layers = [each for each in json.loads(trace.read_text())["traceEvents"] if each.get("cat") == "layer"]
+    assert len(layers) == 5 * 9
+    with open(values, newline="") as file:
+        assert len(list(csv.DictReader(file, dialect="excel-tab"))) == 5 * 9
+
+
+def test_profile_takes_programs_and_adds_up_by_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "digits.gxp"
+    gx.Program.build({"forward": DIGITS}, backend=gx.BackendType.CPU).save(path)
+    assert main(["profile", str(path), "--backend", "cpu", "--by", "operator", "--runs", "2", "--limit", "2"]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split() for line in text.splitlines() if len(line.split()) > 10]
+    assert [row[0] for row in rows].count("operator") == 1 and "FLOP/s" in text
+    shown = [row[0] for row in rows if row[1:3] in (["2", "2"], ["2", "4"])]
+    assert len(shown) == 2 and set(shown) <= {"Conv", "MaxPool", "Relu", "Mul", "Gemm", "Softmax"}
+    assert "and 4 more" in text
+
+
+def test_profile_tells_complexity_without_running(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", DIGITS, "--static", "--dims", "batch=2"]) == 0
+    text = capsys.readouterr().out
+    (row,) = (line.split() for line in text.splitlines() if line.split()[:1] == ["head"])
+    assert row[1] == "Gemm" and "FLOP in all" in text and "backend" not in text
+
+
+@pytest.mark.parametrize("option", [["--runs", "0"], ["--warmup", "-1"]])
+def test_profile_refuses_counts_that_make_no_sense(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", DIGITS, *option]) == 1
+    assert "--runs must be at least 1 and --warmup 0, got" in capsys.readouterr().err
