@@ -1,0 +1,1 @@
+"""Modules that code for ONNX Runtime imports names from."""

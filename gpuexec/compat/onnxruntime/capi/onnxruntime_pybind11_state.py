@@ -1,0 +1,29 @@
+"""Errors, options and values by the module that ONNX Runtime has them in."""
+
+from gpuexec.compat.onnxruntime.described import ModelMetadata as ModelMetadata
+from gpuexec.compat.onnxruntime.described import NodeArg as NodeArg
+from gpuexec.compat.onnxruntime.devices import OrtDevice as OrtDevice
+from gpuexec.compat.onnxruntime.errors import EngineError as EngineError
+from gpuexec.compat.onnxruntime.errors import EPFail as EPFail
+from gpuexec.compat.onnxruntime.errors import Fail as Fail
+from gpuexec.compat.onnxruntime.errors import InvalidArgument as InvalidArgument
+from gpuexec.compat.onnxruntime.errors import InvalidGraph as InvalidGraph
+from gpuexec.compat.onnxruntime.errors import InvalidProtobuf as InvalidProtobuf
+from gpuexec.compat.onnxruntime.errors import ModelLoaded as ModelLoaded
+from gpuexec.compat.onnxruntime.errors import NoModel as NoModel
+from gpuexec.compat.onnxruntime.errors import NoSuchFile as NoSuchFile
+from gpuexec.compat.onnxruntime.errors import NotImplemented as NotImplemented
+from gpuexec.compat.onnxruntime.errors import RuntimeException as RuntimeException
+from gpuexec.compat.onnxruntime.notices import set_default_logger_severity as set_default_logger_severity
+from gpuexec.compat.onnxruntime.notices import set_default_logger_verbosity as set_default_logger_verbosity
+from gpuexec.compat.onnxruntime.options import ExecutionMode as ExecutionMode
+from gpuexec.compat.onnxruntime.options import ExecutionOrder as ExecutionOrder
+from gpuexec.compat.onnxruntime.options import GraphOptimizationLevel as GraphOptimizationLevel
+from gpuexec.compat.onnxruntime.options import RunOptions as RunOptions
+from gpuexec.compat.onnxruntime.options import SessionOptions as SessionOptions
+from gpuexec.compat.onnxruntime.process import get_build_info as get_build_info
+from gpuexec.compat.onnxruntime.process import get_version_string as get_version_string
+from gpuexec.compat.onnxruntime.process import set_seed as set_seed
+from gpuexec.compat.onnxruntime.providers import get_all_providers as get_all_providers
+from gpuexec.compat.onnxruntime.providers import get_available_providers as get_available_providers
+from gpuexec.compat.onnxruntime.providers import get_device as get_device

@@ -1,0 +1,95 @@
+"""What a session tells of its model: inputs, outputs, and what the file says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.compat.onnxruntime.errors import BindingError, make_error
+from gpuexec.errors import InputError
+from gpuexec.importer.load import ImportedModel
+from gpuexec.planner.classes import DeclaredDims
+from gpuexec.spec import DeclaredSpec, dtype_row
+
+# ONNX Runtime's names of element types are C++'s.
+_TYPE_NAMES = {"float32": "float", "float64": "double"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input, output or initializer: free dimensions are names, or None where they have none.
+
+    The shape of one whose rank is not declared is empty, as that of a scalar is.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model's file says of itself."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+
+def describe_value(name: str, spec: DeclaredSpec, dims: DeclaredDims) -> NodeArg:
+    """Return an input or output as ONNX Runtime tells of it, with those dimensions fixed that were."""
+    fixed = {dim: bound for dim, bound in dims.items() if isinstance(bound, int)}
+    shape = [fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims or ()]
+    return NodeArg(name, name_type(spec.dtype), shape)
+
+
+def describe_model(info: ImportedModel) -> ModelMetadata:
+    """Return what the file says of itself."""
+    header, metadata = info.header, dict(info.metadata)
+    return ModelMetadata(
+        producer_name=header.producer_name,
+        graph_name=info.graph.name,
+        domain=header.domain,
+        description=info.description,
+        graph_description=header.graph_description,
+        version=header.model_version,
+        custom_metadata_map=metadata,
+    )
+
+
+def name_type(dtype: np.dtype[Any]) -> str:
+    """Return an element type as ONNX Runtime writes it: ``"tensor(float)"``."""
+    name = dtype_row(dtype).name
+    return f"tensor({_TYPE_NAMES.get(name, name)})"
+
+
+def find_dtype(given: Any) -> np.dtype[Any]:
+    """Return the dtype that a NumPy type or dtype, a name, or an ONNX code stands for.
+
+    Raises:
+        BindingError: It is none, or is not supported.
+    """
+    try:
+        if isinstance(given, int) and not isinstance(given, bool):
+            return dtype_row(given).numpy
+        return dtype_row(given if isinstance(given, str) else np.dtype(given)).numpy
+    except (InputError, TypeError) as error:
+        raise make_error(BindingError, f"{given!r} is no element type that is supported: {error}") from error
+
+
+def list_denoted(info: ImportedModel, extents: Mapping[str, int]) -> dict[str, int]:
+    """Return extents by name of dimension, given those by what dimensions stand for."""
+    named: dict[str, int] = {}
+    for value in info.graph.inputs:
+        dims = (value.declared and value.declared.dims) or ()
+        for dim, denotation in zip(dims, info.header.denotations.get(value.name, ()), strict=False):
+            if isinstance(dim, str) and denotation in extents:
+                named[dim] = extents[denotation]
+    return named

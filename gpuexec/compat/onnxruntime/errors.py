@@ -1,0 +1,145 @@
+"""Errors by ONNX Runtime's names, each also an error of `gpuexec.errors`.
+
+ONNX Runtime raises some of these as the built-in RuntimeError, ValueError or TypeError; where it does, ours are that as
+well. Messages begin with the status, as there: ``[gpuexec] : 2 : INVALID_ARGUMENT : ...``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from gpuexec.errors import (
+    DeviceError,
+    GpuexecError,
+    InputError,
+    ModelError,
+    NotFoundError,
+    UnsupportedError,
+)
+
+
+class Status:
+    """What all of them have: ONNX Runtime's number and name of the status."""
+
+    number: ClassVar[int]
+    status: ClassVar[str]
+
+
+class Fail(GpuexecError, Status):
+    """Something else went wrong."""
+
+    number, status = 1, "FAIL"
+
+
+class InvalidArgument(InputError, Status):
+    """A name, dtype, shape or option of the caller's is wrong."""
+
+    number, status = 2, "INVALID_ARGUMENT"
+
+
+class NoSuchFile(NotFoundError, Status):
+    """There is no such file."""
+
+    number, status = 3, "NO_SUCHFILE"
+
+
+class NoModel(ModelError, Status):
+    """There is no model."""
+
+    number, status = 4, "NO_MODEL"
+
+
+class EngineError(DeviceError, Status):
+    """The engine refuses."""
+
+    number, status = 5, "ENGINE_ERROR"
+
+
+class RuntimeException(DeviceError, Status):
+    """The device refuses or fails."""
+
+    number, status = 6, "RUNTIME_EXCEPTION"
+
+
+class InvalidProtobuf(ModelError, Status):
+    """The model's bytes are no protobuf."""
+
+    number, status = 7, "INVALID_PROTOBUF"
+
+
+class ModelLoaded(ModelError, Status):
+    """The model is loaded already."""
+
+    number, status = 8, "MODEL_LOADED"
+
+
+class NotImplemented(UnsupportedError, Status):
+    """The model, or a call, needs something that is not supported."""
+
+    number, status = 9, "NOT_IMPLEMENTED"
+
+
+class InvalidGraph(ModelError, Status):
+    """The model contradicts itself."""
+
+    number, status = 10, "INVALID_GRAPH"
+
+
+class EPFail(DeviceError, Status):
+    """A provider can't be used."""
+
+    number, status = 11, "EP_FAIL"
+
+
+class ArgumentTypeError(InvalidArgument, TypeError):
+    """An argument is of another type than is expected."""
+
+
+class BindingError(InvalidArgument, RuntimeError):
+    """A value or binding does not fit, which ONNX Runtime tells by a RuntimeError."""
+
+
+# What an error of ours is there; the first that fits.
+_KINDS: tuple[tuple[type[GpuexecError], type[GpuexecError]], ...] = (
+    (NotFoundError, NoSuchFile),
+    (UnsupportedError, NotImplemented),
+    (ModelError, InvalidGraph),
+    (InputError, InvalidArgument),
+    (DeviceError, RuntimeException),
+    (GpuexecError, Fail),
+)
+
+
+def make_error(kind: type[GpuexecError], message: str, source: GpuexecError | None = None) -> GpuexecError:
+    """Return an error of one of these kinds, its status put before the message.
+
+    Args:
+        kind: A class of this module.
+        message: What is wrong.
+        source: The error it stands for; its node and value are the new one's.
+    """
+    assert issubclass(kind, Status)
+    text = f"[gpuexec] : {kind.number} : {kind.status} : {message}"
+    return kind(text) if source is None else kind(text, node=source.node, value=source.value)
+
+
+@contextmanager
+def translating(invalid: type[InvalidArgument] = InvalidArgument) -> Iterator[None]:
+    """Have errors of `gpuexec.errors` raised by ONNX Runtime's names.
+
+    Args:
+        invalid: What an InputError becomes.
+    """
+    try:
+        yield
+    except GpuexecError as error:
+        if isinstance(error, Status):
+            if isinstance(error, InvalidArgument) and not isinstance(error, invalid | TypeError):
+                raise invalid(*error.args, node=error.node, value=error.value) from error
+            raise
+        kind = next(ours for theirs, ours in _KINDS if isinstance(error, theirs))
+        if type(error.__cause__).__name__ == "DecodeError":
+            kind = InvalidProtobuf
+        raise make_error(invalid if kind is InvalidArgument else kind, str(error), error) from error

@@ -1,0 +1,109 @@
+"""Model and options -> the model a session runs: passes left out, dimensions fixed, initializers replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpuexec.compat.onnxruntime.described import list_denoted
+from gpuexec.compat.onnxruntime.errors import (
+    ArgumentTypeError,
+    InvalidArgument,
+    NoSuchFile,
+    make_error,
+)
+from gpuexec.compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
+from gpuexec.compat.onnxruntime.values import OrtValue
+from gpuexec.graph import Graph, Value
+from gpuexec.importer.save import save_graph
+from gpuexec.model import Model, load
+from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
+from gpuexec.spec import DeclaredSpec
+
+Array = np.ndarray[Any, Any]
+# Without these, models with branches or with sizes that depend on data would not run.
+_NEEDED = frozenset({"decompose", "inline_branches", "remove_dead"})
+_OPTIONAL = frozenset(each.name for each in (*AT_LOAD, *AT_PLAN)) - _NEEDED
+
+
+def load_model(source: object, options: SessionOptions) -> Model:
+    """Load a model from a path or from bytes as the options ask for it.
+
+    Raises:
+        ArgumentTypeError: It is neither.
+        NoSuchFile: There is no such file.
+        GpuexecError: As `gpuexec.load`.
+    """
+    if isinstance(source, str | os.PathLike):
+        if not os.path.exists(source):
+            raise make_error(NoSuchFile, f"There is no file {os.fspath(source)}.")
+    elif not isinstance(source, bytes | bytearray | memoryview):
+        raise make_error(ArgumentTypeError, f"Expected a path or bytes, got {type(source).__name__}.")
+    is_plain = options.graph_optimization_level is GraphOptimizationLevel.ORT_DISABLE_ALL
+    model = load(source, disabled_passes=_OPTIONAL if is_plain else ())
+    if options.initializers:
+        model = model.with_weights(_take_initializers(options.initializers))
+    dims = _list_dims(model, options)
+    return model.bind(dims) if dims else model
+
+
+def promote(model: Model, names: frozenset[str]) -> Model:
+    """Return the model with initializers as inputs, behind the others; on devices they share their weights.
+
+    Raises:
+        InvalidArgument: One is none that the model lets callers give anew, or reading the model needed its content.
+    """
+    graph = model.info.graph
+    found = {value.name: value for value in graph.constants if value.name in names}
+    read = {value for node in graph.nodes for value in node.inputs} | set(graph.outputs)
+    usable = {name for name, value in found.items() if name in model.info.header.overridable and value in read}
+    fixed = sorted(names - usable)
+    if fixed:
+        raise make_error(InvalidArgument, f"{fixed[0]!r} is no input, nor an initializer that can be given anew.")
+    given = {old: Value(name, _declare(graph.constants[old])) for name, old in found.items()}
+    # Sorted as the file has them, so that the same names give the same model.
+    inputs = tuple(given[found[name]] for name in model.info.header.overridable if name in found)
+    nodes = tuple(
+        replace(node, inputs=tuple(given.get(value, value) if value else None for value in node.inputs))
+        for node in graph.nodes
+    )
+    outputs = tuple(given.get(value, value) for value in graph.outputs)
+    constants = {value: array for value, array in graph.constants.items() if value not in given}
+    promoted = Graph((*graph.inputs, *inputs), outputs, nodes, constants, graph.name)
+    passed = run_passes(promoted, AT_LOAD, model.disabled_passes)
+    built = Model(replace(model.info, graph=promoted), passed, model.dims, model.disabled_passes)
+    built.slabs, built.lock = model.slabs, model.lock
+    return built
+
+
+def save_optimized(model: Model, path: str) -> None:
+    """Write the graph of a model as its passes left it, as ONNX.
+
+    Raises:
+        InputError: An operator that a pass made has no form in ONNX; names the nodes.
+        AccessError: The file can't be written.
+    """
+    save_graph(model.graph, path, model.info, allow_custom=True)
+
+
+def _list_dims(model: Model, options: SessionOptions) -> dict[str, int]:
+    """Return the extents asked for of those dimensions that the model has."""
+    asked = {**options.dims, **list_denoted(model.info, options.dims_by_denotation)}
+    declared = [dim for port in model.inputs for dim in port.spec.dims or ()]
+    return {name: extent for name, extent in asked.items() if name in declared}
+
+
+def _take_initializers(given: Mapping[str, Any]) -> dict[str, Array]:
+    for name, item in given.items():
+        if not isinstance(item, OrtValue):
+            message = f"Initializer {name!r} takes an OrtValue, got {type(item).__name__}."
+            raise make_error(ArgumentTypeError, message)
+    return {name: item.numpy() for name, item in given.items()}
+
+
+def _declare(array: Array) -> DeclaredSpec:
+    return DeclaredSpec(array.dtype, array.shape)

@@ -1,0 +1,53 @@
+"""Saying once what is left aside, and how much is said at all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+
+from gpuexec.compat.onnxruntime.errors import BindingError, make_error
+from gpuexec.resources.unclosed import find_caller
+
+# ONNX Runtime's severities are 0 (verbose), 1 (info), 2 (warning), 3 (error), 4 (fatal).
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+WARNING = 2
+_said: set[str] = set()
+_lock = threading.Lock()
+_default_severity = WARNING
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """Set from which severity on there are log lines and warnings: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.
+
+    Raises:
+        BindingError: It is none of these.
+    """
+    global _default_severity
+    if severity not in range(len(_LEVELS)):
+        raise make_error(BindingError, f"Expected a severity of 0 to 4, got {severity!r}.")
+    _default_severity = severity
+    logging.getLogger("gpuexec").setLevel(_LEVELS[severity])
+
+
+def set_default_logger_verbosity(verbosity: int) -> None:
+    """Say once that there are no degrees of verbose log lines."""
+    if verbosity:
+        warn_once("set_default_logger_verbosity is ignored: log lines have no degrees of verbosity.")
+
+
+def warn_once(message: str, severity: int = -1) -> None:
+    """Warn, unless the same was said before in this process.
+
+    Args:
+        message: What is left aside.
+        severity: The severity from which on a session speaks; -1: the default.
+    """
+    if (severity if severity >= 0 else _default_severity) > WARNING:
+        return
+    with _lock:
+        if message in _said:
+            return
+        _said.add(message)
+    file, line = find_caller()
+    warnings.warn_explicit(message, UserWarning, file, line)

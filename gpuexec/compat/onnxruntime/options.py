@@ -1,0 +1,269 @@
+"""Options of sessions and runs: those that mean something here act, the others are named once in a warning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, IntEnum
+from typing import Any
+
+from gpuexec.compat.onnxruntime.errors import (
+    ArgumentTypeError,
+    BindingError,
+    InvalidArgument,
+    NotImplemented,
+    make_error,
+)
+from gpuexec.compat.onnxruntime.notices import warn_once
+
+_NO_LIMIT = -1
+
+
+class _Choice(IntEnum):
+    __str__ = Enum.__str__
+
+
+class GraphOptimizationLevel(_Choice):
+    """How much of a graph may be rewritten: nothing that need not be, or all that keeps its results."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(_Choice):
+    """Whether nodes may run side by side. Those that no data orders may, in either mode."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(_Choice):
+    """The order of nodes. The planner chooses its own."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+class _Options:
+    """Named values of fixed types; other names and types are refused."""
+
+    __slots__ = ("_entries", "_values")
+    _defaults: Mapping[str, Any] = {}
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_values", dict(self._defaults))
+        object.__setattr__(self, "_entries", {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in type(self)._defaults:
+            return object.__getattribute__(self, "_values")[name]
+        raise AttributeError(f"{type(self).__name__} has no option {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._defaults:
+            raise AttributeError(f"{type(self).__name__} has no option {name!r}")
+        expected = type(self._defaults[name])
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            raise make_error(
+                ArgumentTypeError,
+                f"{type(self).__name__}.{name} takes {expected.__name__}, got {value!r}.",
+            )
+        self._values[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._defaults})
+
+    def changed(self) -> list[str]:
+        """Return the names of options that are not as they were at first."""
+        return [name for name, value in self._values.items() if value != self._defaults[name]]
+
+    def _set_entry(self, key: str, value: str) -> None:
+        if not (isinstance(key, str) and key and isinstance(value, str)):
+            raise make_error(ArgumentTypeError, f"A configuration entry is two strings, got {key!r}: {value!r}.")
+        self._entries[key] = value
+
+    def _get_entry(self, key: str) -> str:
+        if key not in self._entries:
+            raise make_error(BindingError, f"{type(self).__name__} has no configuration entry {key!r}.")
+        entry: str = self._entries[key]
+        return entry
+
+
+class SessionOptions(_Options):
+    """What a session is made with. It reads them once, as it is made.
+
+    ``intra_op_num_threads`` and ``inter_op_num_threads`` bound the threads on the CPU (the larger of the two counts;
+    those of BLAS are its own). ``graph_optimization_level`` ORT_DISABLE_ALL leaves out every pass that can be left out.
+    ``optimized_model_filepath`` gets the graph as it was rewritten. ``enable_profiling`` notes what each layer of each
+    run takes, and `InferenceSession.end_profiling` writes it to a file named by ``profile_file_prefix``. Configuration
+    entries that act: ``session.disable_cpu_ep_fallback``, and of our own ``gpuexec.workers``, the most runs that go on
+    at once.
+    """
+
+    __slots__ = ("dims", "dims_by_denotation", "initializers")
+    _defaults = {  # noqa: RUF012  (never changed)
+        "enable_cpu_mem_arena": True,
+        "enable_mem_pattern": True,
+        "enable_mem_reuse": True,
+        "enable_profiling": False,
+        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "execution_order": ExecutionOrder.DEFAULT,
+        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "inter_op_num_threads": 0,
+        "intra_op_num_threads": 0,
+        "log_severity_level": _NO_LIMIT,
+        "log_verbosity_level": 0,
+        "logid": "",
+        "optimized_model_filepath": "",
+        "profile_file_prefix": "onnxruntime_profile_",
+        "use_deterministic_compute": False,
+        "use_per_session_threads": True,
+    }
+    # What is none of ours to choose; the rest acts, or is so whatever it says.
+    _ignored = {  # noqa: RUF012
+        "enable_cpu_mem_arena": "plans always have arenas",
+        "enable_mem_pattern": "plans always have arenas",
+        "enable_mem_reuse": "plans always use memory again",
+        "execution_order": "the planner chooses the order",
+        "log_verbosity_level": "log lines have no degrees of verbosity",
+        "use_per_session_threads": "sessions share the threads of a device",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.__slots__:
+            object.__setattr__(self, name, {})
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Set a configuration entry."""
+        self._set_entry(key, value)
+
+    def get_session_config_entry(self, key: str) -> str:
+        """Return a configuration entry; BindingError, a RuntimeError, where there is none of that key."""
+        return self._get_entry(key)
+
+    def add_free_dimension_override_by_name(self, name: str, extent: int) -> None:
+        """Fix a free dimension by its name; models that have none of that name are not concerned."""
+        self.dims[_check_name(name)] = _check_extent(extent)
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, extent: int) -> None:
+        """Fix the free dimensions of a denotation (``"DATA_BATCH"``)."""
+        self.dims_by_denotation[_check_name(denotation)] = _check_extent(extent)
+
+    def add_initializer(self, name: str, value: Any) -> None:
+        """Have an initializer of the model replaced by an OrtValue on the CPU of the same dtype and shape."""
+        self.initializers[_check_name(name)] = value
+
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        """Have initializers of the model replaced, as `add_initializer` does one."""
+        if len(names) != len(values):
+            raise make_error(BindingError, f"Got {len(names)} names for {len(values)} values.")
+        for name, value in zip(names, values, strict=True):
+            self.add_initializer(name, value)
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Refuse: operators of one's own are registered in Python (`gpuexec.operator`)."""
+        raise make_error(
+            NotImplemented,
+            f"Libraries of operators compiled for ONNX Runtime can't be used: {path}. Register an operator with"
+            " gpuexec.operator.operator.",
+        )
+
+    def warn_of_ignored(self) -> None:
+        """Name, once, what is set and has no effect."""
+        severity = self.log_severity_level
+        for name in self.changed():
+            if name in self._ignored:
+                warn_once(f"SessionOptions.{name} is ignored: {self._ignored[name]}.", severity)
+        for key in self._entries:
+            if key not in _SESSION_ENTRIES:
+                warn_once(f"The configuration entry {key!r} of SessionOptions is ignored.", severity)
+
+    def entry(self, key: str, default: str = "") -> str:
+        """Return a configuration entry, or the default."""
+        found: str = self._entries.get(key, default)
+        return found
+
+
+_SESSION_ENTRIES = frozenset({"session.disable_cpu_ep_fallback", "gpuexec.workers"})
+_RUN_ENTRIES = frozenset({"disable_synchronize_execution_providers", "memory.enable_memory_arena_shrinkage"})
+
+
+class RunOptions(_Options):
+    """What a run is made with. ``terminate`` set while runs use it gives up those that can be given up.
+
+    Configuration entries that act: ``disable_synchronize_execution_providers`` (`run_with_iobinding` returns without
+    waiting) and ``memory.enable_memory_arena_shrinkage`` (memory not needed now is given back after the run).
+    """
+
+    __slots__ = ("_lock", "_runs")
+    _defaults = {  # noqa: RUF012
+        "log_severity_level": _NO_LIMIT,
+        "log_verbosity_level": 0,
+        "logid": "",
+        "only_execute_path_to_fetches": False,
+        "terminate": False,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "_lock", threading.Lock())
+        object.__setattr__(self, "_runs", [])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "terminate" and value:
+            with self._lock:
+                runs = list(self._runs)
+            for cancel in runs:
+                cancel()
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Set a configuration entry."""
+        self._set_entry(key, value)
+        if key not in _RUN_ENTRIES:
+            warn_once(f"The configuration entry {key!r} of RunOptions is ignored.", self.log_severity_level)
+
+    def get_run_config_entry(self, key: str) -> str:
+        """Return a configuration entry; BindingError, a RuntimeError, where there is none of that key."""
+        return self._get_entry(key)
+
+    def add_active_adapter(self, adapter: object) -> None:
+        """Refuse: adapters are not supported."""
+        raise make_error(NotImplemented, f"Adapters of weights are not supported, got {adapter!r}.")
+
+    def is_on(self, key: str) -> bool:
+        """Return whether a configuration entry is ``"1"``, or names anything else but ``"0"``."""
+        return self._entries.get(key, "0") not in ("", "0")
+
+    @contextmanager
+    def watching(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Have ``cancel`` called should ``terminate`` be set meanwhile, or be so now."""
+        with self._lock:
+            self._runs.append(cancel)
+        try:
+            if self.terminate:
+                cancel()
+            yield
+        finally:
+            with self._lock:
+                self._runs.remove(cancel)
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise make_error(ArgumentTypeError, f"Expected a name, got {name!r}.")
+    return name
+
+
+def _check_extent(extent: object) -> int:
+    if not isinstance(extent, int) or isinstance(extent, bool):
+        raise make_error(ArgumentTypeError, f"Expected an extent, got {extent!r}.")
+    if extent < 0:
+        raise make_error(InvalidArgument, f"Expected an extent of 0 or more, got {extent}.")
+    return extent

@@ -1,0 +1,68 @@
+"""Workers over one model, lent to one caller at a time, so that a session may be run from many threads at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpuexec.worker import Worker
+
+
+class WorkerPool:
+    """Lends Workers; makes one where all are lent and there may be more, and else has callers wait.
+
+    The one given back last is lent first, so that what it planned and compiled is used again.
+
+    Args:
+        make: Makes a Worker.
+        most: How many there may be.
+    """
+
+    def __init__(self, make: Callable[[], Worker], most: int) -> None:
+        self._make, self._most = make, most
+        self._idle: list[Worker] = []
+        self._count = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lending(self) -> Iterator[Worker]:
+        """Lend a Worker; from a pool that is closed, one that is closed once it is given back."""
+        worker = self._take()
+        try:
+            yield worker
+        finally:
+            with self._changed:
+                is_kept = not self._is_closed
+                if is_kept:
+                    self._idle.append(worker)
+                else:
+                    self._count -= 1
+                self._changed.notify()
+            if not is_kept:
+                worker.close()
+
+    def close(self) -> None:
+        """Close the Workers, those that are lent once they are given back. Twice is harmless."""
+        with self._changed:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            self._count -= len(idle)
+            self._changed.notify_all()
+        for worker in idle:
+            worker.close()
+
+    def _take(self) -> Worker:
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self._count < self._most)
+            if self._idle:
+                return self._idle.pop()
+            self._count += 1
+        try:
+            return self._make()
+        except BaseException:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify()
+            raise

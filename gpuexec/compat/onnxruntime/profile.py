@@ -1,0 +1,68 @@
+"""Profiles of sessions, in the form ONNX Runtime writes: trace events in a list, those of nodes of category Node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime
+from typing import Any
+
+from gpuexec.profiling.profiler import Profiler
+
+# Longer sessions are told of by their last runs.
+_RUNS_KEPT = 10_000
+
+
+class SessionProfile:
+    """Notes what the runs of a session take, and writes it down once.
+
+    Args:
+        prefix: What the file's name begins with.
+        provider: The name of the provider that runs the nodes.
+    """
+
+    def __init__(self, prefix: str, provider: str) -> None:
+        self.start_ns = time.time_ns()
+        self.profiler = Profiler(keep_runs=_RUNS_KEPT, memory=False)
+        self._prefix, self._provider = prefix, provider
+
+    def write(self) -> str:
+        """Write the file; return its path. Waits for the runs."""
+        path = f"{self._prefix}_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}.json"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("[\n" + ",\n".join(json.dumps(event) for event in self._list_events()) + "\n]\n")
+        return path
+
+    def _list_events(self) -> list[dict[str, Any]]:
+        runs = [
+            _make_event("Session", "model_run", row.start_ms, row.duration_ms, {"run": str(row.run)})
+            for row in self.profiler.runs()
+        ]
+        nodes = [
+            _make_event(
+                "Node",
+                f"{row.node}_kernel_time",
+                row.start_ms,
+                row.duration_ms,
+                {
+                    "op_name": row.operator,
+                    "provider": self._provider,
+                    "device": row.device,
+                    "run": str(row.run),
+                    "bytes_read": str(row.bytes_read),
+                    "bytes_written": str(row.bytes_written),
+                },
+            )
+            for row in self.profiler.rows()
+        ]
+        return sorted([*runs, *nodes], key=lambda event: (event["ts"], -event["dur"]))
+
+
+def _make_event(
+    category: str, name: str, start_ms: float | None, duration_ms: float | None, about: dict[str, str]
+) -> dict[str, Any]:
+    """Return a complete event of the Trace Event Format, in microseconds; what failed took no time."""
+    start, duration = round((start_ms or 0.0) * 1e3), round((duration_ms or 0.0) * 1e3)
+    where = {"pid": os.getpid(), "tid": 0}
+    return {"cat": category, **where, "dur": duration, "ts": start, "ph": "X", "name": name, "args": about}

@@ -1,0 +1,176 @@
+"""Providers are backends: which name stands for which, which of a list a session gets, and what their options do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from gpuexec.compat.onnxruntime.errors import EPFail, InvalidArgument, make_error
+from gpuexec.compat.onnxruntime.notices import warn_once
+from gpuexec.errors import DeviceError, KernelError
+from gpuexec.runtime import driver
+from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.runtime.cpu import CpuDevice
+from gpuexec.runtime.simulator.toolchain import find_compiler
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+SIMULATOR_PROVIDER = "GpuexecSimulatorExecutionProvider"
+# In the order in which they are tried where nobody says another.
+BACKENDS = {
+    CUDA_PROVIDER: BackendType.GPU_COMPUTE,
+    CPU_PROVIDER: BackendType.CPU,
+    SIMULATOR_PROVIDER: BackendType.SIMULATOR,
+}
+# Options of providers that act.
+_OPTIONS = frozenset({"device_id", "gpu_mem_limit", "user_compute_stream"})
+# So, whatever they say: runs are graphs where that pays, and outputs are what they were asked for as.
+_TRUE_ANYWAY = frozenset({"enable_cuda_graph"})
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A provider chosen for a session.
+
+    ``max_bytes`` and ``stream`` are for its Workers (None: no limit, a stream of their own).
+    """
+
+    name: str
+    backend: Backend
+    options: Mapping[str, str] = field(default_factory=dict)
+    max_bytes: int | None = None
+    stream: int | None = None
+
+
+def get_all_providers() -> list[str]:
+    """Return the names of all providers, whether or not they work here."""
+    return list(BACKENDS)
+
+
+def get_available_providers() -> list[str]:
+    """Return the names of the providers that work here, in the order of their precedence."""
+    return [name for name in BACKENDS if _is_available(name)]
+
+
+def get_device() -> str:
+    """Return ``"GPU"`` where one works, else ``"CPU"``."""
+    return "GPU" if _is_available(CUDA_PROVIDER) else "CPU"
+
+
+def choose_provider(
+    providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None,
+    provider_options: Sequence[Mapping[Any, Any]] | None = None,
+    *,
+    threads: int = 0,
+    falls_back: bool = True,
+    severity: int = -1,
+) -> Provider:
+    """Return the first of these providers that works here, opened.
+
+    Those that don't are named once in a warning, with the reason, and if none does it is the CPU.
+
+    Args:
+        providers: Names, or (name, options), those preferred first; None or none: all that work here.
+        provider_options: Options for each, where ``providers`` are names.
+        threads: The most threads on the CPU; 0: as many as cores.
+        falls_back: False: refuse where the first does not work.
+        severity: From which severity on there are warnings.
+
+    Raises:
+        InvalidArgument: The arguments don't fit together, or an option's value is none.
+        EPFail: The device of that ordinal can't be used, or the first provider and ``falls_back`` is False.
+    """
+    wanted = _pair(providers, provider_options) or [(name, {}) for name in get_available_providers()]
+    for name, options in wanted:
+        why = f"there is no provider {name!r}; there are {', '.join(BACKENDS)}"
+        if name in BACKENDS:
+            try:
+                return _open(name, options, threads, severity)
+            except (DeviceError, KernelError) as error:
+                if _is_available(name):
+                    raise make_error(EPFail, f"{name}: {error}", error) from error
+                why = str(error)
+        if not falls_back:
+            raise make_error(EPFail, f"{name} can't be used, and nothing else may be: {why}")
+        warn_once(f"{name} is not used: {why}", severity)
+    return _open(CPU_PROVIDER, {}, threads, severity)
+
+
+def _pair(
+    providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None,
+    provider_options: Sequence[Mapping[Any, Any]] | None,
+) -> list[tuple[str, dict[str, str]]]:
+    """Return names with their options as strings; of a name given twice the first."""
+    given = [providers] if isinstance(providers, str) else list(providers or ())
+    if provider_options and len(provider_options) != len(given):
+        message = f"Got {len(provider_options)} provider_options for {len(given)} providers; expected one for each."
+        raise make_error(InvalidArgument, message)
+    pairs: dict[str, dict[str, str]] = {}
+    for index, item in enumerate(given):
+        name, options = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+        if not isinstance(name, str) or not isinstance(options, Mapping | None):
+            raise make_error(InvalidArgument, f"A provider is a name or (name, options), got {item!r}.")
+        if provider_options:
+            if options is not None:
+                raise make_error(InvalidArgument, f"Options of {name} stand in providers and in provider_options.")
+            options = provider_options[index]
+        if name in pairs:
+            warn_once(f"The provider {name} is given twice; the first counts.")
+            continue
+        pairs[name] = {str(key): str(value) for key, value in (options or {}).items()}
+    return list(pairs.items())
+
+
+def _open(name: str, options: Mapping[str, str], threads: int, severity: int) -> Provider:
+    for key in options:
+        if key not in _OPTIONS | _TRUE_ANYWAY or (name == CPU_PROVIDER and key in _OPTIONS):
+            warn_once(f"The option {key!r} of {name} is ignored.", severity)
+    if name == CPU_PROVIDER:
+        return Provider(name, _open_cpu(threads) if threads else open_backend(BackendType.CPU), options)
+    backend = open_backend(BACKENDS[name], _read_int(name, options, "device_id") or 0)
+    limit = _read_int(name, options, "gpu_mem_limit")
+    return Provider(name, backend, options, limit, _read_int(name, options, "user_compute_stream"))
+
+
+def _read_int(name: str, options: Mapping[str, str], key: str) -> int | None:
+    text = options.get(key)
+    if text is None:
+        return None
+    try:
+        value = int(text, 0)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise make_error(InvalidArgument, f"The option {key!r} of {name} takes a whole number, got {text!r}.")
+    return value
+
+
+def _is_available(name: str) -> bool:
+    """Return whether a provider works here, without opening its device."""
+    if name == CUDA_PROVIDER:
+        return bool(driver.probe().devices) and find_spec("cupy") is not None
+    if name == SIMULATOR_PROVIDER:
+        try:
+            find_compiler()
+        except KernelError:
+            return False
+    return True
+
+
+_cpus: dict[tuple[int, int], Backend] = {}
+_lock = threading.Lock()
+
+
+def _open_cpu(threads: int) -> Backend:
+    """Return the process's CPU of that many threads."""
+    key = (os.getpid(), threads)
+    with _lock:
+        if key not in _cpus:
+            # One thread takes the commands as they come; of more, one is the stream's own.
+            device = CpuDevice(order=lambda _: 0) if threads == 1 else CpuDevice(threads=threads - 1)
+            _cpus[key] = Backend(device, BackendType.CPU, f"{threads} threads were asked for")
+        return _cpus[key]

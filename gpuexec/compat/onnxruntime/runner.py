@@ -1,0 +1,175 @@
+"""How a session runs: feeds checked, Workers lent, runs begun and waited for, threads for those nobody waits for."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, Fail, InvalidArgument, make_error
+from gpuexec.compat.onnxruntime.loading import promote
+from gpuexec.compat.onnxruntime.options import RunOptions
+from gpuexec.compat.onnxruntime.pool import WorkerPool
+from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider
+from gpuexec.compat.onnxruntime.values import unwrap
+from gpuexec.errors import CancelledError, GpuexecError
+from gpuexec.model import Model
+from gpuexec.passes.add_random_key import find_keys
+from gpuexec.profiling.profiler import Profiler
+from gpuexec.running.run import Run
+from gpuexec.spec import DeclaredSpec
+from gpuexec.state.seeds import draw_seed
+from gpuexec.worker import Worker
+
+_RUNS_APART = 2**32
+
+
+class Runner:
+    """Runs a model on a provider, for many callers at once.
+
+    Args:
+        model: What to run.
+        provider: Where.
+        most: How many runs may go on at once.
+        is_strict: Refuse, but on the CPU, a model for which the host has to read or compute.
+        profiler: Hears of all runs.
+    """
+
+    def __init__(
+        self, model: Model, provider: Provider, most: int, *, is_strict: bool, profiler: Profiler | None = None
+    ) -> None:
+        self.provider, self._profiler = provider, profiler
+        self._model, self._most, self._is_strict = model, most, is_strict
+        self._overridable = set(model.info.header.overridable)
+        self._specs = {port.name: port.spec for port in model.inputs}
+        # By the initializers that are given, each set of which has a model of its own.
+        self._pools: dict[frozenset[str], WorkerPool] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        # Workers share a seed and differ in the number of the run they begin with, so that no two runs draw the same.
+        self._seed, self._starts = draw_seed() if find_keys(model.graph) else None, itertools.count(0, _RUNS_APART)
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def move(self, provider: Provider, profiler: Profiler | None = None) -> None:
+        """Run on another provider, and for another profiler, from now on; runs under way end as they are."""
+        with self._lock:
+            pools = list(self._pools.values())
+            self._pools.clear()
+            self.provider, self._profiler = provider, profiler
+        for pool in pools:
+            pool.close()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Have work done on a thread.
+
+        Raises:
+            Fail: The session is closed.
+        """
+        with self._lock:
+            self._check_open()
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="gpuexec-session")
+            self._threads.submit(work)
+
+    def close(self) -> None:
+        """Give everything back; runs under way end first."""
+        with self._lock:
+            self._is_closed = True
+            pools = list(self._pools.values())
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+        for pool in pools:
+            pool.close()
+
+    def check_feed(self, feed: Mapping[str, Any]) -> frozenset[str]:
+        """Return which initializers are given, having checked that all names fit."""
+        if not isinstance(feed, Mapping):
+            raise make_error(ArgumentTypeError, f"Inputs are given by name, in a dict; got a {type(feed).__name__}.")
+        missing = [name for name in self._specs if name not in feed]
+        if missing:
+            raise make_error(InvalidArgument, f"Required inputs {missing} are missing; given are {list(feed)}.")
+        others = frozenset(feed).difference(self._specs)
+        unknown = sorted(map(str, others - self._overridable))
+        if unknown:
+            names = ", ".join([*self._specs, *sorted(self._overridable)])
+            raise make_error(InvalidArgument, f"There is no input {unknown[0]!r}; the model has {names}.")
+        return others
+
+    @contextmanager
+    def running(
+        self,
+        feed: Mapping[str, Any],
+        options: RunOptions | None,
+        stream: int | None = None,
+        *,
+        is_borrowing: bool = True,
+    ) -> Iterator[tuple[Worker, Run]]:
+        """Start a run on a Worker that is lent meanwhile; it is done afterwards if it borrows arrays of the host."""
+        if not isinstance(options, RunOptions | None):
+            raise make_error(ArgumentTypeError, f"Expected RunOptions, got {type(options).__name__}.")
+        options = RunOptions() if options is None else options
+        given = self.check_feed(feed)
+        inputs = {name: _take(item, self._specs.get(name), name) for name, item in feed.items()}
+        if options.terminate:
+            raise make_error(Fail, "The run was not begun: RunOptions.terminate is set.")
+        with self._find_pool(given).lending() as worker:
+            run = worker.schedule(inputs, copy=not is_borrowing, stream=stream)
+            try:
+                with options.watching(run.cancel):
+                    yield worker, run
+            except CancelledError as error:
+                raise make_error(Fail, "The run was given up: RunOptions.terminate was set.", error) from error
+            finally:
+                if is_borrowing:
+                    with suppress(GpuexecError):
+                        run.wait()
+            if options.is_on("memory.enable_memory_arena_shrinkage"):
+                worker.trim()
+
+    def _find_pool(self, given: frozenset[str]) -> WorkerPool:
+        """Return the Workers for runs that are given these initializers."""
+        with self._lock:
+            self._check_open()
+            if given not in self._pools:
+                model = promote(self._model, given) if given else self._model
+                provider = self.provider
+                is_single = provider.max_bytes is not None or provider.stream is not None
+                make = functools.partial(
+                    self._make_worker,
+                    model,
+                    backend=provider.backend,
+                    stream=provider.stream,
+                    max_bytes=provider.max_bytes,
+                    strict=self._is_strict and provider.name != CPU_PROVIDER,
+                    profiler=self._profiler,
+                )
+                self._pools[given] = WorkerPool(make, 1 if is_single else self._most)
+            return self._pools[given]
+
+    def _make_worker(self, model: Model, **options: Any) -> Worker:
+        worker = Worker(model, seed=self._seed, **options)
+        if self._seed is not None:
+            worker.state.seed(self._seed, run=next(self._starts))
+        return worker
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise make_error(Fail, "The session is closed.")
+
+
+def _take(item: Any, spec: DeclaredSpec | None, name: str) -> object:
+    """Return an input as a Worker takes it; lists become arrays of the input's dtype where that loses nothing."""
+    if isinstance(item, np.generic):
+        return np.asarray(item)
+    if isinstance(item, list | tuple) and spec is not None:
+        try:
+            return np.asarray(item).astype(spec.dtype, casting="same_kind")
+        except (TypeError, ValueError) as error:
+            raise make_error(InvalidArgument, f"Input {name!r} expects {spec}, got a list: {error}") from error
+    return unwrap(item)

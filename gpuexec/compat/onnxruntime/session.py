@@ -1,0 +1,316 @@
+"""InferenceSession over a Model and Workers: loads, tells what the model takes and gives, and runs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.compat.onnxruntime.binding import IOBinding
+from gpuexec.compat.onnxruntime.described import ModelMetadata, NodeArg, describe_model, describe_value
+from gpuexec.compat.onnxruntime.errors import (
+    ArgumentTypeError,
+    BindingError,
+    InvalidArgument,
+    make_error,
+    translating,
+)
+from gpuexec.compat.onnxruntime.loading import load_model, save_optimized
+from gpuexec.compat.onnxruntime.notices import warn_once
+from gpuexec.compat.onnxruntime.options import RunOptions, SessionOptions
+from gpuexec.compat.onnxruntime.profile import SessionProfile
+from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, choose_provider
+from gpuexec.compat.onnxruntime.runner import Runner
+from gpuexec.compat.onnxruntime.values import OrtValue
+from gpuexec.runtime.backend import Backend
+from gpuexec.spec import DeclaredSpec
+
+Array = np.ndarray[Any, Any]
+Callback = Callable[[list[Array], Any, str], object]
+Providers = Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None
+# So many runs of a session go on at once; more wait. Each has an arena of its own, weights are shared.
+_MOST_WORKERS = 4
+_log = logging.getLogger("gpuexec")
+
+
+class InferenceSession:
+    """A model loaded to be run, from many threads at once if need be.
+
+    Args:
+        path_or_bytes: A path or the bytes of an ONNX model.
+        sess_options: Options, read now.
+        providers: Where to run: names or (name, options), those preferred first; the first that works here. None: the
+            GPU where one works, else the CPU.
+        provider_options: Options for each provider, where ``providers`` are names.
+        kwargs: What else ONNX Runtime takes is ignored with a warning.
+
+    Raises:
+        InvalidArgument: The arguments don't fit together.
+        NoSuchFile: There is no such file.
+        InvalidProtobuf, InvalidGraph: It is no model, or contradicts itself.
+        NotImplemented: It needs operators or types that are not supported; lists all of them.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Providers = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._options = SessionOptions() if sess_options is None else sess_options
+        if not isinstance(self._options, SessionOptions):
+            raise make_error(ArgumentTypeError, f"Expected SessionOptions, got {type(sess_options).__name__}.")
+        for name in kwargs:
+            warn_once(f"InferenceSession ignores {name}=.", self._options.log_severity_level)
+        self._options.warn_of_ignored()
+        self._allows_cpu = self._options.entry("session.disable_cpu_ep_fallback", "0") == "0"
+        most = _read_workers(self._options)
+        with translating():
+            provider = self._choose(providers, provider_options)
+            self.model = load_model(path_or_bytes, self._options)
+            if self._options.optimized_model_filepath:
+                save_optimized(self.model, self._options.optimized_model_filepath)
+        self._profile: SessionProfile | None = None
+        if self._options.enable_profiling:
+            self._profile = SessionProfile(self._options.profile_file_prefix, provider.name)
+        self._start_ns = self._profile.start_ns if self._profile is not None else 0
+        profiler = self._profile.profiler if self._profile is not None else None
+        strict = not self._allows_cpu
+        self._runner = Runner(self.model, provider, most, is_strict=strict, profiler=profiler)
+        self._finalizer = weakref.finalize(self, self._runner.close)
+        # At the end of the process what is still open need not be closed.
+        self._finalizer.atexit = False
+
+    # ---- the model
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return what must be given."""
+        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return what a run gives."""
+        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the initializers that may be given beside the inputs, in place of what the model holds."""
+        arrays = {value.name: array for value, array in self.model.info.graph.constants.items()}
+        names = [name for name in self.model.info.header.overridable if name in arrays]
+        specs = {name: DeclaredSpec(arrays[name].dtype, arrays[name].shape) for name in names}
+        return [describe_value(name, specs[name], {}) for name in names]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return what the file says of itself."""
+        return describe_model(self.model.info)
+
+    def get_session_options(self) -> SessionOptions:
+        """Return the options the session was made with."""
+        return self._options
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs."""
+        return [port.name for port in self.model.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return [port.name for port in self.model.outputs]
+
+    # ---- providers
+
+    @property
+    def backend(self) -> Backend:
+        """Where it runs."""
+        return self._runner.provider.backend
+
+    def get_providers(self) -> list[str]:
+        """Return the provider it runs on, and the CPU's, where NumPy computes what has no kernel."""
+        return list(dict.fromkeys([self._runner.provider.name, CPU_PROVIDER]))
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Return the options given for these."""
+        provider = self._runner.provider
+        return {name: {} for name in self.get_providers()} | {provider.name: dict(provider.options)}
+
+    def set_providers(
+        self, providers: Providers = None, provider_options: Sequence[Mapping[Any, Any]] | None = None
+    ) -> None:
+        """Run elsewhere from now on; runs under way end where they are.
+
+        Raises:
+            InvalidArgument: The arguments don't fit together; the session goes on as it was.
+        """
+        with translating():
+            provider = self._choose(providers, provider_options)
+            self._runner.move(provider, self._profile.profiler if self._profile is not None else None)
+
+    def disable_fallback(self) -> None:
+        """Do nothing: a session never goes elsewhere when a run fails."""
+
+    def enable_fallback(self) -> None:
+        """Say once that a session never goes elsewhere when a run fails."""
+        warn_once("enable_fallback is ignored: a run that fails raises, and runs nowhere else.")
+
+    # ---- running
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Array]:
+        """Run and wait for outputs as arrays of the caller's own.
+
+        Args:
+            output_names: Which; None or none: all, in the model's order.
+            input_feed: All inputs by name: arrays, OrtValues, lists, and arrays of other packages by DLPack.
+            run_options: Options.
+
+        Raises:
+            InvalidArgument: A name, dtype or shape does not fit, or an input is missing.
+            Fail: The run was given up.
+        """
+        names = self._list_outputs(output_names)
+        with translating(), self._runner.running(input_feed, run_options) as (_, run):
+            requests = [run.peek_output(name).readback_request() for name in names]
+            run.wait()
+            return [request.result() for request in requests]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callback,
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Run on a thread of the session's; return at once.
+
+        Args:
+            output_names: As for `run`.
+            input_feed: As for `run`; leave arrays as they are until the run is done.
+            callback: Called there with the outputs, ``user_data``, and ``""``; or with none and what went wrong.
+            user_data: Anything.
+            run_options: As for `run`.
+
+        Raises:
+            InvalidArgument: An input is missing, or is none of the model's.
+        """
+        if not callable(callback):
+            raise make_error(ArgumentTypeError, f"Expected a callback, got {callback!r}.")
+        self._runner.check_feed(input_feed)
+        feed = dict(input_feed)
+        self._runner.submit(lambda: self._run_for(output_names, feed, callback, user_data, run_options))
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """Run with inputs wherever they lie, and wait for outputs as values on the CPU; otherwise as `run`."""
+        return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def io_binding(self) -> IOBinding:
+        """Return what binds inputs and outputs to memory, for `run_with_iobinding`."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run with inputs and outputs where they are bound.
+
+        Waits until the outputs are there, unless the options say ``disable_synchronize_execution_providers``: then
+        those on a device may be pending, and whoever reads them waits.
+
+        Raises:
+            BindingError: A dtype or shape does not fit, an input is missing, or no output is bound.
+        """
+        if not isinstance(iobinding, IOBinding):
+            raise make_error(ArgumentTypeError, f"Expected an IOBinding, got {type(iobinding).__name__}.")
+        is_waiting = not (run_options and run_options.is_on("disable_synchronize_execution_providers"))
+        with translating(BindingError):
+            inputs, stream = iobinding.list_inputs(), iobinding.caller_stream
+            with self._runner.running(inputs, run_options, stream, is_borrowing=is_waiting) as (worker, run):
+                iobinding.take_outputs(worker, run)
+                if is_waiting:
+                    run.wait()
+                    iobinding.synchronize_outputs()
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """Return a value of a shape whose content is undefined, as `OrtValue.ortvalue_from_shape_and_type`."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
+
+    # ---- profiling
+
+    def end_profiling(self) -> str:
+        """End profiling; return the path of the file that tells of the runs, or ``""`` where there was none.
+
+        The file is a list of trace events, which chrome://tracing and Perfetto open. Runs from now on take what they
+        take unwatched, and as graphs again.
+        """
+        if self._profile is None:
+            return ""
+        profile, self._profile = self._profile, None
+        self._runner.move(self._runner.provider)
+        return profile.write()
+
+    def get_profiling_start_time_ns(self) -> int:
+        """Return when profiling began, in nanoseconds since 1970; 0 where it never did."""
+        return self._start_ns
+
+    # ---- life
+
+    def close(self) -> None:
+        """Give everything back now, rather than when the session is let go of. Not there in ONNX Runtime."""
+        self._finalizer()
+
+    # ---- private
+
+    def _choose(self, providers: Providers, provider_options: Sequence[Mapping[Any, Any]] | None) -> Provider:
+        return choose_provider(
+            providers,
+            provider_options,
+            threads=max(0, self._options.intra_op_num_threads, self._options.inter_op_num_threads),
+            falls_back=self._allows_cpu,
+            severity=self._options.log_severity_level,
+        )
+
+    def _list_outputs(self, names: Sequence[str] | None) -> list[str]:
+        known = self.output_names
+        if isinstance(names, str) or not isinstance(names, Sequence | None):
+            raise make_error(ArgumentTypeError, f"output_names takes a list of names or None, got {names!r}.")
+        for name in names or ():
+            if name not in known:
+                raise make_error(InvalidArgument, f"There is no output {name!r}; the model has {', '.join(known)}.")
+        return list(names or known)
+
+    def _run_for(
+        self,
+        names: Sequence[str] | None,
+        feed: Mapping[str, Any],
+        callback: Callback,
+        user_data: Any,
+        options: RunOptions | None,
+    ) -> None:
+        try:
+            results, error = self.run(names, feed, options), ""
+        except Exception as failure:  # whatever it is, the callback is who hears of it
+            results, error = [], str(failure) or type(failure).__name__
+        try:
+            callback(results, user_data, error)
+        except Exception:
+            _log.exception("A callback of run_async failed.")
+
+
+def _read_workers(options: SessionOptions) -> int:
+    text = options.entry("gpuexec.workers") or str(_MOST_WORKERS)
+    if not text.isdecimal() or not int(text):
+        raise make_error(InvalidArgument, f"gpuexec.workers takes a number of 1 or more, got {text!r}.")
+    return int(text)

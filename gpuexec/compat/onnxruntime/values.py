@@ -1,0 +1,261 @@
+"""Values on the host or on a device: OrtValue over NumPy arrays and Tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.compat.onnxruntime.described import find_dtype, name_type
+from gpuexec.compat.onnxruntime.devices import find_device, name_device
+from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, make_error, translating
+from gpuexec.resources.memory import BorrowedMemory
+from gpuexec.results.arenas import wrap_region
+from gpuexec.results.exchange import import_dlpack
+from gpuexec.results.tensor import Tensor
+from gpuexec.runtime import dlpack
+from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.runtime.device import Region
+from gpuexec.spec import TensorSpec, dtype_row
+
+Array = np.ndarray[Any, Any]
+
+
+class OrtValue:
+    """A tensor: on the CPU an array, shared with whoever gave it, else a Tensor on its device.
+
+    Made by its static methods and by sessions. ``None`` is a value that is not there (yet).
+    """
+
+    def __init__(self, data: Array | Tensor | None) -> None:
+        self._data = data
+
+    # ---- making one
+
+    @staticmethod
+    def ortvalue_from_numpy(
+        numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """Return an array as a value: on the CPU the same bytes where they are dense, elsewhere a copy.
+
+        Raises:
+            BindingError: It is no array, its type is not supported, or there is no such device.
+        """
+        if not isinstance(numpy_obj, np.ndarray):
+            raise make_error(BindingError, f"Expected a NumPy array, got {type(numpy_obj).__name__}.")
+        find_dtype(numpy_obj.dtype)
+        array = numpy_obj if numpy_obj.flags.c_contiguous else np.ascontiguousarray(numpy_obj)
+        backend = find_device(device_type, device_id)
+        if backend is None:
+            return OrtValue(array)
+        value = OrtValue(_allocate(backend, TensorSpec(array.shape, array.dtype)))
+        value.update_inplace(array)
+        return value
+
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(data: Array, /, onnx_element_type: int) -> OrtValue:
+        """Return an array on the CPU whose bits are elements of an ONNX type, such as bfloat16 in uint16.
+
+        Raises:
+            BindingError: The type is not supported, or its elements are of another size.
+        """
+        dtype = find_dtype(onnx_element_type)
+        if data.dtype.itemsize != dtype.itemsize:
+            raise make_error(BindingError, f"Elements of {dtype.name} have {dtype.itemsize} bytes, got {data.dtype}.")
+        return OrtValue(np.ascontiguousarray(data).view(dtype))
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """Return a value of a shape whose content is undefined.
+
+        Args:
+            shape: Its extents.
+            element_type: A NumPy type or an ONNX code.
+            device_type: Where it lies.
+            device_id: Which of these devices.
+            vendor_id: Follows from the device.
+
+        Raises:
+            BindingError: The type is not supported, or there is no such device.
+        """
+        spec = TensorSpec(tuple(int(extent) for extent in shape), find_dtype(element_type))
+        backend = find_device(device_type, device_id)
+        return OrtValue(np.empty(spec.shape, spec.dtype) if backend is None else _allocate(backend, spec))
+
+    @staticmethod
+    def from_dlpack(data: Any, /) -> OrtValue:
+        """Return an array of another package where it lies, by DLPack: on the CPU, a GPU, or in a Tensor.
+
+        Raises:
+            BindingError: It can't be read.
+        """
+        with translating(BindingError):
+            if isinstance(data, Tensor) and data.backend_type is not BackendType.CPU:
+                # What a Worker made lasts from now on.
+                data._content.export()
+                return OrtValue(data)
+            if not hasattr(data, "__dlpack_device__"):
+                got = (
+                    f"A {type(data).__name__} has no __dlpack__ and __dlpack_device__; give the array, not its capsule."
+                )
+                raise make_error(ArgumentTypeError, got)
+            kind, ordinal = map(int, data.__dlpack_device__())
+            is_host = kind in (dlpack.CPU, dlpack.CUDA_HOST)
+            backend = open_backend(BackendType.CPU if is_host else BackendType.GPU_COMPUTE, 0 if is_host else ordinal)
+            with backend.transfers.issuing() as stream:
+                taken = import_dlpack(data, backend, stream)
+                if isinstance(taken, np.ndarray):
+                    return OrtValue(taken)
+                spec, region, fence = taken
+                return OrtValue(wrap_region(backend, region, spec, "", stream, fence))
+
+    # ---- what it is
+
+    def has_value(self) -> bool:
+        """Return whether there is a value."""
+        return self._data is not None
+
+    def is_tensor(self) -> bool:
+        """Return whether it is a tensor, which all are that are there."""
+        return self.has_value()
+
+    def is_sparse_tensor(self) -> bool:
+        """Return False: there are none."""
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        """Return False: there are none."""
+        return False
+
+    def shape(self) -> list[int]:
+        """Return its extents."""
+        return list(self._require().shape)
+
+    def data_type(self) -> str:
+        """Return its type, ``"tensor(float)"``."""
+        return name_type(self._require().dtype)
+
+    def element_type(self) -> int:
+        """Return ONNX's code of its elements' type."""
+        return dtype_row(self._require().dtype).code
+
+    def tensor_size_in_bytes(self) -> int:
+        """Return how many bytes its content has."""
+        return self._require().nbytes
+
+    def device_name(self) -> str:
+        """Return where it lies: ``"cpu"``, ``"cuda"`` or ``"simulator"``."""
+        return "cpu" if self.backend is None else name_device(self.backend)
+
+    def data_ptr(self) -> int:
+        """Return the address of its bytes, which are its own as long as it is there."""
+        data = self._require()
+        if isinstance(data, Tensor):
+            return data._content.region.address
+        return data.ctypes.data
+
+    # ---- its content
+
+    def numpy(self) -> Array:
+        """Return it as an array: on the CPU the same bytes, from elsewhere a copy that is waited for."""
+        data = self._require()
+        with translating(BindingError):
+            return data.readback_and_clone() if isinstance(data, Tensor) else data
+
+    def update_inplace(self, data: Array) -> None:
+        """Replace its content by that of an array of the same dtype and shape.
+
+        Raises:
+            BindingError: It is something else, or the bytes of this value are read-only.
+        """
+        mine, array = self._require(), np.asarray(data)
+        got = TensorSpec(array.shape, array.dtype)
+        if got != self.spec:
+            raise make_error(BindingError, f"The value is {self.spec}, got {got}.")
+        with translating(BindingError):
+            if isinstance(mine, Tensor):
+                mine.data_on_backend.upload(array)
+            elif not mine.flags.writeable:
+                raise make_error(BindingError, "The value is over an array that is read-only.")
+            else:
+                np.copyto(mine, array)
+
+    # ---- for sessions and bindings
+
+    @property
+    def backend(self) -> Backend | None:
+        """Where it lies; None: on the host."""
+        return self._data._content.backend if isinstance(self._data, Tensor) else None
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor it is where it does not lie on the host."""
+        return self._data if isinstance(self._data, Tensor) else None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Its shape and dtype."""
+        data = self._require()
+        return TensorSpec(tuple(data.shape), data.dtype)
+
+    def copy_to(self, backend: Backend) -> OrtValue:
+        """Return a copy on another device."""
+        copied = OrtValue(_allocate(backend, self.spec))
+        copied.update_inplace(self.numpy())
+        return copied
+
+    def wait(self) -> None:
+        """Wait until its content is there."""
+        if isinstance(self._data, Tensor):
+            self._data.data_on_backend.complete_all_pending_operations()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> object:
+        return self._require().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, ordinal = self._require().__dlpack_device__()
+        return int(kind), int(ordinal)
+
+    def __repr__(self) -> str:
+        if self._data is None:
+            return "OrtValue(None)"
+        return f"OrtValue({self.data_type()}, {self.shape()}, {self.device_name()!r})"
+
+    def _require(self) -> Array | Tensor:
+        if self._data is None:
+            raise make_error(BindingError, "The value is not there: nothing was run that makes it.")
+        return self._data
+
+
+def unwrap(item: object) -> object:
+    """Return what a Worker takes for an input: the content of an OrtValue, other things as they are."""
+    return item._require() if isinstance(item, OrtValue) else item
+
+
+def view_pointer(address: int, spec: TensorSpec) -> Array:
+    """Return bytes of the host at an address as an array; who gave the address keeps them."""
+    if not spec.nbytes:
+        return np.empty(spec.shape, spec.dtype)
+    raw = np.frombuffer(memoryview((ctypes.c_uint8 * spec.nbytes).from_address(address)), spec.dtype)
+    return raw.reshape(spec.shape)
+
+
+def wrap_pointer(backend: Backend, address: int, spec: TensorSpec, name: str) -> Tensor:
+    """Return bytes of a device at an address as a tensor; who gave the address keeps them, and orders its own work."""
+    region = Region(BorrowedMemory(address, spec.nbytes, None), 0, spec.nbytes)
+    with backend.transfers.issuing() as stream:
+        return wrap_region(backend, region, spec, name, stream)
+
+
+def _allocate(backend: Backend, spec: TensorSpec) -> Tensor:
+    with translating(BindingError):
+        region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
+        with backend.transfers.issuing() as stream:
+            return wrap_region(backend, region, spec, "", stream)
