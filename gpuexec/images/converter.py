@@ -1,0 +1,278 @@
+"""Images to tensors and back on a device, asynchronously, into memory that is there already if so wished.
+
+transform = gx.ImageTransform(size=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+x = gx.to_tensor(image, transform)               # a Tensor, maybe pending: an input of any Worker
+gx.to_tensor(frame, transform, out=x)            # the same bytes again
+picture = gx.to_image(y, transform).readback_and_clone()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import ClosedError, GpuexecError, InputError
+from gpuexec.graph import Graph, Node, Value
+from gpuexec.images.strided import Picture, look_at
+from gpuexec.images.transform import ImageTransform, make_step
+from gpuexec.operator import Operator
+from gpuexec.ops.strided_view import StridedView
+from gpuexec.replay.replay import Replay
+from gpuexec.resources.caller_stream import CallerStream
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.results.arenas import is_on_host, take_memory, wrap_region
+from gpuexec.results.tensor import Tensor
+from gpuexec.runtime import dlpack
+from gpuexec.runtime.backend import Backend, BackendType, find_backend
+from gpuexec.runtime.device import Region
+from gpuexec.spec import DeclaredSpec, TensorSpec
+from gpuexec.worker import Worker
+
+# Transforms of one layout of images that stay recorded, the last ones used.
+MOST_RECORDED = 8
+_IN, _OUT = "given", "made"
+
+
+class ImageConverter:
+    """Turns images into tensors and back on one device. It keeps what was recorded for the last layouts it met.
+
+    Calls from several threads come one after the other; none of them waits for the device.
+
+    Args:
+        backend: Where.
+        device: Its ordinal.
+    """
+
+    def __init__(self, backend: BackendType | Backend = BackendType.AUTO, *, device: int | None = None) -> None:
+        self._backend, _ = find_backend(backend, device)
+        self._recorded: OrderedDict[object, tuple[Worker, Replay, TensorSpec]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._unclosed = warn_unless_closed(self, "An ImageConverter", "close(), or use `with`")
+
+    def to_tensor(
+        self, image: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
+    ) -> Tensor:
+        """Return the tensor of an image, or of a batch, at once; it may be pending.
+
+        Args:
+            image: ``[h, w]``, ``[h, w, c]`` or ``[n, h, w, c]`` of uint8, uint16 or float32, of any strides: what NumPy
+                reads (copied before this returns), an array of another package on the device (read where it lies, and
+                borrowed until then), or a Tensor. On the device, what its stream does is waited for there.
+            transform: What to do with its pixels.
+            out: Where to: a Tensor of one's own (made here, or by `Worker.copy_output`), which is returned; an array of
+                another package on the device; a NumPy array, which is filled before this returns. None: a new Tensor.
+            stream: A stream of yours: the work comes after what is on it now, and what you put on it afterwards comes
+                after the work.
+
+        Raises:
+            InputError: The image, or ``out``, does not fit; says expected and got. Nothing was done.
+        """
+        picture = look_at(image, self._backend)
+        transform = transform or ImageTransform()
+        return self._run(picture, transform.to_tensor_operator(picture.spec), out, stream)
+
+    def to_image(
+        self, tensor: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
+    ) -> Tensor:
+        """Return the image of a tensor at once, as `to_tensor` does.
+
+        Args:
+            tensor: Of four axes, or three without the batch, of float32 or float16.
+            transform: What made it, or would have: this is the way back.
+            out: As for `to_tensor`. Without, a batch of one gives ``[h, w, c]``.
+            stream: As for `to_tensor`.
+
+        Raises:
+            InputError: The tensor, or ``out``, does not fit; says expected and got. Nothing was done.
+        """
+        picture = look_at(tensor, self._backend)
+        if picture.spec.rank == 4 and picture.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
+            picture = picture.as_single()
+        transform = transform or ImageTransform()
+        return self._run(picture, transform.to_image_operator(picture.spec), out, stream)
+
+    def close(self) -> None:
+        """Wait for its work and give everything back; Tensors it made stay. Twice is harmless."""
+        with self._lock:
+            self._is_closed = True
+            self._unclosed.detach()
+            while self._recorded:
+                self._forget()
+
+    def __enter__(self) -> ImageConverter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- parts
+
+    def _run(self, picture: Picture, op: Operator, out: object, given_stream: object) -> Tensor:
+        self._backend.check_process()
+        (spec,) = op.infer(picture.spec)
+        _check_out(out, spec)
+        is_far = out is not None and not isinstance(out, Tensor) and is_on_host(out)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("The ImageConverter is closed.")
+            caller = None if given_stream is None else CallerStream.of(self._backend, given_stream)
+            target = self._open_target(spec, None if is_far else out)
+            replay = self._record(picture, op, target)
+            self._submit(replay, picture.source, target, caller)
+        if is_far:
+            _fill_host(out, target)
+        return target
+
+    def _open_target(self, spec: TensorSpec, out: Any) -> Tensor:
+        """Return the Tensor to write: the caller's, one over the caller's memory, or a new one.
+
+        Raises:
+            InputError: It lies elsewhere, or is a Worker's.
+        """
+        backend = self._backend
+        if isinstance(out, Tensor):
+            content = out._content
+            content.check()
+            if not content.lease.is_own or content.backend.device is not backend.device:
+                raise InputError(f"`out` is {out!r}; expected a tensor of your own on {backend.device.name}.")
+            return out
+        with backend.transfers.issuing() as stream:
+            if out is None:
+                region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
+            else:
+                memory = take_memory(out, backend, stream, spec.nbytes, f"`out` ({spec})", is_host=False)
+                region = Region(memory, 0, spec.nbytes)
+            return wrap_region(backend, region, spec, _OUT, stream)
+
+    def _record(self, picture: Picture, op: Operator, target: Tensor) -> Replay:
+        """Return what runs the operator over such arrays; recorded anew where it was not, or not lately."""
+        key = (op, picture.spec, picture.taken, picture.strides, picture.start)
+        found = self._recorded.pop(key, None)
+        if found is None:
+            while len(self._recorded) >= MOST_RECORDED:
+                self._forget()
+            worker = Worker(make_step(_draw(picture, op, target.spec)), backend=self._backend, frames=1)
+            try:
+                replay = worker.record({_IN: picture.taken}, outputs={_OUT: target})
+            except BaseException:
+                worker.close()
+                raise
+            found = (worker, replay, target.spec)
+        self._recorded[key] = found
+        return found[1]
+
+    def _forget(self) -> None:
+        _, (worker, replay, _) = self._recorded.popitem(last=False)
+        replay.close()
+        worker.close()
+
+    def _submit(self, replay: Replay, source: object, target: Tensor, caller: CallerStream | None) -> None:
+        """Have the target written, behind all that makes or reads it now; a failure leaves it as it was."""
+        content, backend = target._content, self._backend
+        with content.lease.lock:
+            readers = content.lease.readers
+            readers.add(content.fence)
+            write = readers.announce_write()
+            for reader in readers.list_unissued(write):
+                content.lease.note_sync(content.name, "written before what reads it was on its stream")
+                _wait_issued(reader)
+            with content.lease.transfers.issuing() as stream:
+                readers.hold_back(stream, write)
+                if caller is not None:
+                    caller.lead(stream)
+                replay.submit({_IN: source}, outputs={_OUT: target}, stream=stream)
+                event = backend.device.create_event()
+                stream.record(event)
+                content.stream = stream
+            written = Fence.of(event)
+            readers.add(written)
+            content.fence, content.request = written, None
+        backend.keeper.hold(event, content.region.memory)
+        if caller is not None:
+            caller.follow(event)
+
+
+_shared: dict[Backend, ImageConverter] = {}
+_lock = threading.Lock()
+
+
+def to_tensor(
+    image: object,
+    transform: ImageTransform | None = None,
+    out: object = None,
+    *,
+    stream: object = None,
+    backend: BackendType | Backend = BackendType.AUTO,
+) -> Tensor:
+    """Return the tensor of an image at once, by a converter that the process keeps; see `ImageConverter.to_tensor`.
+
+    It is made on the device of ``out`` or ``image`` where one of them is a Tensor, else on ``backend``.
+    """
+    return _converter(out, image, backend).to_tensor(image, transform, out, stream=stream)
+
+
+def to_image(
+    tensor: object,
+    transform: ImageTransform | None = None,
+    out: object = None,
+    *,
+    stream: object = None,
+    backend: BackendType | Backend = BackendType.AUTO,
+) -> Tensor:
+    """Return the image of a tensor at once, by a converter that the process keeps; see `ImageConverter.to_image`.
+
+    It is made on the device of ``out`` or ``tensor`` where one of them is a Tensor, else on ``backend``.
+    """
+    return _converter(out, tensor, backend).to_image(tensor, transform, out, stream=stream)
+
+
+def _converter(out: object, given: object, backend: BackendType | Backend) -> ImageConverter:
+    tensor = next((item for item in (out, given) if isinstance(item, Tensor)), None)
+    chosen = find_backend(backend, None)[0] if tensor is None else tensor._content.backend
+    with _lock:
+        if chosen not in _shared:
+            _shared[chosen] = ImageConverter(chosen)
+        return _shared[chosen]
+
+
+def _draw(picture: Picture, op: Operator, made: TensorSpec) -> Graph:
+    """Return the graph of an operator over an array as it lies."""
+    spec = picture.spec
+    source = value = Value(_IN, DeclaredSpec(spec.dtype, picture.taken))
+    nodes = []
+    if picture.strides is not None:
+        value = Value("window", DeclaredSpec(spec.dtype, spec.shape))
+        nodes.append(Node(StridedView(spec.shape, picture.strides, picture.start), (source,), (value,), "window"))
+    target = Value(_OUT, DeclaredSpec(made.dtype, made.shape))
+    nodes.append(Node(op, (value,), (target,), op.name))
+    return Graph((source,), (target,), tuple(nodes), {}, op.name)
+
+
+def _check_out(out: Any, spec: TensorSpec) -> None:
+    if out is None:
+        return
+    shape, dtype = getattr(out, "shape", None), getattr(out, "dtype", None)
+    # torch spells its dtypes torch.float32.
+    fits = shape is not None and tuple(shape) == spec.shape and str(dtype).rpartition(".")[2] == spec.dtype.name
+    if not fits:
+        raise InputError(f"`out` is a {type(out).__name__}, {dtype} of shape {shape}; expected {spec}.")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise InputError(f"`out` is a read-only {type(out).__name__}; give memory that can be written.")
+
+
+def _fill_host(out: Any, made: Tensor) -> None:
+    made.download_to_array(out if isinstance(out, np.ndarray) else dlpack.view_host(dlpack.take(out)))
+
+
+def _wait_issued(fence: Fence) -> None:
+    """Wait until work is on its stream, or never will be."""
+    try:
+        fence.wait_issued()
+    except GpuexecError:
+        if not fence.is_issued():
+            raise

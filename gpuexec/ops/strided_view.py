@@ -1,0 +1,56 @@
+"""A window on dense memory by strides: how arrays that are not dense come into a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.geometry import element_count
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ops.layout import Slots, window
+from gpuexec.spec import TensorSpec
+
+
+@operator("StridedView", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class StridedView(Operator):
+    """Show the elements ``start + sum(index * stride)`` of a tensor in row-major order; no copy of a dense one."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int = 0
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the window's spec.
+
+        Raises:
+            InputError: Extents and strides don't fit each other, or the window reaches outside the tensor.
+        """
+        if len(self.shape) != len(self.strides) or min(self.shape, default=0) < 0:
+            raise InputError(
+                f"StridedView expects a stride for each extent, got {list(self.shape)} and {list(self.strides)}."
+            )
+        steps = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
+        first = self.start + sum(min(step, 0) for step in steps)
+        last = self.start + sum(max(step, 0) for step in steps)
+        if element_count(self.shape) and not 0 <= first <= last < x.size:
+            raise InputError(f"{self} reaches from element {first} to {last}, but {x} has {x.size}.")
+        return (x.with_shape(self.shape),)
+
+    def compute(self, x: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        """Return a read-only view, of a dense copy where the tensor is not dense."""
+        if not element_count(self.shape):
+            return (np.empty(self.shape, x.dtype),)
+        strides = [stride * x.itemsize for stride in self.strides]
+        flat = np.ascontiguousarray(x).reshape(-1)[self.start :]
+        return (np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Alias the tensor's bytes."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        emit.alias(y, window(emit.contiguous(x), self.shape, self.strides, self.start))

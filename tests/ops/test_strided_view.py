@@ -1,0 +1,54 @@
+"""StridedView: what it shows, that it copies nothing, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpuexec.errors import InputError
+from gpuexec.ops.strided_view import StridedView
+from gpuexec.spec import TensorSpec
+from tests.ops.harness import Case, run_case
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "start"),
+    [
+        ((2, 3), (5, 1), 1),
+        ((3, 2), (-4, 2), 9),
+        ((4, 2), (0, 1), 0),
+        ((), (), 7),
+        ((0, 3), (1, 1), 0),
+        ((2, 0), (9, 9), 99),
+    ],
+    ids=str,
+)
+def test_window_shows_the_elements_that_strides_name(
+    shape: tuple[int, ...], strides: tuple[int, ...], start: int
+) -> None:
+    x = np.arange(12, dtype=np.int16).reshape(3, 4)
+    expected = np.empty(shape, np.int16)
+    for index in np.ndindex(shape):
+        expected[index] = x.reshape(-1)[start + sum(i * s for i, s in zip(index, strides, strict=True))]
+    attributes = {"shape": shape, "strides": strides, "start": start}
+    run_case(Case("case", "gpuexec.StridedView", (x,), attributes, oracle="expected", expected=(expected,)))
+
+
+def test_window_of_a_dense_array_is_no_copy() -> None:
+    x = np.arange(12, dtype=np.int16)
+    assert np.shares_memory(StridedView((2, 3), (5, 1), 1).compute(x)[0], x)
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        (StridedView((2, 3), (5, 1), 5), "from element 5 to 12, but int16.* has 12"),
+        (StridedView((3,), (-1,), 1), "from element -1 to 1"),
+        (StridedView((3,), (1, 1)), "a stride for each extent"),
+        (StridedView((-1,), (1,)), "a stride for each extent"),
+    ],
+    ids=str,
+)
+def test_window_outside_is_refused(op: StridedView, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        op.infer(TensorSpec((3, 4), np.dtype(np.int16)))
