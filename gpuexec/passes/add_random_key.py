@@ -1,0 +1,174 @@
+"""Nodes that draw random numbers get what they draw from: a key that is a memory of the model, and a stream each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+
+from gpuexec.graph import Array, Graph, Node, Value, bodies, walk, with_bodies
+from gpuexec.operator import Operator
+from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.dropout import Dropout
+from gpuexec.ops.multinomial import Multinomial
+from gpuexec.ops.random import (
+    KEY_DTYPE,
+    Bernoulli,
+    NextKey,
+    RandomNormal,
+    RandomNormalLike,
+    RandomUniform,
+    RandomUniformLike,
+)
+from gpuexec.spec import DeclaredSpec
+
+NAME = "gpuexec.random_key"
+_KEY = DeclaredSpec(KEY_DTYPE, (2,))
+# How many inputs ONNX knows; the key is the next.
+_KNOWN: dict[type[Operator], int] = {
+    RandomNormal: 0,
+    RandomUniform: 0,
+    RandomNormalLike: 1,
+    RandomUniformLike: 1,
+    Bernoulli: 1,
+    Multinomial: 1,
+    Dropout: 3,
+}
+
+
+def add_random_key(graph: Graph) -> tuple[Graph, tuple[Value, Value] | None]:
+    """Give nodes that draw random numbers, and have no key yet, an input of the graph as their key.
+
+    Each has a stream by its place, so that no two draw the same. In the body of a Loop or Scan every trip has a key of
+    its own, made of the run's and the trip's number. The key counts the runs: an output of the graph is that of the
+    next run.
+
+    Returns:
+        The graph, and input and output of the key; None where there is nothing to do.
+    """
+    if not any(_lacks_key(node, inner.constants) for inner in walk(graph) for node in inner.nodes):
+        return graph, None
+    used = [getattr(node.operator, "stream", None) or 0 for inner in walk(graph) for node in inner.nodes]
+    names = {value.name for value in graph.values()}
+    key, left = (Value(_free(name, names), _KEY) for name in (NAME, f"{NAME}.left"))
+    nodes = _give_keys(graph, key, count(max(used) + 1))
+    nodes += (Node(NextKey(), (key,), (left,), key.name),)
+    changed = replace(graph, nodes=nodes, inputs=(*graph.inputs, key), outputs=(*graph.outputs, left))
+    return changed, (key, left)
+
+
+def find_keys(graph: Graph) -> tuple[str, ...]:
+    """Return the names of those inputs that are keys."""
+    inputs = set(graph.inputs)
+    keys = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, NextKey) and len(node.inputs) == 1]
+    return tuple([key.name for key in keys if key in inputs])
+
+
+def without_keys(graph: Graph) -> Graph:
+    """Return the graph as ONNX has it, without what `add_random_key` added; as it is where bodies have keys."""
+    keys = set(find_keys(graph))
+    gone = {value for value in graph.inputs if value.name in keys}
+    if not gone:
+        return graph
+    nodes, ends = [], set[Value | None]()
+    for node in graph.nodes:
+        known = _KNOWN.get(type(node.operator))
+        if isinstance(node.operator, NextKey):
+            ends.update(node.outputs)
+        elif known is not None and any(value in gone for value in node.inputs[known:]):
+            bare = replace(node.operator, stream=None)  # type: ignore[type-var]
+            nodes.append(replace(node, operator=bare, inputs=_trim(node.inputs[:known])))
+        else:
+            nodes.append(node)
+    if any(value in gone for node in nodes for value in node.inputs):
+        return graph
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        inputs=tuple([value for value in graph.inputs if value not in gone]),
+        outputs=tuple([value for value in graph.outputs if value not in ends]),
+    )
+
+
+def _lacks_key(node: Node, constants: Mapping[Value, Array]) -> bool:
+    known = _KNOWN.get(type(node.operator))
+    if known is None or len(node.inputs) > known:
+        return False
+    if not isinstance(node.operator, Dropout):
+        return True
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return mode is not None and (mode not in constants or bool(np.any(constants[mode])))
+
+
+def _needs_key(graph: Graph) -> bool:
+    return any(_lacks_key(node, inner.constants) for inner in walk(graph) for node in inner.nodes)
+
+
+def _give_keys(graph: Graph, key: Value, streams: Iterator[int]) -> tuple[Node, ...]:
+    """Return the nodes of a graph with keys, those of its bodies too."""
+    nodes = []
+    for node in graph.nodes:
+        if _lacks_key(node, graph.constants):
+            known = _KNOWN[type(node.operator)]
+            inputs = (*node.inputs, *(None,) * (known - len(node.inputs)), key)
+            drawn = replace(node.operator, stream=next(streams))  # type: ignore[type-var]
+            nodes.append(replace(node, operator=drawn, inputs=inputs))
+        elif any(_needs_key(body) for body in bodies(node.operator)):
+            nodes.append(_give_bodies(node, key, streams))
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _give_bodies(node: Node, key: Value, streams: Iterator[int]) -> Node:
+    """Return a node whose bodies draw: a Scan hands the key on as a state, the others capture it."""
+    changed = []
+    for body in bodies(node.operator):
+        names = {value.name for value in body.values()}
+        inner, own = Value(_free(NAME, names), _KEY), Value(_free(f"{NAME}.trip", names), _KEY)
+        if isinstance(node.operator, Scan):
+            # The first trip's key is one mixed too: the run's own is that of the nodes around.
+            zero = Value(_free(f"{NAME}.zero", names), DeclaredSpec(np.dtype(np.int64), ()))
+            nodes = (Node(NextKey(), (inner, zero), (own,), own.name), *_give_keys(body, own, streams))
+            at = node.operator.states
+            changed.append(
+                replace(
+                    body,
+                    nodes=nodes,
+                    inputs=(*body.inputs[:at], inner, *body.inputs[at:]),
+                    outputs=(*body.outputs[:at], own, *body.outputs[at:]),
+                    constants={**body.constants, zero: np.zeros((), np.int64)},
+                )
+            )
+            continue
+        given, nodes = inner, ()
+        if isinstance(node.operator, Loop):
+            given, nodes = own, (Node(NextKey(), (inner, body.inputs[0]), (own,), own.name),)
+        nodes += _give_keys(body, given, streams)
+        changed.append(replace(body, nodes=nodes, inputs=(*body.inputs, inner)))
+    operator = with_bodies(node.operator, changed)
+    if not isinstance(node.operator, Scan):
+        return replace(node, operator=operator, inputs=(*node.inputs, key))
+    at = node.operator.states
+    return replace(
+        node,
+        operator=replace(operator, states=at + 1),  # type: ignore[type-var]
+        inputs=(*node.inputs[:at], key, *node.inputs[at:]),
+        outputs=(*node.outputs[:at], None, *node.outputs[at:]),
+    )
+
+
+def _trim(inputs: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    """Return inputs without those at the end that are not given."""
+    while inputs and inputs[-1] is None:
+        inputs = inputs[:-1]
+    return inputs
+
+
+def _free(wanted: str, names: set[str]) -> str:
+    """Return a name that no value has yet, and note it."""
+    name = next(each for each in (wanted, *(f"{wanted}_{n}" for n in range(2, len(names) + 3))) if each not in names)
+    names.add(name)
+    return name
