@@ -1,0 +1,206 @@
+"""Blits: what a pixel target launches in place of a kernel, over textures, a thread for each texel of the output.
+
+A kernel that makes each element of its one output from elements it gathers has a form in textures: the blit of
+``kernels/pixel/`` of the same file and parameters, textures in place of pointers, by the same functors. So an
+operator's ``lower`` serves both, and a row here is all there is to say:
+
+    "conv.cu": {"conv_gemm": "conv", ...}        conv_gemm<float> of conv.cu -> draw_conv<float> of pixel/conv.cu
+
+Copies and fills are blits of their own. What a row lacks (sorting, scattering, finding, attention; bfloat16 and double)
+has no blit: the operator runs on the host, as one without kernels does elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuexec.command import Kernel, Launch, Slot
+from gpuexec.errors import UnsupportedError
+from gpuexec.geometry import ceil_div, coalesce
+from gpuexec.operator import Emitter, instantiate, kernel_table
+from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
+    batch_norm,
+    conv,
+    elementwise_binary,
+    elementwise_cast,
+    elementwise_pow,
+    elementwise_select,
+    elementwise_unary,
+    elementwise_variadic,
+    gather,
+    image,
+    lrn,
+    matmul,
+    norm_channels,
+    pad,
+    pool,
+    reduce_arg,
+    reduce_pool,
+    resize,
+    softmax,
+    statistics,
+)
+from gpuexec.ops import shape as _shape  # noqa: F401
+from gpuexec.ops.layout import window
+from gpuexec.ops.strided import Walk, join, pack_fast_div64
+from gpuexec.spec import TensorSpec
+
+THREADS = 256  # kDrawThreads of pixel/texture.cuh
+TEXEL_BYTES = 16
+_COPY_RANK = 8  # kCopyRank of pixel/copy.cu
+_FOLDER = "pixel/"
+_COPY = f"{_FOLDER}copy.cu"
+_BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+
+# By file: kernels that have a blit, and its name behind "draw_" where that is another. One that writes several tensors
+# has a blit for each, by the position of the argument.
+_BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
+    "batch_norm.cu": {"normalize_channels": ""},
+    "conv.cu": {"conv_gemm": "conv", "conv_direct": "conv", "conv_transpose": ""},
+    "elementwise_binary.cu": {"binary": ""},
+    "elementwise_cast.cu": {"convert": ""},
+    "elementwise_pow.cu": {"power": ""},
+    "elementwise_select.cu": {"where": "", "clip": ""},
+    "elementwise_unary.cu": {"unary": ""},
+    "elementwise_variadic.cu": {"fold": ""},
+    "gather.cu": {"gather_slices": "", "gather_elements": ""},
+    "generate.cu": {"range": "", "store": ""},
+    "image.cu": {"transform_image": ""},
+    "lrn.cu": {"normalize_neighbours": ""},
+    "matmul.cu": {"gemm": ""},
+    "norm.cu": {"normalize_rows": ""},
+    "pad.cu": {"pad": ""},
+    "pool.cu": {"max_pool": {1: "max_pool", 2: "max_pool_places"}, "average_pool": "", "lp_pool": ""},
+    "reduce.cu": {"reduce": "", "lp_norm": "", "reduce_chunks": "", "reduce_partials": "", "find_extremum": ""},
+    "resize.cu": {"resize_nearest": "", "resize_blend": ""},
+    "softmax.cu": {"softmax": "", "hardmax": ""},
+    "statistics.cu": {"take_samples": "", "merge_all_samples": "", "count_bins": ""},
+}
+# Small floats beside half, doubles and small signed integers are left to the host, but for what tells of a tensor.
+_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16)\b")
+_OF_ALL_TYPES = ("statistics.cu",)
+# Blends of integers go through double.
+_BLENDED_INTEGERS = re.compile(r"resize_blend<[iu]")
+
+
+@functools.cache
+def find_blits(kernel: Kernel) -> Mapping[int | None, Kernel]:
+    """Return the blits that make what a kernel makes, by the position of what they write; None: all it writes."""
+    name, bracket, types = kernel.expression.partition("<")
+    drawn = _BLITS.get(kernel.source, {}).get(name)
+    is_left_out = kernel.source not in _OF_ALL_TYPES and _LEFT_OUT.search(types)
+    if drawn is None or is_left_out or _BLENDED_INTEGERS.match(kernel.expression):
+        return {}
+    parts = {None: drawn or name} if isinstance(drawn, str) else drawn
+    return {
+        position: Kernel(f"{_FOLDER}{kernel.source}", f"draw_{part}{bracket}{types}")
+        for position, part in parts.items()
+    }
+
+
+def draw(launch: Launch) -> tuple[Launch, ...]:
+    """Return the blits in place of a launch, one for each tensor that it writes.
+
+    Raises:
+        UnsupportedError: The kernel has none.
+    """
+    if launch.kernel.source.startswith(_FOLDER):
+        return (launch,)
+    blits = find_blits(launch.kernel)
+    if not blits:
+        raise UnsupportedError(
+            f"{launch.kernel} has no blit for a target with textures: it is no gather, or of a type they leave out."
+        )
+    return tuple([_draw_part(launch, blits.get(position) or blits[None], position) for position in launch.writes])
+
+
+def _draw_part(launch: Launch, blit: Kernel, position: int) -> Launch:
+    """Return the blit that writes the argument at ``position``; others that the launch writes it does not take."""
+    arguments = tuple([None if i in launch.writes and i != position else a for i, a in enumerate(launch.arguments)])
+    output = arguments[position]
+    assert isinstance(output, Slot)
+    return Launch(blit, _grid(output.spec.nbytes), (THREADS, 1, 1), arguments, (position,))
+
+
+def draw_copy(emit: Emitter, destination: Slot, source: Slot) -> None:
+    """Launch the blit that copies ``source`` into ``destination``: equal shape and dtype, no common bytes.
+
+    The destination has positive strides. Of axes beyond those that a blit walks, each step is one.
+    """
+    shape, (source_strides, strides) = coalesce(source.shape, (source.strides, destination.strides))
+    if len(shape) > _COPY_RANK:
+        for index in range(shape[0]):
+            part = window(source, shape[1:], source_strides[1:], index * source_strides[0])
+            draw_copy(emit, window(destination, shape[1:], strides[1:], index * strides[0]), part)
+        return
+    walk = join(shape, (source_strides, strides))
+    assert all(stride > 0 for stride in walk.strides[1]), destination
+    launch = _copy(destination, source, walk)
+    emit.launch(launch.kernel, launch.grid, launch.block, launch.arguments, launch.writes)
+
+
+def draw_fill(emit: Emitter, destination: Slot, pattern: bytes) -> None:
+    """Launch the blit that sets every element of a contiguous slot to the one whose bytes are ``pattern``."""
+    launch = make_fill(pattern, destination.spec.size)
+    emit.launch(launch.kernel, launch.grid, launch.block, (destination, *launch.arguments[1:]), launch.writes)
+
+
+def copy_kernels() -> tuple[Kernel, ...]:
+    """Return the kernels of `make_copy` and `make_fill`."""
+    return tuple(Kernel(_COPY, f"draw_{name}<{bits}>") for name in ("copy", "fill") for bits in _BITS.values())
+
+
+def make_copy(destination: int, source: int, nbytes: int) -> Launch:
+    """Return the blit that copies bytes between two addresses; its slots are source and destination."""
+    width = next(width for width in (8, 4, 2, 1) if not (destination % width or source % width or nbytes % width))
+    spec = TensorSpec((nbytes // width,), np.dtype(f"u{width}"))
+    to, given = Slot(1, 0, spec, (1,)), Slot(0, 0, spec, (1,))
+    return _copy(to, given, join(spec.shape, (given.strides, to.strides)))
+
+
+def make_fill(pattern: bytes, count: int) -> Launch:
+    """Return the blit that writes ``pattern`` (1, 2, 4 or 8 bytes) ``count`` times; its slot is the destination."""
+    dtype = np.dtype(f"u{len(pattern)}")
+    to = Slot(0, 0, TensorSpec((count,), dtype), (1,))
+    kernel = Kernel(_COPY, f"draw_fill<{_BITS[len(pattern)]}>")
+    bits = np.frombuffer(pattern, dtype)[0]
+    return Launch(kernel, _grid(to.spec.nbytes), (THREADS, 1, 1), (to, np.int64(count), bits), (0,))
+
+
+def _copy(destination: Slot, source: Slot, walk: Walk) -> Launch:
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(walk.shape, walk.strides[1], strict=True))
+    filler = _COPY_RANK - len(walk.shape)
+    packed = b"".join(
+        (
+            struct.pack("<2q", span, len(walk.shape)),
+            *(pack_fast_div64(stride) for stride in walk.strides[1]),
+            pack_fast_div64(1) * filler,
+            struct.pack(f"<{_COPY_RANK}q", *walk.shape, *(1,) * filler),
+            struct.pack(f"<{_COPY_RANK}q", *walk.strides[0], *(0,) * filler),
+        )
+    )
+    itemsize = source.dtype.itemsize
+    kernel = Kernel(_COPY, f"draw_copy<{_BITS[itemsize]}>")
+    return Launch(kernel, _grid(span * itemsize), (THREADS, 1, 1), (source, destination, packed), (1,))
+
+
+def _grid(nbytes: int) -> tuple[int, int, int]:
+    """Return the blocks for a tensor wherever in its first texel it begins."""
+    return (ceil_div(ceil_div(nbytes, TEXEL_BYTES) + 1, THREADS), 1, 1)
+
+
+def _instantiate() -> None:
+    """List the blits of all kernels listed so far."""
+    for source, expressions in kernel_table().items():
+        blits = [blit for expression in expressions for blit in find_blits(Kernel(source, expression)).values()]
+        if blits:
+            instantiate(f"{_FOLDER}{source}", [blit.expression for blit in blits])
+    instantiate(_COPY, [kernel.expression for kernel in copy_kernels()])
+
+
+_instantiate()

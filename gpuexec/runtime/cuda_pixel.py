@@ -1,0 +1,166 @@
+"""GPUs whose memory is textures: calls of CuPy, and no logic. What decides stands in `gpuexec.runtime.pixel`.
+
+A block of memory is a CUDA array of four 32-bit channels with a texture object to read it by and a surface object to
+write it by. It has no address, so it takes one of `AddressSpace`. Pinned memory, streams, events and kernels are those
+of `CudaDevice`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from gpuexec.command import Launch, Slot
+from gpuexec.ops.pixel import copy_kernels, make_copy, make_fill
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.cuda import CudaDevice, CudaStream
+from gpuexec.runtime.device import ByteArray, Function
+from gpuexec.runtime.pixel.addresses import AddressSpace
+from gpuexec.runtime.pixel.arguments import name_textures
+from gpuexec.runtime.pixel.extents import TEXEL_BYTES, Rectangle, find_extents, split_range
+
+_CHANNEL_BITS = 32
+
+
+class CudaTexture:
+    """Device memory: an array with its texture and surface objects. The host can't look at it."""
+
+    array: ByteArray | None = None
+
+    def __init__(self, device: CudaPixelDevice, nbytes: int) -> None:
+        width, height = find_extents(nbytes, device.name)
+        textures, runtime, bits = device.cupy.cuda.texture, device.cupy.cuda.runtime, _CHANNEL_BITS
+        channels = textures.ChannelFormatDescriptor(bits, bits, bits, bits, runtime.cudaChannelFormatKindUnsigned)
+        with device.calling(f"allocating a texture of {nbytes} bytes"):
+            self._array = textures.CUDAarray(channels, width, height, 0, runtime.cudaArraySurfaceLoadStore)
+            resource = textures.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=self._array)
+            sampling = textures.TextureDescriptor(
+                (runtime.cudaAddressModeClamp, runtime.cudaAddressModeClamp),
+                runtime.cudaFilterModePoint,
+                runtime.cudaReadModeElementType,
+            )
+            self._texture = textures.TextureObject(resource, sampling)
+            self._surface = textures.SurfaceObject(resource)
+        self.handle, self.texture, self.surface = self._array.ptr, self._texture.ptr, self._surface.ptr
+        self.nbytes = nbytes
+        self._space = device.space
+        self.address: int = device.space.reserve(nbytes, self)
+
+    def free(self) -> None:
+        """Give the array back."""
+        self._space.release(self.address)
+        self._texture = self._surface = self._array = None
+
+
+class CudaPixelStream(CudaStream):
+    """A stream whose launches take textures and whose copies end in them."""
+
+    def __init__(self, device: CudaPixelDevice, external: int | None = None) -> None:
+        super().__init__(device, external)
+        self._pixel = device
+        with device.calling("allocating the edge of copies"):
+            self._edge = device.cupy.cuda.alloc(TEXEL_BYTES)
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: PackedArguments,
+        *,
+        cooperative: bool = False,
+    ) -> None:
+        """Launch a blit; arguments are taken at the call."""
+        named = name_textures(arguments, self._pixel.find_texture)
+        super().launch(function, grid, block, shared_bytes, named, cooperative=cooperative)
+
+    def copy_to_device(self, address: int, source: ByteArray) -> None:
+        """Copy host bytes into a texture, rectangle by rectangle."""
+        runtime = self._pixel.cupy.cuda.runtime
+        texture, offset = self._pixel.space.find(address, source.nbytes)
+        for part in split_range(offset, source.nbytes):
+            host, to_device = source.ctypes.data + part.start, runtime.memcpyHostToDevice
+            with self._pixel.calling("copying to a texture"):
+                if part.is_whole:
+                    self._write(texture, part, host, to_device)
+                    continue
+                self._read(texture, part, self._edge.ptr, runtime.memcpyDeviceToDevice)
+                edge = self._edge.ptr + part.skipped
+                runtime.memcpyAsync(edge, host, part.nbytes, to_device, self.handle)
+                self._write(texture, part, self._edge.ptr, runtime.memcpyDeviceToDevice)
+
+    def copy_to_host(self, destination: ByteArray, address: int) -> None:
+        """Copy bytes of a texture to host memory, rectangle by rectangle; asynchronous where that is pinned."""
+        runtime = self._pixel.cupy.cuda.runtime
+        texture, offset = self._pixel.space.find(address, destination.nbytes)
+        for part in split_range(offset, destination.nbytes):
+            host, to_host = destination.ctypes.data + part.start, runtime.memcpyDeviceToHost
+            with self._pixel.calling("copying from a texture"):
+                if part.is_whole:
+                    self._read(texture, part, host, to_host)
+                    continue
+                self._read(texture, part, self._edge.ptr, runtime.memcpyDeviceToDevice)
+                runtime.memcpyAsync(host, self._edge.ptr + part.skipped, part.nbytes, to_host, self.handle)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy between textures, or within one, by a blit."""
+        self._draw(make_copy(destination, source, nbytes), (source, destination))
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` (1, 2, 4 or 8 bytes) ``count`` times, by a blit."""
+        self._draw(make_fill(pattern, count), (address,))
+
+    def _draw(self, command: Launch, addresses: Sequence[int]) -> None:
+        arguments = PackedArguments([None if isinstance(a, Slot) else a for a in command.arguments], command)
+        for position, address in enumerate(addresses):
+            arguments.set_pointer(position, address)
+        self.launch(self._pixel.function(command.kernel), command.grid, command.block, 0, arguments)
+
+    def _write(self, texture: CudaTexture, part: Rectangle, source: int, kind: int) -> None:
+        width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime
+        runtime.memcpy2DToArrayAsync(
+            texture.handle, part.column * TEXEL_BYTES, part.row, source, width, width, part.rows, kind, self.handle
+        )
+
+    def _read(self, texture: CudaTexture, part: Rectangle, destination: int, kind: int) -> None:
+        width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime
+        runtime.memcpy2DFromArrayAsync(
+            destination, width, texture.handle, part.column * TEXEL_BYTES, part.row, width, part.rows, kind, self.handle
+        )
+
+
+class CudaPixelDevice(CudaDevice):
+    """One GPU, all memory textures and every launch a blit. It has no graphs: layers are issued as scheduled.
+
+    Args:
+        ordinal: As `CudaDevice`.
+        packed_launch: As `CudaDevice`.
+
+    Raises:
+        DeviceNotFoundError: As `CudaDevice`.
+    """
+
+    def __init__(self, ordinal: int = 0, *, packed_launch: bool = False) -> None:
+        super().__init__(ordinal, packed_launch=packed_launch)
+        self.target = dataclasses.replace(self.target, kind="pixel")
+        self.space: AddressSpace[CudaTexture] = AddressSpace()
+        self.load(copy_kernels())
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a texture of at least so many bytes; their content is undefined."""
+        return CudaTexture(self, nbytes)
+
+    def create_stream(self) -> CudaPixelStream:
+        """Return a stream that waits for no other."""
+        return CudaPixelStream(self)
+
+    def external_stream(self, handle: int) -> CudaPixelStream:
+        """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams."""
+        return CudaPixelStream(self, handle)
+
+    def find_texture(self, address: int, *, is_write: bool) -> tuple[int, int]:
+        """Return the object by which a texture is read or written, and the byte within it."""
+        texture, offset = self.space.find(address)
+        return (texture.surface if is_write else texture.texture), offset

@@ -1,0 +1,61 @@
+"""Addresses for memory that has none: a texture on a GPU takes a range of numbers that no other texture has.
+
+So all that counts bytes from an address (regions, bindings, recordings, copies) works with textures, and only who
+launches or copies asks which texture is meant.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from typing import Generic, TypeVar
+
+from gpuexec.errors import DeviceError
+
+_FIRST = 1 << 48  # beyond what a GPU's own memory has
+_ALIGNMENT = 256
+Holder = TypeVar("Holder")
+
+
+class AddressSpace(Generic[Holder]):
+    """Ranges of addresses and who holds each. Thread-safe; an address is never given twice."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST
+        self._starts: list[int] = []
+        self._held: dict[int, tuple[int, Holder]] = {}
+        # Reentrant: a collection of garbage may release a range in the middle of a call.
+        self._lock = threading.RLock()
+
+    def reserve(self, nbytes: int, holder: Holder) -> int:
+        """Return the first address of a range for ``holder``."""
+        with self._lock:
+            start = self._next
+            # A gap, so that the end of one range is not the start of the next.
+            self._next += -(-(nbytes + 1) // _ALIGNMENT) * _ALIGNMENT
+            self._starts.append(start)
+            self._held[start] = (nbytes, holder)
+            return start
+
+    def release(self, start: int) -> None:
+        """Take a range out."""
+        with self._lock:
+            self._held.pop(start, None)
+            index = bisect.bisect_left(self._starts, start)
+            if index < len(self._starts) and self._starts[index] == start:
+                del self._starts[index]
+
+    def find(self, address: int, nbytes: int = 0) -> tuple[Holder, int]:
+        """Return who holds a range of addresses, and how far behind the first of the holder's it begins.
+
+        Raises:
+            DeviceError: It lies in no texture.
+        """
+        with self._lock:
+            index = bisect.bisect_right(self._starts, address) - 1
+            if index >= 0:
+                start = self._starts[index]
+                size, holder = self._held[start]
+                if address + nbytes <= start + size:
+                    return holder, address - start
+        raise DeviceError(f"{nbytes} bytes at {address:#x} lie in no texture of this device.")

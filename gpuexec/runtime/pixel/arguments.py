@@ -1,0 +1,37 @@
+"""The arguments of a blit on a GPU: where a kernel would take a pointer, it takes an object and a byte within it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+import numpy as np
+
+from gpuexec.errors import KernelError
+from gpuexec.runtime.arguments import PackedArguments
+
+
+class TextureFinder(Protocol):
+    """Says which texture an address stands for."""
+
+    def __call__(self, address: int, *, is_write: bool) -> tuple[int, int]:
+        """Return the texture object, or the surface object of what is written, and the byte within it."""
+
+
+def name_textures(arguments: PackedArguments, find: TextureFinder) -> PackedArguments:
+    """Return the arguments with ``Texture`` and ``Surface`` of ``kernels/pixel/texture.cuh`` in place of addresses.
+
+    Raises:
+        KernelError: The launch is in no plan, so nothing says what it writes.
+    """
+    command = arguments.command
+    if command is None:
+        raise KernelError("A device with textures launches what plans and copies ask for, no other kernels.")
+    values: list[np.generic | bytes | None] = []
+    for position, (kind, item) in enumerate(zip(arguments.kinds(), arguments.items(), strict=True)):
+        if kind == "P8":
+            found = find(int(item), is_write=position in command.writes) if item else (0, 0)
+            values.append(struct.pack("<2Q", *found))
+        else:
+            values.append(item.tobytes() if isinstance(item, np.void) else item)
+    return PackedArguments(values, command, arguments.origin)

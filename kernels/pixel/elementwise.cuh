@@ -1,0 +1,16 @@
+// Where the operands of an elementwise blit have the element it makes: the walk is the one of ../elementwise.cuh, in units.
+#pragma once
+#include "../elementwise.cuh"
+#include "texture.cuh"
+
+template <int Width, int Operands>
+struct Place {
+  i64 at[Operands];  // offset of the element in every operand
+
+  __device__ Place(const Strided<kMaxRank, Operands>& walk, i64 index, bool is_vector) {
+    walk.locate(is_vector ? index / Width : index, at);
+    if (!is_vector) return;
+#pragma unroll
+    for (int k = 0; k < Operands; ++k) at[k] += walk.strides[k][0] == 0 ? 0 : index % Width;
+  }
+};
