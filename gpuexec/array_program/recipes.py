@@ -1,0 +1,179 @@
+"""Elementwise functions that have no operator of their own, made of those that have one.
+
+Operands are in the dtype of NumPy's loop already. Functions that lose digits near a point (log1p, expm1) are written so
+that they do not, and nothing overflows that has a finite result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuexec.array_program.nodes import add_node
+from gpuexec.array_program.promotion import BOOL, as_symbolic, cast
+from gpuexec.array_program.symbolic import SymbolicArray
+
+_UINT8 = np.dtype(np.uint8)
+
+
+def constant(like: SymbolicArray, value: Any) -> SymbolicArray:
+    """Return a scalar of an array's dtype."""
+    return as_symbolic(value, like.dtype, like._tracer)
+
+
+def select(condition: SymbolicArray, x: Any, y: Any) -> SymbolicArray:
+    """Return ``x`` where the condition holds, else ``y``; one of them is an array, and gives the dtype."""
+    like = x if isinstance(x, SymbolicArray) else y
+    first, second = (v if isinstance(v, SymbolicArray) else constant(like, v) for v in (x, y))
+    return add_node("Where", condition, first, second, dtype=like.dtype)
+
+
+def is_float(x: SymbolicArray) -> bool:
+    """Return whether the elements are floating-point numbers, bfloat16 among them."""
+    return x.dtype.kind not in "iub"
+
+
+def compare(name: str, x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Compare; bools as 0 and 1, which ONNX does not."""
+    x, y = (cast(v, _UINT8) if v.dtype == BOOL else v for v in (x, y))
+    return add_node(name, x, y, dtype=BOOL)
+
+
+def remainder(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Give the remainder with the sign of the divisor. ONNX's has it for integers only."""
+    if not is_float(x):
+        return add_node("Mod", x, y)
+    rest = add_node("Mod", x, y, fmod=1)
+    is_other = (rest != 0) & ((rest < 0) != (y < 0))
+    return select(is_other, rest + y, rest)
+
+
+def fmod(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Give the remainder with the sign of the dividend."""
+    return add_node("Mod", x, y, fmod=1)
+
+
+def floor_divide(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Divide and round down. ONNX's Div rounds integers towards zero."""
+    if x.dtype.kind in "ub":
+        return add_node("Div", x, y)
+    if not is_float(x):
+        return add_node("Div", add_node("Sub", x, add_node("Mod", x, y)), y)
+    rest = add_node("Mod", x, y, fmod=1)
+    quotient = (x - rest) / y
+    quotient = select((rest != 0) & ((rest < 0) != (y < 0)), quotient - 1, quotient)
+    whole = add_node("Floor", quotient)
+    whole = select(quotient - whole > 0.5, whole + 1, whole)
+    return select(y == 0, x / y, whole)
+
+
+def shift(x: SymbolicArray, y: SymbolicArray, direction: str) -> SymbolicArray:
+    """Shift bits; ONNX does so for unsigned integers. Negative ones go right as their complement."""
+    if x.dtype.kind == "u":
+        return add_node("BitShift", x, y, direction=direction)
+    unsigned = np.dtype(f"u{x.dtype}")
+    is_flipped = (x < 0) & (direction == "RIGHT")
+    plain = select(is_flipped, ~x, x)
+    shifted = cast(add_node("BitShift", cast(plain, unsigned), cast(y, unsigned), direction=direction), x.dtype)
+    return select(is_flipped, ~shifted, shifted)
+
+
+def power(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Raise to a power; ONNX does so in 32 bits and more, signed."""
+    if x.dtype.kind in "iub" and x.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+        wide = np.int32 if x.dtype.itemsize < 4 else np.int64
+        return cast(add_node("Pow", cast(x, wide), cast(y, wide)), x.dtype)
+    return add_node("Pow", x, y)
+
+
+def negative(x: SymbolicArray) -> SymbolicArray:
+    """Negate; unsigned integers wrap, as NumPy's do."""
+    return constant(x, 0) - x if x.dtype.kind == "u" else add_node("Neg", x)
+
+
+def absolute(x: SymbolicArray) -> SymbolicArray:
+    """Give the distance from zero."""
+    return x if x.dtype.kind == "u" else add_node("Abs", x)
+
+
+def whole(name: str, x: SymbolicArray) -> SymbolicArray:
+    """Round by an operator; integers are whole already."""
+    return add_node(name, x) if is_float(x) else x
+
+
+def trunc(x: SymbolicArray) -> SymbolicArray:
+    """Round towards zero."""
+    if not is_float(x):
+        return x
+    return select(x < 0, add_node("Ceil", x), add_node("Floor", x))
+
+
+def reciprocal(x: SymbolicArray) -> SymbolicArray:
+    """Give one over the elements, of integers the whole part."""
+    return add_node("Reciprocal", x) if is_float(x) else add_node("Div", constant(x, 1), x)
+
+
+def log1p(x: SymbolicArray) -> SymbolicArray:
+    """Give log(1 + x); what adding 1 rounds away is made up for by a factor."""
+    one_more = x + 1
+    is_tiny = one_more == 1
+    is_end = isinf(one_more) | (one_more == 0)
+    exact = add_node("Log", one_more)
+    factor = x / select(is_tiny | is_end, 1, one_more - 1)
+    return select(is_tiny, x, select(is_end, exact, exact * factor))
+
+
+def expm1(x: SymbolicArray) -> SymbolicArray:
+    """Give exp(x) - 1; what the exponential rounds away is made up for by a factor."""
+    power = add_node("Exp", x)
+    less = power - 1
+    is_plain = (power == 1) | (less == -1) | isinf(power)
+    factor = x / add_node("Log", select(is_plain, 2, power))
+    return select(power == 1, x, select(is_plain, less, less * factor))
+
+
+def logaddexp(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Give log(exp(x) + exp(y)) without overflow."""
+    top = add_node("Max", x, y)
+    apart = select(x == y, 0, add_node("Neg", add_node("Abs", x - y)))
+    return top + log1p(add_node("Exp", apart))
+
+
+def hypot(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Give the length of (x, y) without overflow."""
+    x, y = add_node("Abs", x), add_node("Abs", y)
+    long, short = add_node("Max", x, y), add_node("Min", x, y)
+    is_end = (long == 0) | isinf(long)
+    ratio = short / select(is_end, 1, long)
+    return select(is_end, long, long * add_node("Sqrt", ratio * ratio + 1))
+
+
+def arctan2(y: SymbolicArray, x: SymbolicArray) -> SymbolicArray:
+    """Give the angle of the point (x, y), between -pi and pi. A zero has no sign here, and two infinities no angle."""
+    plain = add_node("Atan", y / select(x == 0, 1, x))
+    turned = select(y < 0, plain - float(np.pi), plain + float(np.pi))
+    upright = select(y > 0, constant(y, np.pi / 2), select(y < 0, -np.pi / 2, select(x == 0, y * 0, y)))
+    return select(x == 0, upright, select(x < 0, turned, plain))
+
+
+def ignore_nan(name: str, x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Choose by Max or Min, and of a NaN and a number the number."""
+    if not is_float(x):
+        return add_node(name, x, y)
+    return select(isnan(x), y, select(isnan(y), x, add_node(name, x, y)))
+
+
+def isnan(x: SymbolicArray) -> SymbolicArray:
+    """Say which elements are no numbers; no integer is."""
+    return add_node("IsNaN", x, dtype=BOOL) if is_float(x) else add_node("Not", add_node("Equal", x, x, dtype=BOOL))
+
+
+def isinf(x: SymbolicArray) -> SymbolicArray:
+    """Say which elements are infinite; no integer is."""
+    if not is_float(x):
+        return isnan(x)
+    if x.dtype.itemsize == 2:
+        # ONNX's IsInf takes 16-bit types only from opset 20 on, and other engines lag behind.
+        x = cast(x, np.float32)
+    return add_node("IsInf", x, dtype=BOOL)

@@ -1,0 +1,64 @@
+"""Slices taken from and put into arrays along one axis, in the words of torch and Sentis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuexec.array_program.indexing import getitem, put_along_axis, setitem, take
+from gpuexec.array_program.promotion import INT64, as_symbolic, cast
+from gpuexec.array_program.symbolic import SymbolicArray
+
+
+def _key(array: SymbolicArray, axis: int, part: Any) -> tuple[Any, ...]:
+    return (*[slice(None)] * (axis % array.ndim), part)
+
+
+def gather(a: Any, axis: int, indices: Any) -> SymbolicArray:
+    """Take one element for each position listed: where index [i, j] says, along the axis, all else equal.
+
+    The indices may be shorter than the array along other axes.
+    """
+    array = as_symbolic(a)
+    given = cast(as_symbolic(indices, None, array._tracer), INT64)
+    axis %= array.ndim
+    dims, wanted = array._known_dims(), given._known_dims()
+    short = [i for i in range(array.ndim) if i != axis and dims[i] != wanted[i]]
+    if short:
+        key = tuple(slice(0, given.shape[i]) if i in short else slice(None) for i in range(array.ndim))
+        array = getitem(array, key)
+    return array._tracer.apply("GatherElements", [array, given], attributes={"axis": axis})[0]
+
+
+def index_select(a: Any, axis: int, indices: Any) -> SymbolicArray:
+    """Take slices along an axis by a row of positions."""
+    return take(a, indices, axis)
+
+
+def select(a: Any, axis: int, index: Any) -> SymbolicArray:
+    """Take one slice along an axis, which goes."""
+    array = as_symbolic(a)
+    return getitem(array, _key(array, axis, index))
+
+
+def select_scatter(a: Any, values: Any, axis: int, index: Any) -> SymbolicArray:
+    """Return the array with one slice along an axis replaced."""
+    array = as_symbolic(a)
+    return setitem(array, _key(array, axis, index), values)
+
+
+def slice_scatter(
+    a: Any, values: Any, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> SymbolicArray:
+    """Return the array with a stretch of an axis replaced."""
+    array = as_symbolic(a)
+    return setitem(array, _key(array, axis, slice(start, end, step)), values)
+
+
+def scatter(a: Any, axis: int, indices: Any, values: Any) -> SymbolicArray:
+    """Return the array with one element for each position listed replaced. Of equal positions the last counts."""
+    return put_along_axis(a, indices, values, axis)
+
+
+def scatter_add(a: Any, axis: int, indices: Any, values: Any) -> SymbolicArray:
+    """Return the array with one element for each position listed increased, as often as it is listed."""
+    return put_along_axis(a, indices, values, axis, "add")
