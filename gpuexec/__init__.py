@@ -12,16 +12,37 @@ Names are loaded when first used, so that importing the package costs next to no
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gpuexec.version import VERSION
 
 if TYPE_CHECKING:
+    from gpuexec.array_program import SymbolicArray as SymbolicArray
+    from gpuexec.array_program import fn as fn
+    from gpuexec.array_program import graph as graph
+    from gpuexec.diagnosing.bisecting import bisect as bisect
+    from gpuexec.diagnosing.measuring import GapReport as GapReport
+    from gpuexec.diagnosing.measuring import GapRow as GapRow
+    from gpuexec.diagnosing.measuring import measure_gap as measure_gap
+    from gpuexec.diagnosing.verdict import Verdict as Verdict
+    from gpuexec.editing.named_data import NamedDataMap as NamedDataMap
     from gpuexec.errors import *  # noqa: F403
+    from gpuexec.images.converter import ImageConverter as ImageConverter
+    from gpuexec.images.converter import to_image as to_image
+    from gpuexec.images.converter import to_tensor as to_tensor
+    from gpuexec.images.transform import ImageTransform as ImageTransform
+    from gpuexec.inspecting.finding import NonFinite as NonFinite
+    from gpuexec.inspecting.gaps import Gap as Gap
+    from gpuexec.inspecting.gaps import gap_of as gap_of
+    from gpuexec.inspecting.statistics import Statistics as Statistics
     from gpuexec.memories import Memory as Memory
     from gpuexec.model import Model as Model
     from gpuexec.model import load as load
+    from gpuexec.profiling.complexity import count_work as count_work
+    from gpuexec.profiling.profiler import Profiler as Profiler
     from gpuexec.programs.contents import Verification as Verification
     from gpuexec.programs.data_loader import BufferDataLoader as BufferDataLoader
     from gpuexec.programs.data_loader import DataLoader as DataLoader
@@ -36,19 +57,29 @@ if TYPE_CHECKING:
     from gpuexec.programs.method_meta import MethodMeta as MethodMeta
     from gpuexec.programs.module import Module as Module
     from gpuexec.programs.program import Program as Program
+    from gpuexec.progress import Progress as Progress
     from gpuexec.replay.replay import Replay as Replay
     from gpuexec.resources.syncs import no_implicit_sync as no_implicit_sync
     from gpuexec.results.readback import ReadbackRequest as ReadbackRequest
     from gpuexec.results.tensor import Tensor as Tensor
+    from gpuexec.running.inspection import Inspection as Inspection
     from gpuexec.running.run import Run as Run
     from gpuexec.running.run import Step as Step
     from gpuexec.runtime.backend import BackendType as BackendType
+    from gpuexec.state.seeds import set_seed as set_seed
     from gpuexec.state.state import Snapshot as Snapshot
     from gpuexec.state.state import State as State
+    from gpuexec.weights.gap import WeightGap as WeightGap
+    from gpuexec.weights.gap import WeightRow as WeightRow
+    from gpuexec.weights.gap import measure_weights as measure_weights
     from gpuexec.worker import Worker as Worker
 
 _HOMES = {
+    "gpuexec.editing.named_data": ("NamedDataMap",),
+    "gpuexec.array_program": ("SymbolicArray", "fn", "graph"),
     "gpuexec.model": ("Model", "load"),
+    "gpuexec.profiling.complexity": ("count_work",),
+    "gpuexec.profiling.profiler": ("Profiler",),
     "gpuexec.programs.data_loader": (
         "BufferDataLoader",
         "DataLoader",
@@ -57,6 +88,8 @@ _HOMES = {
         "MmapDataLoader",
     ),
     "gpuexec.programs.contents": ("Verification",),
+    "gpuexec.weights.gap": ("WeightGap", "WeightRow", "measure_weights"),
+    "gpuexec.progress": ("Progress",),
     "gpuexec.worker": ("Worker",),
     "gpuexec.programs.building": ("Case",),
     "gpuexec.programs.memory_manager": ("BumpAllocator", "DeviceAllocator", "HierarchicalAllocator", "MemoryManager"),
@@ -64,8 +97,18 @@ _HOMES = {
     "gpuexec.programs.method_meta": ("MethodMeta",),
     "gpuexec.programs.module": ("Module",),
     "gpuexec.programs.program": ("Program",),
+    "gpuexec.images.converter": ("ImageConverter", "to_image", "to_tensor"),
+    "gpuexec.images.transform": ("ImageTransform",),
     "gpuexec.memories": ("Memory",),
+    "gpuexec.state.seeds": ("set_seed",),
     "gpuexec.state.state": ("Snapshot", "State"),
+    "gpuexec.diagnosing.bisecting": ("bisect",),
+    "gpuexec.diagnosing.measuring": ("GapReport", "GapRow", "measure_gap"),
+    "gpuexec.diagnosing.verdict": ("Verdict",),
+    "gpuexec.inspecting.finding": ("NonFinite",),
+    "gpuexec.inspecting.gaps": ("Gap", "gap_of"),
+    "gpuexec.inspecting.statistics": ("Statistics",),
+    "gpuexec.running.inspection": ("Inspection",),
     "gpuexec.running.run": ("Run", "Step"),
     "gpuexec.resources.syncs": ("no_implicit_sync",),
     "gpuexec.replay.replay": ("Replay",),
@@ -85,6 +128,7 @@ _HOMES = {
         "KernelError",
         "MismatchError",
         "ModelError",
+        "NonFiniteError",
         "NotFoundError",
         "OrderError",
         "OutOfMemoryError",
@@ -111,3 +155,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
+
+
+class _Package(ModuleType):
+    """This package, in which `graph` is the function of that name and not the module, whoever imports that."""
+
+    @property
+    def graph(self) -> Any:
+        """Trace a Python function into a model; see `gpuexec.array_program`."""
+        return import_module("gpuexec.array_program").graph
+
+    @graph.setter
+    def graph(self, module: ModuleType) -> None:
+        """Take no notice: importing a module sets it as an attribute of its package."""
+
+
+sys.modules[__name__].__class__ = _Package

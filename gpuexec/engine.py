@@ -14,21 +14,24 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from gpuexec.errors import ClosedError, GpuexecError, OutOfMemoryError, StaleError, StateError
+from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
 from gpuexec.plan import Plan
+from gpuexec.profiling.profiler import Profiler, find_profiler, watching
 from gpuexec.resources.caller_stream import CallerStream, check_not_capturing
 from gpuexec.resources.fence import Fence
-from gpuexec.resources.memory import weights_of
 from gpuexec.resources.syncs import SyncLog
+from gpuexec.resources.weights import weights_of
 from gpuexec.run_binder import RunBinder, check_strict
 from gpuexec.running.binding import Bound
-from gpuexec.running.comparing import Comparer
+from gpuexec.running.comparing import Comparer, Observe, Observer
 from gpuexec.running.course import Road
 from gpuexec.running.inputs import Acceptor, GivenInput
 from gpuexec.running.issuer import Issuer
 from gpuexec.running.pacing import Pacer
 from gpuexec.running.part import Stage
 from gpuexec.running.plan_cache import Choice, Site, describe_needs
+from gpuexec.running.profiled import following, profile_run
 from gpuexec.running.run import Issued, Pause, Run, Step
 from gpuexec.running.stopwatch import Stopwatch
 from gpuexec.running.storage import OpenStorage, own_storage, watch_memory
@@ -49,6 +52,8 @@ class Engine:
         is_strict: Refuse what reads or computes on the host.
         is_synchronous: Finish each command before the next.
         is_comparing: Compare what every node gives with NumPy; the run is synchronous then.
+        observe: Called with each node and its arrays, in place of comparing them.
+        inspector: What is looked at in its runs; its values are all kept where nodes are compared or observed.
         open_storage: Opens the memory it runs in; None: its own, in so many frames.
     """
 
@@ -62,6 +67,8 @@ class Engine:
         is_strict: bool = False,
         is_synchronous: bool = False,
         is_comparing: bool = False,
+        observe: Observe | None = None,
+        inspector: Inspector | None = None,
         open_storage: OpenStorage | None = None,
     ) -> None:
         self.model, self.backend = model, backend
@@ -69,19 +76,24 @@ class Engine:
         self.syncs = SyncLog(is_strict=is_strict)
         storage = (open_storage or own_storage(frames))(backend, self.stream, self.syncs)
         self.turns, self.frames = storage.turns, storage.frames
-        self.weights = weights_of(model, backend)
+        weights = weights_of(model, backend)
         self.arena, self.pool = storage.arena, storage.pool
+        is_comparing = is_comparing or observe is not None
+        inspector = inspector or Inspector.of(None, keeps_all=is_comparing)
         self.site = Site(
             model,
             backend,
-            self.weights,
+            weights.enter(),
             self.arena,
-            keeps_all=is_comparing,
+            inspector=inspector,
             limit=storage.limit,
             is_exact=storage.is_exact,
         )
         self.is_synchronous = is_synchronous or is_comparing
-        self.comparer = Comparer(backend, self.stream) if is_comparing else None
+        self.comparer: Comparer | None = None
+        if is_comparing:
+            comparer = Comparer(backend, self.stream) if observe is None else Observer(backend, self.stream, observe)
+            self.comparer = comparer
         self._stopwatch = Stopwatch(backend.device, self.stream)
         self._owns_stream = stream is None
         lock = threading.RLock()
@@ -103,12 +115,12 @@ class Engine:
         self._caller = threading.Lock()
         self._stepping: Bound | None = None
         self._closed = False
+        # Who profiles its runs, whatever the context says; and how many were.
+        self.profiler: Profiler | None = None
+        self.profiled = 0
         # What was recorded apart from the runs, and ends with the engine: see `gpuexec.replay.replay`.
         self.replays: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.holdings = watch_memory(
-            self.arena, self.pool, self.weights, self.frames, self.site.graphs, backend.staging
-        )
-        self.weights.enter()
+        self.holdings = watch_memory(self.arena, self.pool, weights, self.frames, self.site.graphs, backend.staging)
 
     @property
     def is_closed(self) -> bool:
@@ -154,8 +166,16 @@ class Engine:
             copy: Whether host arrays are copied.
             stream: A stream of the caller's in whose order the run is.
         """
-        bound = self._bind(inputs, copy=copy, stream=stream)
-        if not self._issuer.put(bound) and (bound.caller is not None or not self._owns_stream):
+        profiler = find_profiler(self.profiler)
+        if profiler is None:
+            bound = self._bind(inputs, copy=copy, stream=stream)
+            is_issued = self._issuer.put(bound)
+        else:
+            with watching(profiler, "schedule"):
+                bound = self._bind(inputs, copy=copy, stream=stream, profiler=profiler)
+                with following(bound.profile):
+                    is_issued = self._issuer.put(bound)
+        if not is_issued and (bound.caller is not None or not self._owns_stream):
             # What the caller puts on the stream next must come after the run.
             self.syncs.note_wait(f"run {bound.run.number}", "what the run has to wait for, on a stream of the caller's")
             self._issuer.driver.synchronize()
@@ -172,7 +192,9 @@ class Engine:
         Returns:
             The run, and its steps, each with a guess of how many layers follow.
         """
-        bound = self._bind(inputs, copy=copy, stream=stream)
+        profiler = find_profiler(self.profiler)
+        with watching(profiler, "schedule"):
+            bound = self._bind(inputs, copy=copy, stream=stream, profiler=profiler)
         bound.run._fence.stepper = bound.reading.stepper = threading.get_ident()
         bound.turns = self._issuer.take(bound, Pacer(self._stopwatch, budget_ms))
         self._stepping = bound
@@ -189,6 +211,10 @@ class Engine:
 
     def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
+        with watching(find_profiler(self.profiler), "prepare"):
+            return self._prepare(given)
+
+    def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         given = dict(given)
         self.states.fill(given, None)
         stage, choice = self._runs.choose(given)
@@ -211,6 +237,32 @@ class Engine:
     def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
         """Return how a run of these inputs begins, and the plan for that, which is made if it is new."""
         return self._runs.choose(given)
+
+    def adopt(self, model: Model) -> None:
+        """Go on with a model that differs in the content of constants alone; runs under way keep theirs.
+
+        Raises:
+            StateError: A run is half scheduled.
+            OutOfMemoryError: There is no room for the new weights beside the old; nothing was done.
+        """
+        if self._stepping is not None:
+            raise StateError(f"Run {self._stepping.run.number} is half scheduled; finish or cancel it first.")
+        if self._issuer.driver.is_busy():
+            self.syncs.note_wait(f"run {self.turns.number - 1}", "weights are replaced once runs before are issued")
+            self._issuer.driver.synchronize()
+        with self._issuer.lock:
+            limit = self.site.limit
+            admit = None if limit is None else limit.admit
+            old = self.site.weights
+            self.site.adopt(model, old.replace(self.model.graph, model.graph, self.stream, admit))
+            self.model = self.site.model
+            self.acceptor = Acceptor(self.model, self.backend, self.stream)
+            self.states.adopt(self.model)
+            self._runs.adopt()
+            event = self.backend.device.create_event()
+            self.stream.record(event)
+            # What it alone needs goes once the runs before are done, and the replays that were recorded with it.
+            self.backend.keeper.hold(event, old)
 
     # ---- waiting
 
@@ -288,8 +340,8 @@ class Engine:
         self.arena.free()
         self.pool.close()
         self.binder.release()
-        self.weights.leave()
         self.backend.keeper.prune()
+        self.site.weights.leave()
         self.backend.staging.trim()
         if self._owns_stream:
             close_stream(self.stream)
@@ -309,7 +361,7 @@ class Engine:
 
     # ---- binding
 
-    def _bind(self, inputs: object, *, copy: bool, stream: object = None) -> Bound:
+    def _bind(self, inputs: object, *, copy: bool, stream: object = None, profiler: Profiler | None = None) -> Bound:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
 
         Raises:
@@ -337,10 +389,13 @@ class Engine:
             try:
                 regions = self._runs.reserve(stage, choice, given)
             except OutOfMemoryError as error:
-                needs = describe_needs(choice, self.weights, len(self.frames))
+                needs = describe_needs(choice, self.site.weights, len(self.frames))
                 raise OutOfMemoryError(f"{error} {needs}") from error
         bound = self._runs.bind(given, stage, choice, regions)
         bound.caller = caller
+        if profiler is not None:
+            profile_run(bound, profiler, self.model.graph.name, self.stream, self.holdings)
+            self.profiled += 1
         return bound
 
     # ---- piece by piece
@@ -372,7 +427,7 @@ class Engine:
         Raises:
             StaleError: It is not the present one any more.
         """
-        with self.entering():
+        with self.entering(), following(bound.profile):
             if self._stepping is not bound:
                 raise StaleError("A newer run has begun, or this one was cancelled; this iterator can't go on.")
             try:

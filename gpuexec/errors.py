@@ -15,6 +15,7 @@
     ├── AccessError              a program's bytes can't be read
     │   └── NotFoundError        there is no such file
     ├── MismatchError            a layer gave something else than on the backend it is compared with
+    ├── NonFiniteError           a layer made a NaN or infinity of inputs that had none, and was watched
     ├── KernelError              a kernel does not compile, load, or fit the device
     ├── OrderError               nothing orders two that use the same bytes: a wait, an edge or a synchronize is missing
     └── DeviceError              the device refuses or fails
@@ -192,6 +193,31 @@ class MismatchError(GpuexecError, RuntimeError):
         super().__init__(message, node=node, value=value)
         self.operator, self.index, self.error = operator, index, error
         self.expected, self.got = expected, got
+
+
+class NonFiniteError(GpuexecError, ArithmeticError):
+    """A node made a NaN or infinity that it was not given, in a run that is watched for them.
+
+    Args:
+        operator: Qualified name of the node's operator; empty where an input of the model had NaN.
+        kind: ``"NaN"`` or ``"Inf"``.
+        count: How many the output has.
+        index: Where the first of them lies.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operator: str = "",
+        kind: str = "",
+        count: int = 0,
+        index: tuple[int, ...] | None = None,
+        node: str | None = None,
+        value: str | None = None,
+    ) -> None:
+        super().__init__(message, node=node, value=value)
+        self.operator, self.kind, self.count, self.index = operator, kind, count, index
 
 
 class KernelError(GpuexecError, RuntimeError):

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuexec.editing import choosing, joining, naming
+from gpuexec.editing.parts import Parts, put_together, take_apart
+from gpuexec.editing.weights import WeightSource, read_weights, replace_weights
 from gpuexec.errors import InputError, ModelError, StateError
-from gpuexec.graph import Graph, Value
+from gpuexec.graph import Array, Graph, Value, walk
 from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.importer.read import Source
+from gpuexec.importer.save import save_graph
+from gpuexec.mapped import drop_pages_of
 from gpuexec.memories import Memory, bind_pairs, make_memory
-from gpuexec.passes import AT_LOAD, run_passes
+from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, compress, run_passes
 from gpuexec.passes.add_memories import add_memories
+from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
+from gpuexec.passes.compress_weights import Only
+from gpuexec.phases import phase
 from gpuexec.plan import Plan
 from gpuexec.planner.classes import DeclaredDims, check_declared
+from gpuexec.progress import Tell
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.spec import DeclaredSpec
 from gpuexec.starts import bind_shapes
@@ -53,6 +63,9 @@ class Model:
         disabled_passes: frozenset[str] = frozenset(),
         memories: Sequence[Memory] = (),
     ) -> None:
+        graph, key = add_random_key(graph)
+        if key is not None:
+            memories = (*memories, make_memory(*key, dims, is_implicit=True))
         self.info, self.graph, self.dims = info, graph, dict(dims)
         self.disabled_passes, self.memories = disabled_passes, tuple(memories)
         given, taken = {memory.input for memory in memories}, {memory.output for memory in memories}
@@ -63,6 +76,8 @@ class Model:
         self.outputs = tuple(_port(value) for value in graph.outputs if value.name not in taken)
         # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.memory`.
         self.slabs: dict[Any, Any] = {}
+        # What is run on the graph once the specs of its inputs are known.
+        self.plan_passes: Sequence[Pass] = AT_PLAN
         # Plans by target and code made beforehand, where it comes from a program; see `gpuexec.programs.contents`.
         self.plans: Mapping[str, tuple[Plan, ...]] = {}
         self.code = StoredCode()
@@ -88,9 +103,181 @@ class Model:
             InputError: A name is unknown or bound already, or two don't fit each other; names both.
         """
         graph, memories = bind_pairs(self.graph, self.memories, pairs, capacity, self.dims)
-        bound = Model(self.info, graph, self.dims, self.disabled_passes, memories)
-        bound.slabs, bound.lock = self.slabs, self.lock
-        return bound
+        return self._derive(self.info, graph, self.dims, self.disabled_passes, memories)
+
+    # ---- models made of models; what they are made of stays as it was
+
+    def expose(self, *names: str) -> Model:
+        """Return this model with inner values as further outputs, behind those it has.
+
+        Args:
+            *names: Of values, as the file names them, or of nodes, whose outputs they are then. What is an output
+                already stays one.
+
+        Raises:
+            InputError: There is none of that name, or it lies in the body of a loop or branch.
+        """
+        return self._edit(choosing.expose(self._parts(), names))
+
+    def keep_outputs(self, names: Sequence[str]) -> Model:
+        """Return this model with these outputs alone, in this order, and without what only the others need.
+
+        Inner values may be among them. Inputs and memories that nothing needs any more go too.
+
+        Raises:
+            InputError: There is none of that name, or one is listed twice.
+        """
+        return self._edit(choosing.keep_outputs(self._parts(), names))
+
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
+        """Return the part of this model that makes some of its values from others.
+
+        Args:
+            inputs: All that the part needs, but for weights and memories; inner values or inputs of the model.
+            outputs: What it makes.
+
+        Raises:
+            InputError: There is none of that name, one is not needed, or one that is needed is not listed.
+        """
+        return self._edit(choosing.extract(self._parts(), inputs, outputs))
+
+    def rename(self, names: Mapping[str, str]) -> Model:
+        """Return this model with other names for inputs and outputs, ``{"old": "new"}``; those of memories too.
+
+        Raises:
+            InputError: There is none of that name, or two would have one.
+        """
+        return self._edit(naming.rename(self._parts(), names))
+
+    def bind(self, dims: DeclaredDims) -> Model:
+        """Return this model with dimensions fixed (``{"batch": 1}``) or bounded, as by ``dims`` of `load`.
+
+        Raises:
+            InputError: There is no such dimension, or what is declared of it is no extent.
+        """
+        return self._edit(naming.bind(self._parts(), dims))
+
+    def prepend(self, other: Model, connections: joining.Connections | None = None) -> Model:
+        """Return this model with another one in front, which makes what it takes: pre-processing, baked in.
+
+        Outputs of the other that nothing takes are outputs behind this model's. Where both have a name, this model's
+        stays. Memories of both stay.
+
+        Args:
+            other: Runs first.
+            connections: Inputs of this model by output of the other, ``{"out": "in"}``, or several, ``{"out": ["a",
+                "b"]}``. None: there is one of each.
+
+        Raises:
+            InputError: There is no such input or output, or types or extents contradict each other; names both.
+        """
+        parts = joining.join(other._parts(), self._parts(), connections, keeps_first=False)
+        return self._edit(parts, self.disabled_passes | other.disabled_passes)
+
+    def append(self, other: Model, connections: joining.Connections | None = None) -> Model:
+        """Return this model with another one behind, which takes what it makes: post-processing, baked in.
+
+        The other's outputs come first, then those of this model that nothing takes. Where both have a name, this
+        model's stays. Memories of both stay.
+
+        Args:
+            other: Runs on what this model makes.
+            connections: Inputs of the other by output of this model; see `prepend`.
+
+        Raises:
+            InputError: There is no such input or output, or types or extents contradict each other; names both.
+        """
+        parts = joining.join(self._parts(), other._parts(), connections, keeps_first=True)
+        return self._edit(parts, self.disabled_passes | other.disabled_passes)
+
+    def with_weights(self, weights: WeightSource) -> Model:
+        """Return this model with other content for some of its weights; all else is shared, plans and devices' too.
+
+        What was worked out from weights (a Conv with its BatchNormalization, a folded Transpose) is worked out anew.
+
+        Args:
+            weights: Arrays by name, as the file names them; a `NamedDataMap`; or the path of a .safetensors, .npz or
+                ONNX file.
+
+        Raises:
+            InputError: There is no weight of that name, or its type or shape is another; tells all that is wrong.
+            ModelError: The file can't be read.
+        """
+        return exchange_weights(self, read_weights(weights))
+
+    def compress_weights(self, kind: str, *, only: Only | None = None) -> Model:
+        """Return this model with the weights of Conv, ConvTranspose, Gemm, MatMul and Gather stored in fewer bits.
+
+        Kernels widen them as they read them; no wide weight is made. Activations, and what is computed in, stay.
+
+        Args:
+            kind: ``"fp16"``: float32 as half. ``"int8"``: floats as integers with one scale for each channel,
+                symmetric about zero.
+            only: Told the name and content of each weight that could be; what it says no to stays as it is. Names are
+                the file's, or, where folding made the weight, those of the node's output or the node's and
+                ``.weight``.
+
+        Raises:
+            InputError: ``kind`` is none.
+        """
+        parts = self._parts()
+        graph = compress(parts.graph, kind, only, self.disabled_passes)
+        compressed = self._edit(Parts(graph, parts.memories, parts.dims))
+        # On devices its weights are its own: those of this model go with this model's last Worker.
+        compressed.slabs, compressed.lock = {}, threading.Lock()
+        return compressed
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        external_data: bool | str | None = None,
+        allow_custom: bool = False,
+    ) -> None:
+        """Write this model as an ONNX file, which takes its place whole.
+
+        It holds what was read, edits included, in the newest form of its operators, before any pass. Dimensions that
+        are fixed are written as extents. Memories are written as inputs and outputs, to be bound again.
+
+        Args:
+            path: Of the file.
+            external_data: Put weights into a file beside it, of this name or of the model's with ``.data`` behind it.
+                None: where they don't fit one file of ONNX, 2 GB.
+            allow_custom: Write operators registered by others than gpuexec too, which other engines may not know.
+
+        Raises:
+            InputError: An operator has no form in ONNX, or weights don't fit the file; names the nodes.
+            AccessError: The file can't be written.
+        """
+        fixed = {name: bound for name, bound in self.dims.items() if isinstance(bound, int)}
+        graph = naming.fix_dims(self._parts().graph, fixed)
+        save_graph(graph, path, self.info, external_data=external_data, allow_custom=allow_custom)
+
+    def _parts(self) -> Parts:
+        # Keys of random operators are given anew to whatever becomes of the parts.
+        source, graph = without_keys(self.info.graph), without_keys(self.graph)
+        keys = {*find_keys(self.graph)} - {*find_keys(source)}
+        return take_apart(source, graph, [each for each in self.memories if each.input not in keys], self.dims)
+
+    def _edit(self, parts: Parts, disabled: frozenset[str] | None = None) -> Model:
+        passes = self.disabled_passes if disabled is None else disabled
+        graph, memories = put_together(parts, passes, self.graph)
+        counts = Counter(node.operator.name for each in walk(parts.graph) for node in each.nodes)
+        info = replace(self.info, graph=parts.graph, operators=dict(counts.most_common()))
+        return self._derive(info, graph, parts.dims, passes, memories)
+
+    def _derive(
+        self,
+        info: ImportedModel,
+        graph: Graph,
+        dims: DeclaredDims,
+        disabled: frozenset[str],
+        memories: Sequence[Memory],
+    ) -> Model:
+        """Return a model that shares with this one what lies on devices of their common weights."""
+        derived = Model(info, graph, dims, disabled, memories)
+        derived.slabs, derived.lock, derived.code = self.slabs, self.lock, self.code
+        return derived
 
     def check_process(self) -> None:
         """Check that this is still the process that loaded the model.
@@ -108,6 +295,31 @@ class Model:
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
 
 
+@phase("load model")
+def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
+    """Return a model with other content for weights; the arrays are used as they are. See `Model.with_weights`."""
+    parts = model._parts()
+    changed = model._edit(Parts(replace_weights(parts.graph, arrays), parts.memories, parts.dims))
+    changed.plans = model.plans
+    return changed
+
+
+def check_alike(model: Model, other: Model) -> None:
+    """Check that two models differ in the content of weights alone.
+
+    Raises:
+        InputError: They do not share their weights on devices, or differ in what they take, give or compute.
+    """
+    mine, theirs = (
+        (each.ports, each.outputs, each.memories, each.dims, [str(node) for node in each.info.graph.nodes])
+        for each in (model, other)
+    )
+    if other.slabs is not model.slabs or mine != theirs:
+        raise InputError(
+            f"{other!r} is not {model!r} with other weights; make it by Model.with_weights of the Worker's model."
+        )
+
+
 def load(
     source: Source,
     *,
@@ -115,6 +327,7 @@ def load(
     outputs: Sequence[str] | None = None,
     disabled_passes: Iterable[str] = (),
     memories: str | None = None,
+    progress: Tell | None = None,
 ) -> Model:
     """Load an ONNX model.
 
@@ -127,6 +340,8 @@ def load(
         disabled_passes: Names of passes to leave out, at load and when planning.
         memories: ``"implicit"`` lets recurrent layers that start from nothing go on from where the run before left
             them: each is given an input and an output for its state, listed in `Model.memories`.
+        progress: Called with a `Progress` for each large weight that is read from the model's own file. Weights in
+            files beside it are not read now, but mapped.
 
     Raises:
         ModelError: The file is broken, or the graph is.
@@ -135,11 +350,12 @@ def load(
     """
     if memories not in (None, "implicit"):
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
-    info = load_graph(source, outputs=outputs)
+    info = load_graph(source, outputs=outputs, progress=progress)
     declared = dict(dims or {})
     check_declared(info.graph, declared)
     disabled = frozenset(disabled_passes)
     graph = run_passes(info.graph, AT_LOAD, disabled)
+    drop_pages_of(array for each in walk(graph) for array in each.constants.values())
     if memories is None:
         return Model(info, graph, declared, disabled)
     graph, pairs = add_memories(graph)

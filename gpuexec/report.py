@@ -18,7 +18,8 @@ class Report:
     although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
     for without having asked by name: (what, why) rows. ``plans_restored`` are plans whose layout a program brought;
     ``plans_refused`` says why others it brought were made anew. ``graphs`` are the plans launched as one graph now,
-    ``graphs_refused`` how many the device had no memory for, which go on as launches. Times in milliseconds.
+    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
+    and were put on the stream as launches, layer by layer. Times in milliseconds.
     """
 
     backend: str
@@ -36,6 +37,7 @@ class Report:
     plans_refused: tuple[str, ...] = ()
     graphs: int = 0
     graphs_refused: int = 0
+    profiled: int = 0
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -57,6 +59,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         plans_refused=tuple(counters.refused),
         graphs=engine.site.graphs.count,
         graphs_refused=engine.site.graphs.refused,
+        profiled=engine.profiled,
     )
 
 
@@ -83,6 +86,7 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Hold
         *([f"  plans brought along by the program {report.plans_restored}"] if report.plans_restored else []),
         *(f"  a plan brought along was made anew: {why}" for why in report.plans_refused),
         *([f"  graphs {report.graphs}"] if report.graphs else []),
+        *([f"  runs profiled, as launches layer by layer {report.profiled}"] if report.profiled else []),
         *([f"  graphs there was no memory for {report.graphs_refused}"] if report.graphs_refused else []),
         *(f"  memory {row}" for row in memory if row.most_nbytes),
     ]

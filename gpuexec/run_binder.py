@@ -16,6 +16,7 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.binding import Bound, count_host_bytes
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
+from gpuexec.running.inspection import Inspection
 from gpuexec.running.part import Part, Stage
 from gpuexec.running.plan_cache import Choice, Site
 from gpuexec.running.run import Run
@@ -47,10 +48,14 @@ class RunBinder:
     ) -> None:
         self._site, self._storage, self._states = site, storage, states
         self._stream, self._lock, self._give_up = stream, lock, give_up
-        self._graph = site.model.graph
-        self._part = Part(self._graph, site, grows=True)
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Begin with the graph that the model of the site has now, and with what the states are bound to."""
+        self._graph = self._site.model.graph
+        self._part = Part(self._graph, self._site, grows=True)
         # What callers see: memories stay with the state.
-        self._outputs = dict.fromkeys(value for value in self._graph.outputs if value not in states.outputs)
+        self._outputs = dict.fromkeys(value for value in self._graph.outputs if value not in self._states.outputs)
 
     def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
         """Return how a run of these inputs begins, and the plan for that, which is made if it is new."""
@@ -59,7 +64,7 @@ class RunBinder:
             item = given[value.name]
             content = item.array if isinstance(item, HostArray) and value not in self._states.inputs else None
             specs[value] = item.spec if content is None else item.spec.with_value(content)
-        return self._part.choose(specs, frozenset())
+        return self._part.choose(specs, frozenset(), self._site.inspector.exposure)
 
     def check_limit(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> None:
         """Check that the run can stay within the limit of memory, before anything is allocated."""
@@ -118,7 +123,10 @@ class RunBinder:
         """Begin a turn: take the next frame, and bind inputs, memories and outputs."""
         turns, frame = self._storage.turns, self._next_frame()
         run = Run(turns.number, self._site.backend, self._give_up)
-        bound = Bound(run, stage, choice, frame)
+        inspector = self._site.inspector
+        if inspector.exposure.has_statistics:
+            run._inspection = Inspection(run._fence, self._site.backend.completion, inspector, self._graph.inputs)
+        bound = Bound(run, stage, choice, frame, exposure=inspector.exposure)
         try:
             self._storage.binder.bind(bound, self._states.list_given(given), given)
             # The run reads them now: who begins to write them later waits, who began before has made them stale.

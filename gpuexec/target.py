@@ -12,6 +12,7 @@ _KIB = 1024
 # capability).
 _SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 OLDEST_ARCHITECTURE = 75
+_PREFIXES = {"cuda": "sm_", "pixel": "pixel_"}
 # What the addresses of a process reach on x86-64: the limit of memory where no device says less.
 ADDRESSABLE_BYTES = 1 << 47
 
@@ -20,8 +21,9 @@ ADDRESSABLE_BYTES = 1 << 47
 class Target:
     """The device kind, architecture and limits that planning may depend on.
 
-    ``kind`` is ``"cuda"`` or ``"cpu"``. The simulator and the tracer run plans of kind ``cuda``. Nothing here depends
-    on how many multiprocessors a device has, so a plan computes the same bits on every device of its kind.
+    ``kind`` is ``"cuda"``, ``"pixel"`` (a GPU whose memory is textures) or ``"cpu"``. The simulator runs plans of both
+    kinds of GPU, the tracer those of kind ``cuda``. Nothing here depends on how many multiprocessors a device has, so a
+    plan computes the same bits on every device of its kind.
     """
 
     kind: str
@@ -37,13 +39,23 @@ class Target:
 
     @property
     def name(self) -> str:
-        """``"sm_90a"`` or ``"cpu"``."""
-        return f"sm_{self.architecture}{self.suffix}" if self.kind == "cuda" else self.kind
+        """``"sm_90a"``, ``"pixel_90"`` or ``"cpu"``."""
+        return f"{_PREFIXES[self.kind]}{self.architecture}{self.suffix}" if self.has_kernels else self.kind
+
+    @property
+    def compiled_for(self) -> str:
+        """What its kernels are compiled for: ``"sm_90a"``."""
+        return f"{_PREFIXES['cuda']}{self.architecture}{self.suffix}"
 
     @property
     def has_kernels(self) -> bool:
         """Whether plans hold launches; a ``cpu`` plan holds host calls only."""
-        return self.kind == "cuda"
+        return self.kind != "cpu"
+
+    @property
+    def has_textures(self) -> bool:
+        """Whether memory is textures, and every launch a blit (`gpuexec.ops.pixel`)."""
+        return self.kind == "pixel"
 
     def with_memory(self, memory_bytes: int) -> Target:
         """Return the target with a limit of memory."""
@@ -51,20 +63,21 @@ class Target:
 
     @staticmethod
     def named(name: str) -> Target:
-        """Return the target called ``"cpu"`` or ``"sm_90"``.
+        """Return the target called ``"cpu"``, ``"sm_90"`` or ``"pixel_90"``.
 
         Raises:
             InputError: The name is unknown, or the architecture is older than sm_75.
         """
         if name == "cpu":
             return Target("cpu")
-        match = re.fullmatch(r"sm_(\d+)([a-z]?)", name)
+        match = re.fullmatch(r"(sm_|pixel_)(\d+)([a-z]?)", name)
         if match is None:
-            raise InputError(f"Target {name!r} is unknown; expected 'cpu' or a name like 'sm_90'.")
-        architecture = int(match[1])
+            raise InputError(f"Target {name!r} is unknown; expected 'cpu' or a name like 'sm_90' or 'pixel_90'.")
+        architecture = int(match[2])
         if architecture < OLDEST_ARCHITECTURE:
             raise InputError(
                 f"Target {name!r} is older than sm_{OLDEST_ARCHITECTURE}, the oldest architecture supported."
             )
         known = max((a for a in _SHARED_KIB if a <= architecture), default=OLDEST_ARCHITECTURE)
-        return Target("cuda", architecture, match[2], shared_bytes_per_block=_SHARED_KIB[known] * _KIB)
+        kind = next(kind for kind, prefix in _PREFIXES.items() if prefix == match[1])
+        return Target(kind, architecture, match[3], shared_bytes_per_block=_SHARED_KIB[known] * _KIB)

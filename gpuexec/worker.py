@@ -7,18 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
-from gpuexec.model import Model
+from gpuexec.inspecting.inspector import Inspector
+from gpuexec.model import Model, check_alike
 from gpuexec.plan import Plan
+from gpuexec.profiling.profiler import Profiler
+from gpuexec.progress import Tell
 from gpuexec.replay.replay import Replay, record_replay
 from gpuexec.report import Report, count_memory, describe_memory, make_report, summarise
 from gpuexec.resources.caller_stream import CallerStream, open_stream
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Lease
 from gpuexec.resources.holdings import Holding
-from gpuexec.resources.memory import weights_of
 from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.resources.weights import weights_of
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
@@ -28,6 +32,7 @@ from gpuexec.running.run import Run, Step
 from gpuexec.running.storage import own_storage
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.runtime.device import Region
+from gpuexec.state.seeds import check_seed
 from gpuexec.state.state import State
 
 Array = np.ndarray[Any, Any]
@@ -57,11 +62,20 @@ class Worker:
         max_bytes: The most it may hold on its device: arena, frames, what passes between plans, the model's weights,
             state. A run that needs more is refused with OutOfMemoryError, before anything is compiled or allocated
             for it where that is known then, and the Worker goes on. What `copy_output` and `record` make is beside it.
+        seed: What random operators draw from, from 0 to 2**64 - 1; a Worker with the same one draws the same, run by
+            run, on any device. None: the next of the process; see `set_seed`.
+        profiler: Hears of all its runs, whatever profiler the context has; see `Profiler`.
+        watch: Look in every run for NaN and infinities that a node makes, by statistics that the device takes of all
+            floating-point values. ``"raise"``: the run ends with NonFiniteError, which names the first such node, and
+            leaves nothing behind; a thread of ours waits for each plan, the caller does not. ``"report"``: nothing
+            waits, and `Run.inspection` tells.
+        progress: Called with a `Progress` after each piece of the weights that is uploaded, in the call that uploads
+            them. What it raises ends the upload, which then leaves nothing behind.
 
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
-            device's, or ``compare_with`` is not the CPU.
+            device's, ``compare_with`` is not the CPU, or ``watch`` is something else.
     """
 
     def __init__(
@@ -76,12 +90,19 @@ class Worker:
         synchronous: bool = False,
         compare_with: BackendType | None = None,
         max_bytes: int | None = None,
+        seed: int | None = None,
+        watch: str | None = None,
+        profiler: Profiler | None = None,
+        progress: Tell | None = None,
     ) -> None:
         model.check_process()
         if not isinstance(frames, int) or frames < 1:
             raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
         if compare_with not in (None, BackendType.CPU):
             raise InputError(f"compare_with takes BackendType.CPU, got {compare_with!r}.")
+        inspector = Inspector.of(watch, keeps_all=compare_with is not None)
+        if seed is not None:
+            check_seed(seed)
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
@@ -93,8 +114,13 @@ class Worker:
             is_strict=strict,
             is_synchronous=synchronous,
             is_comparing=compare_with is not None,
+            inspector=inspector,
             open_storage=own_storage(frames, limit),
         )
+        self._engine.site.listener.tell = progress
+        self._engine.profiler = profiler
+        if seed is not None:
+            self._engine.states.state.seed(seed)
         self._last: Run | None = None
         self._progress = 0.0
         self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
@@ -182,7 +208,7 @@ class Worker:
         """Share of the present run's layers that are on the stream, 0 to 1; 0 as soon as a manual schedule starts."""
         return self._progress
 
-    def prepare(self, inputs: object = None) -> Plan | None:
+    def prepare(self, inputs: object = None, *, progress: Tell | None = None) -> Plan | None:
         """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
 
         What depends on data is planned when the data is there. None: the run begins on the host.
@@ -190,13 +216,32 @@ class Worker:
         Args:
             inputs: As for `schedule`, with a shape (a tuple) in place of any array; inputs of fixed shape need not be
                 given.
+            progress: As for the Worker, in its place during this call.
 
         Raises:
             InputError: The shapes don't fit the model.
+            AccessError: A file that weights are in changed since the model was loaded.
         """
-        with self._engine.entering():
+        with self._engine.entering(), self._engine.site.listener.instead(progress):
             given, _ = describe_inputs(self._engine.acceptor, inputs)
             return self._engine.prepare(given)
+
+    def tap(self, wanted: Mapping[str, object] | None = None) -> None:
+        """Take statistics of inner values from the next run on, in place of those taken so far; None: of none.
+
+        They are taken by the device, of each value where it lies, and read back with the run without anybody waiting;
+        `Run.inspection` tells them. Only for a function of yours the whole tensor comes to the host.
+
+        Args:
+            wanted: By name of a value, or of a node for all that it makes: reducers, of ``"min"``, ``"max"``,
+                ``"absmax"``, ``"mean"``, ``"std"``, ``"nonfinite"``, ``"histogram"``, and functions of an array.
+
+        Raises:
+            InputError: There is no such value (where passes removed it, the nearest is named) or reducer; taps stay as
+                they were.
+        """
+        with self._engine.entering():
+            self._engine.site.inspector.tap(self.model, wanted or {})
 
     def record(
         self, inputs: object = None, *, outputs: Mapping[str, object] | None = None, stream: object = None
@@ -215,7 +260,7 @@ class Worker:
         Raises:
             InputError: An input or output does not fit.
             ImplicitSyncError: The host has to read, compute or loop in the middle of the run; names the nodes.
-            StateError: The Worker is synchronous or compares, or the model has memories.
+            StateError: The Worker is synchronous, compares, watches or taps, or the model has memories.
         """
         with self._engine.entering():
             if self.model.memories:
@@ -313,6 +358,33 @@ class Worker:
         """Give up the present run if it is not wholly on the stream; the Worker stays usable."""
         with self._engine.entering():
             return self._last is not None and self._last.cancel()
+
+    # ---- weights
+
+    def replace_weights(self, weights: WeightSource | Model) -> None:
+        """Go on with other content for some of the model's weights, from the next run on; nothing is loaded anew.
+
+        Runs under way keep the weights they have. State, inputs that stay set, and memory stay as they are, and plans
+        keep their layouts and kernels. What was worked out from weights is worked out anew. `model` is then the model
+        with these weights; the one the Worker was made of stays as it was, and so do other Workers.
+
+        Args:
+            weights: As for `Model.with_weights`; or a model that differs from the Worker's in nothing else, as what
+                that gives, so that several Workers share what lies of it on a device.
+
+        Raises:
+            InputError: There is no weight of that name, or its type or shape is another; tells all that is wrong, and
+                nothing was done.
+            ModelError: The file can't be read.
+            OutOfMemoryError: The device has no room for the new ones beside the old; nothing was done.
+            StateError: A run is half scheduled.
+        """
+        with self._engine.entering():
+            if not isinstance(weights, Model):
+                weights = self.model.with_weights(weights)
+            check_alike(self.model, weights)
+            self._engine.adopt(weights)
+            self.model = self._engine.model
 
     # ---- state
 

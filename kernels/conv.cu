@@ -1,5 +1,5 @@
 // Convolution and its transpose over one to three spatial axes, with groups, strides, dilations and any padding.
-#include "gemm_simt.cuh"
+#include "narrow_loader.cuh"
 #include "windows.cuh"
 
 // What does not belong to the windows: channels of one group, outputs of one channel and of the whole tensor.
@@ -61,16 +61,37 @@ struct PatchLoader {
   }
 };
 
-// Computes  y[n, o, window] = bias[o] + sum over channels c of o's group and taps t of w[o, c, t] * x[n, c, window + t]
-// Shapes    x [batch, channels, spatial] by strides, w [out channels, group_ins, taps], bias [out channels], y dense
-// Grid      one block of 256 per 64 output channels of a group x 64 windows (of all images in one row):
-//           x = (group * row tiles + row tile) * column tiles + column tile
-// Needs     w, bias, y dense; group_ins * taps < 2^31; bias may be null
-// Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias
+// The weights as they lie, dense.
 template <class T>
-__global__ void __launch_bounds__(256, 2)
-    conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
-              Windows windows, WindowStrides strides, ConvSizes sizes) {
+struct PlainWeights {
+  const T* w;
+
+  __device__ Acc<T> at(i64 place, i64) const { return widen(w[place]); }
+  __device__ StridedLoader<T> loader(i64 group, i64 rows, i64 first_row, i64 inner) const {
+    return {w + group * rows * inner, first_row, rows, inner, inner, 1, int(threadIdx.x)};
+  }
+};
+
+// Narrow weights, widened while they are read; `step` is 1 where each output channel (of a group, if the convolution is
+// transposed) has a scale, 0 where all share one.
+template <class T, class W>
+struct NarrowWeights {
+  const W* w;
+  Scales<T> scales;
+  i64 step;
+
+  __device__ Acc<T> at(i64 place, i64 channel) const { return widen_weight<T>(w[place], scales, channel * step); }
+  __device__ NarrowLoader<T, W> loader(i64 group, i64 rows, i64 first_row, i64 inner) const {
+    i64 first = group * rows * step;
+    Scales<T> own = {scales.scale ? scales.scale + first : scales.scale, scales.zero ? scales.zero + first : scales.zero};
+    return {w + group * rows * inner, own, first_row, rows, inner, inner, 1, step, 0, int(threadIdx.x)};
+  }
+};
+
+// What a block of conv_gemm does, whatever form the weights have.
+template <class T, class Weights>
+__device__ inline void convolve_block(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
+                                      const WindowStrides& strides, const ConvSizes& sizes) {
   typedef Acc<T> A;
   i64 outputs = i64(sizes.by_outputs.divisor);
   i64 columns = sizes.batch * outputs;
@@ -84,7 +105,7 @@ __global__ void __launch_bounds__(256, 2)
   i64 first_row = tile % row_tiles * kTile;
   i64 group = tile / row_tiles;
 
-  StridedLoader<T> left(w + group * rows * inner, first_row, rows, inner, inner, 1, threadIdx.x);
+  auto left = w.loader(group, rows, first_row, inner);
   i64 window = first_column + SlabPart::along_x(threadIdx.x).x;
   const T* group_x = x + group * sizes.group_ins * strides.channel;
   PatchLoader<T> right(group_x, window, window < columns, inner, sizes, windows, strides, threadIdx.x);
@@ -112,6 +133,32 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
+// Computes  y[n, o, window] = bias[o] + sum over channels c of o's group and taps t of w[o, c, t] * x[n, c, window + t]
+// Shapes    x [batch, channels, spatial] by strides, w [out channels, group_ins, taps], bias [out channels], y dense
+// Grid      one block of 256 per 64 output channels of a group x 64 windows (of all images in one row):
+//           x = (group * row tiles + row tile) * column tiles + column tile
+// Needs     w, bias, y dense; group_ins * taps < 2^31; bias may be null
+// Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias
+template <class T>
+__global__ void __launch_bounds__(256, 2)
+    conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
+              Windows windows, WindowStrides strides, ConvSizes sizes) {
+  convolve_block(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes);
+}
+
+// Computes  what conv_gemm computes, w narrow: value (w - zero) * scale, rounded to T
+// Shapes    as conv_gemm; scale and zero [out channels], or one element
+// Grid      as conv_gemm
+// Needs     all but x dense; bias, scale (of half weights) and zero may be null
+// Numerics  as conv_gemm of the widened weights, to the bit
+template <class T, class W>
+__global__ void __launch_bounds__(256, 2)
+    conv_gemm_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
+                     Windows windows, WindowStrides strides, ConvSizes sizes, const T* __restrict__ scale,
+                     const i8* __restrict__ zero, i64 step) {
+  convolve_block(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes);
+}
+
 // The output that a thread makes. False where there is none.
 struct Output {
   i64 n, group;
@@ -127,6 +174,41 @@ struct Output {
   }
 };
 
+// What a thread of conv_direct does, whatever form the weights have.
+template <class T, class Weights>
+__device__ inline void convolve_output(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
+                                       const WindowStrides& strides, const ConvSizes& sizes) {
+  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  Output output;
+  if (!output.find(sizes, index)) return;
+  int coordinates[3];
+  split_index(u32(output.position), windows.by_counts, coordinates);
+  int start0 = windows.start(coordinates[0], 0);
+  int start1 = windows.start(coordinates[1], 1);
+  int start2 = windows.start(coordinates[2], 2);
+  const T* image = x + output.n * strides.batch + output.group * sizes.group_ins * strides.channel;
+  i64 place = i64(output.channel) * sizes.group_ins * windows.taps();
+  Acc<T> sum = Acc<T>(0);
+  for (int c = 0; c < sizes.group_ins; ++c) {
+    for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
+      int p0 = start0 + t0 * windows.dilations[0];
+      for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
+        int p1 = start1 + t1 * windows.dilations[1];
+        bool is_row_inside = windows.is_inside(p0, 0) && windows.is_inside(p1, 1);
+        const T* line = image + strides.offset(p0, p1, 0);
+        for (int t2 = 0; t2 < windows.kernel[2]; ++t2, ++place) {
+          int p2 = start2 + t2 * windows.dilations[2];
+          if (!is_row_inside || !windows.is_inside(p2, 2)) continue;
+          sum = multiply_add(w.at(place, i64(output.channel)), widen(line[p2 * strides.axis[2]]), sum);
+        }
+      }
+    }
+    image += strides.channel;
+  }
+  if (bias) sum += widen(bias[output.channel]);
+  y[index] = cast<T>(sum);
+}
+
 // Computes  what conv_gemm computes, for groups of one input or one output channel
 // Shapes    as conv_gemm
 // Grid      one thread per output: x = output / 256
@@ -137,35 +219,20 @@ template <class T>
 __global__ void __launch_bounds__(256, 1)
     conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                 Windows windows, WindowStrides strides, ConvSizes sizes) {
-  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
-  Output output;
-  if (!output.find(sizes, index)) return;
-  int coordinates[3];
-  split_index(u32(output.position), windows.by_counts, coordinates);
-  int start0 = windows.start(coordinates[0], 0);
-  int start1 = windows.start(coordinates[1], 1);
-  int start2 = windows.start(coordinates[2], 2);
-  const T* image = x + output.n * strides.batch + output.group * sizes.group_ins * strides.channel;
-  const T* weights = w + i64(output.channel) * sizes.group_ins * windows.taps();
-  Acc<T> sum = Acc<T>(0);
-  for (int c = 0; c < sizes.group_ins; ++c) {
-    for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
-      int p0 = start0 + t0 * windows.dilations[0];
-      for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
-        int p1 = start1 + t1 * windows.dilations[1];
-        bool is_row_inside = windows.is_inside(p0, 0) && windows.is_inside(p1, 1);
-        const T* line = image + strides.offset(p0, p1, 0);
-        for (int t2 = 0; t2 < windows.kernel[2]; ++t2, ++weights) {
-          int p2 = start2 + t2 * windows.dilations[2];
-          if (!is_row_inside || !windows.is_inside(p2, 2)) continue;
-          sum = multiply_add(widen(*weights), widen(line[p2 * strides.axis[2]]), sum);
-        }
-      }
-    }
-    image += strides.channel;
-  }
-  if (bias) sum += widen(bias[output.channel]);
-  y[index] = cast<T>(sum);
+  convolve_output(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes);
+}
+
+// Computes  what conv_direct computes, w narrow: value (w - zero) * scale, rounded to T
+// Shapes    as conv_gemm_narrow
+// Grid      as conv_direct
+// Needs     as conv_gemm_narrow
+// Numerics  as conv_direct of the widened weights, to the bit
+template <class T, class W>
+__global__ void __launch_bounds__(256, 1)
+    conv_direct_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
+                       Windows windows, WindowStrides strides, ConvSizes sizes, const T* __restrict__ scale,
+                       const i8* __restrict__ zero, i64 step) {
+  convolve_output(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes);
 }
 
 // Whether output position `at` (padding included) is tap `tap` of an input position along an axis, and of which.
@@ -173,6 +240,43 @@ __device__ inline bool find_source(const Windows& windows, int axis, int at, int
   int distance = at - tap * windows.dilations[axis];
   source = distance / windows.strides[axis];
   return distance >= 0 && source * windows.strides[axis] == distance && source < windows.counts[axis];
+}
+
+// What a thread of conv_transpose does, whatever form the weights have.
+template <class T, class Weights>
+__device__ inline void gather_output(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
+                                     const WindowStrides& strides, const ConvSizes& sizes) {
+  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  Output output;
+  if (!output.find(sizes, index)) return;
+  int at[3];
+  split_index(u32(output.position), windows.by_extents, at);
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) at[axis] += windows.begins[axis];
+  i64 first_in = output.group * sizes.group_ins;
+  i64 taps = windows.taps();
+  i64 channel_step = i64(sizes.by_group_outs.divisor) * taps;
+  const T* image = x + output.n * strides.batch + first_in * strides.channel;
+  i64 place = first_in * channel_step + output.member * taps;
+  Acc<T> sum = Acc<T>(0);
+  int q0 = 0;
+  int q1 = 0;
+  int q2 = 0;
+  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
+    bool is_hit0 = find_source(windows, 0, at[0], t0, q0);
+    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
+      bool is_hit1 = is_hit0 && find_source(windows, 1, at[1], t1, q1);
+      for (int t2 = 0; t2 < windows.kernel[2]; ++t2, ++place) {
+        if (!is_hit1 || !find_source(windows, 2, at[2], t2, q2)) continue;
+        const T* source = image + strides.offset(q0, q1, q2);
+        for (int c = 0; c < sizes.group_ins; ++c) {
+          sum = multiply_add(w.at(place + c * channel_step, output.member), widen(source[c * strides.channel]), sum);
+        }
+      }
+    }
+  }
+  if (bias) sum += widen(bias[output.channel]);
+  y[index] = cast<T>(sum);
 }
 
 // Computes  y[n, o, p] = bias[o] + sum over taps t and channels c of o's group of w[c, o, t] * x[n, c, q],
@@ -186,35 +290,18 @@ template <class T>
 __global__ void __launch_bounds__(256, 1)
     conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                    Windows windows, WindowStrides strides, ConvSizes sizes) {
-  i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
-  Output output;
-  if (!output.find(sizes, index)) return;
-  int at[3];
-  split_index(u32(output.position), windows.by_extents, at);
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) at[axis] += windows.begins[axis];
-  i64 first_in = output.group * sizes.group_ins;
-  i64 taps = windows.taps();
-  i64 channel_step = i64(sizes.by_group_outs.divisor) * taps;
-  const T* image = x + output.n * strides.batch + first_in * strides.channel;
-  const T* weights = w + first_in * channel_step + output.member * taps;
-  Acc<T> sum = Acc<T>(0);
-  int q0 = 0;
-  int q1 = 0;
-  int q2 = 0;
-  for (int t0 = 0; t0 < windows.kernel[0]; ++t0) {
-    bool is_hit0 = find_source(windows, 0, at[0], t0, q0);
-    for (int t1 = 0; t1 < windows.kernel[1]; ++t1) {
-      bool is_hit1 = is_hit0 && find_source(windows, 1, at[1], t1, q1);
-      for (int t2 = 0; t2 < windows.kernel[2]; ++t2, ++weights) {
-        if (!is_hit1 || !find_source(windows, 2, at[2], t2, q2)) continue;
-        const T* source = image + strides.offset(q0, q1, q2);
-        for (int c = 0; c < sizes.group_ins; ++c) {
-          sum = multiply_add(widen(weights[c * channel_step]), widen(source[c * strides.channel]), sum);
-        }
-      }
-    }
-  }
-  if (bias) sum += widen(bias[output.channel]);
-  y[index] = cast<T>(sum);
+  gather_output(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes);
+}
+
+// Computes  what conv_transpose computes, w narrow: value (w - zero) * scale, rounded to T
+// Shapes    as conv_transpose; scale and zero [group outs], or one element
+// Grid      as conv_transpose
+// Needs     all but x dense; bias, scale (of half weights) and zero may be null
+// Numerics  as conv_transpose of the widened weights, to the bit
+template <class T, class W>
+__global__ void __launch_bounds__(256, 1)
+    conv_transpose_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias,
+                          T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes,
+                          const T* __restrict__ scale, const i8* __restrict__ zero, i64 step) {
+  gather_output(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes);
 }

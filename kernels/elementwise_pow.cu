@@ -53,8 +53,9 @@ __device__ inline T integer_power(T base, u64 exponent, bool is_negative) {
   return result;
 }
 
-template <class T>
-__device__ inline T power_of(T base, const void* exponents, i64 at, i32 type) {
+// Exponents are a pointer, or whatever has a load_as of its own.
+template <class T, class Exponents>
+__device__ inline T power_of(T base, const Exponents& exponents, i64 at, i32 type) {
   if constexpr (kIsFloat<T>) {
     if (kIsSame<T, double> || !fits_float(type)) {
       return cast<T>(float_power(cast<double>(base), load_as<double>(exponents, at, type)));

@@ -1,5 +1,6 @@
 // Elements and slices picked by index. Data is moved as bits: kernels know the size of what they move, not its type.
 #include "index.cuh"
+#include "narrow.cuh"
 
 constexpr int kThreads = 256;
 
@@ -98,4 +99,40 @@ __global__ void __launch_bounds__(kThreads) gather_elements(
   else if (element_bytes == 2) gather_element<u16>(data, indices, output, walk, extent, stride);
   else if (element_bytes == 4) gather_element<u32>(data, indices, output, walk, extent, stride);
   else gather_element<u64>(data, indices, output, walk, extent, stride);
+}
+
+// Data [outer, picked, inner], narrow; scales by strides along the three, 0 where they don't vary. Packed by gather.py.
+struct NarrowPick {
+  i64 count;
+  FastDiv64 inner;
+  FastDiv64 indices;
+  i64 extent;  // of the picked axis
+  i64 outer_stride, picked_stride, inner_stride;
+  FastDiv64 outer_block, inner_block;  // what the place along outer and inner is divided by, and
+  FastDiv64 outer_wrap, inner_wrap;    // then wrapped at, to be that along the scales' axis
+};
+
+// Computes: output[o, s, i] = (data[o, indices[s], i] - zero) * scale, rounded to T.
+// Shapes: see NarrowPick; output [outer, indices, inner].
+// Grid: one thread per element of the output.
+// Needs: all dense; scale (of half data) and zero may be null.
+// Numerics: in float, rounded once; a negative index counts from the back, one out of range reads as zero.
+template <class T, class W, class Index>
+__global__ void __launch_bounds__(kThreads) gather_narrow(
+    const W* __restrict__ data, const Index* __restrict__ indices, T* __restrict__ output, const T* __restrict__ scale,
+    const i8* __restrict__ zero, const __grid_constant__ NarrowPick pick) {
+  i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= pick.count) return;
+  u64 within, slot, outer_place, inner_place;
+  u64 outer = pick.indices.divide(pick.inner.divide(u64(i), within), slot);
+  i64 index = indices[slot];
+  if (!resolve_index(index, pick.extent)) {
+    output[i] = cast<T>(0.0f);
+    return;
+  }
+  pick.outer_wrap.divide(pick.outer_block.divide(outer), outer_place);
+  pick.inner_wrap.divide(pick.inner_block.divide(within), inner_place);
+  i64 place = i64(outer_place) * pick.outer_stride + index * pick.picked_stride + i64(inner_place) * pick.inner_stride;
+  W q = data[(i64(outer) * pick.extent + index) * i64(pick.inner.divisor) + i64(within)];
+  output[i] = cast<T>(widen_weight<T>(q, Scales<T>{scale, zero}, place));
 }

@@ -1,5 +1,5 @@
 // MatMul and Gemm: batches of y = alpha * a @ b + beta * c, operands by strides.
-#include "gemm_simt.cuh"
+#include "narrow_loader.cuh"
 
 constexpr int kMaxBatchAxes = 8;
 constexpr int kFewRows = 4;     // up to here a block makes 8 columns instead of a tile
@@ -21,31 +21,73 @@ struct Gemm {
   i64 y_batch[kMaxBatchAxes];
 };
 
-// Stores alpha * sum + beta * c: integers go through double only where a factor is not 1.
-template <class T>
-__device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c, T* y) {
-  typedef Acc<T> A;
-  if (row >= gemm.rows || column >= gemm.columns) return;
-  A addend = c ? widen(c[row * gemm.c_row + column * gemm.c_column]) : A(0);
+// Gives alpha * sum + beta * addend, the latter if there is one: integers go through double only where a factor is not 1.
+template <class A>
+__device__ inline A scale_and_add(const Gemm& gemm, A sum, A addend, bool has_addend) {
   bool is_scaled = gemm.alpha != 1.0;
-  bool is_c_scaled = c && gemm.beta != 1.0;
+  bool is_c_scaled = has_addend && gemm.beta != 1.0;
   if constexpr (kIsInteger<A>) {
     if (is_scaled || is_c_scaled) {
       double scaled = double(sum) * gemm.alpha;
-      sum = cast<A>(c ? scaled + double(addend) * gemm.beta : scaled);
+      sum = cast<A>(has_addend ? scaled + double(addend) * gemm.beta : scaled);
       addend = A(0);
     }
   } else {
     if (is_scaled) sum = sum * A(gemm.alpha);
     if (is_c_scaled) addend = addend * A(gemm.beta);
   }
-  y[row * gemm.y_row + column * gemm.y_column] = cast<T>(c ? wrapping_add(sum, addend) : sum);
+  return has_addend ? wrapping_add(sum, addend) : sum;
 }
+
+template <class T>
+__device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c, T* y) {
+  typedef Acc<T> A;
+  if (row >= gemm.rows || column >= gemm.columns) return;
+  A addend = c ? widen(c[row * gemm.c_row + column * gemm.c_column]) : A(0);
+  y[row * gemm.y_row + column * gemm.y_column] = cast<T>(scale_and_add(gemm, sum, addend, c != nullptr));
+}
+
+// The right operand as it lies.
+template <class T>
+struct PlainRight {
+  const T* b;
+
+  __device__ void advance(const Gemm& gemm, int axis, i64 index) { b += index * gemm.b_batch[axis]; }
+  __device__ Acc<T> at(const Gemm& gemm, i64 k, i64 column) const {
+    return widen(b[column * gemm.b_column + k * gemm.b_inner]);
+  }
+  __device__ StridedLoader<T> loader(const Gemm& gemm, i64 first_column) const {
+    return {b, first_column, gemm.columns, gemm.inner, gemm.b_column, gemm.b_inner, int(threadIdx.x)};
+  }
+};
+
+// Strides of the scales of narrow weights; 0 along an axis they don't vary over, and along batches.
+struct ScaleSteps {
+  i64 inner, column;
+};
+
+// The right operand as narrow weights, widened while it is read.
+template <class T, class W>
+struct NarrowRight {
+  const W* b;
+  Scales<T> scales;
+  ScaleSteps steps;
+
+  __device__ void advance(const Gemm& gemm, int axis, i64 index) { b += index * gemm.b_batch[axis]; }
+  __device__ Acc<T> at(const Gemm& gemm, i64 k, i64 column) const {
+    return widen_weight<T>(b[column * gemm.b_column + k * gemm.b_inner], scales, column * steps.column + k * steps.inner);
+  }
+  __device__ NarrowLoader<T, W> loader(const Gemm& gemm, i64 first_column) const {
+    return {b, scales, first_column, gemm.columns, gemm.inner, gemm.b_column, gemm.b_inner, steps.column, steps.inner,
+            int(threadIdx.x)};
+  }
+};
 
 // Up to kFewRows rows and kFewColumns columns: 32 threads share a column. Neighbouring threads are neighbours along k
 // where a column lies dense in k, else along the columns; the sums are the same.
-template <class T>
-__device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* y, const Gemm& gemm, i64 first_column) {
+template <class T, class Right>
+__device__ inline void multiply_few_rows(const T* a, const Right& right, const T* c, T* y, const Gemm& gemm,
+                                         i64 first_column) {
   typedef Acc<T> A;
   __shared__ A partial[kFolds][kFewRows * kFewColumns + 1];
   int thread = threadIdx.x;
@@ -55,9 +97,8 @@ __device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* 
 #pragma unroll
   for (int row = 0; row < kFewRows; ++row) sums[row] = A(0);
   if (first_column + column < gemm.columns) {
-    const T* right = b + (first_column + column) * gemm.b_column;
     for (i64 k = fold; k < gemm.inner; k += kFolds) {
-      A value = widen(right[k * gemm.b_inner]);
+      A value = right.at(gemm, k, first_column + column);
 #pragma unroll
       for (int row = 0; row < kFewRows; ++row) {
         if (row < gemm.rows) sums[row] = multiply_add(widen(a[row * gemm.a_row + k * gemm.a_inner]), value, sums[row]);
@@ -73,16 +114,9 @@ __device__ inline void multiply_few_rows(const T* a, const T* b, const T* c, T* 
   store_scaled(gemm, thread / kFewColumns, first_column + thread % kFewColumns, sum, c, y);
 }
 
-// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
-// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides
-// Grid      one block of 256 per 64 x 64 tile, or per 8 columns where there are at most 4 rows:
-//           x = (batch * row tiles + row tile) * column tiles + column tile
-// Needs     c may be null
-// Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such
-//           sums over every 32nd k, added in order
-template <class T>
-__global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
-    gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm) {
+// What a block of gemm does, whatever form its right operand has.
+template <class T, class Right>
+__device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm) {
   bool has_few_rows = gemm.rows <= kFewRows;
   i64 tile_columns = has_few_rows ? kFewColumns : kTile;
   i64 column_tiles = (gemm.columns + tile_columns - 1) / tile_columns;
@@ -96,7 +130,7 @@ __global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
     i64 index = batch % gemm.batch_extents[axis];
     batch /= gemm.batch_extents[axis];
     a += index * gemm.a_batch[axis];
-    b += index * gemm.b_batch[axis];
+    b.advance(gemm, axis, index);
     y += index * gemm.y_batch[axis];
   }
   if (has_few_rows) {
@@ -104,7 +138,7 @@ __global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
     return;
   }
   StridedLoader<T> left(a, first_row, gemm.rows, gemm.inner, gemm.a_row, gemm.a_inner, threadIdx.x);
-  StridedLoader<T> right(b, first_column, gemm.columns, gemm.inner, gemm.b_column, gemm.b_inner, threadIdx.x);
+  auto right = b.loader(gemm, first_column);
   i64 row = first_row + sums_row(threadIdx.x);
   i64 column = first_column + sums_column(threadIdx.x);
   Acc<T> sums[kSums][kSums];
@@ -114,4 +148,29 @@ __global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
 #pragma unroll
     for (int j = 0; j < kSums; ++j) store_scaled(gemm, row + i, column + j, sums[i][j], c, y);
   }
+}
+
+// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
+// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides
+// Grid      one block of 256 per 64 x 64 tile, or per 8 columns where there are at most 4 rows:
+//           x = (batch * row tiles + row tile) * column tiles + column tile
+// Needs     c may be null
+// Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such
+//           sums over every 32nd k, added in order
+template <class T>
+__global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
+    gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm) {
+  multiply_block(a, PlainRight<T>{b}, c, y, gemm);
+}
+
+// Computes  what gemm computes, b narrow: value (b - zero) * scale, rounded to T
+// Shapes    as gemm; scale and zero by the strides of `steps`
+// Grid      as gemm
+// Needs     c, scale (of half weights) and zero may be null
+// Numerics  as gemm of the widened b, to the bit
+template <class T, class W>
+__global__ void __launch_bounds__(256, 2)
+    gemm_narrow(const T* __restrict__ a, const W* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm,
+                const T* __restrict__ scale, const i8* __restrict__ zero, ScaleSteps steps) {
+  multiply_block(a, NarrowRight<T, W>{b, {scale, zero}, steps}, c, y, gemm);
 }

@@ -27,6 +27,7 @@ from gpuexec.runtime.compile_all import ARCHITECTURES
 from gpuexec.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
+TEXTURES = "pixel_75"
 _FINISHED = (0, 1)  # exit statuses of pytest: all passed, some failed
 
 
@@ -34,22 +35,27 @@ class Launches:
     """What plans launch: by kernel the threads of its largest block, dynamic shared memory, and the tests."""
 
     def __init__(self) -> None:
+        # By architecture the target with textures whose plans serve it too.
+        self.targets: dict[str, str] = {}
         self._threads: dict[Kernel, int] = {}
         self._shared_bytes: dict[Kernel, dict[str, int]] = {}
         self._tests: dict[Kernel, dict[str, None]] = {}
 
     def add(self, plan: Plan, test: str) -> None:
         """Enter what a plan launches."""
+        targets = [name for name, target in self.targets.items() if plan.target in (name, target)]
         for kernel in plan.kernels():
             self._threads.setdefault(kernel, 0)
-            self._shared_bytes.setdefault(kernel, {}).setdefault(plan.target, 0)
+            for name in targets:
+                self._shared_bytes.setdefault(kernel, {}).setdefault(name, 0)
             self._tests.setdefault(kernel, {})[test] = None
         for command in plan.segment.commands:
             if isinstance(command, Launch):
                 kernel, by_target = command.kernel, self._shared_bytes[command.kernel]
                 x, y, z = command.block
                 self._threads[kernel] = max(self._threads[kernel], x * y * z)
-                by_target[plan.target] = max(by_target[plan.target], command.shared_bytes)
+                for name in targets:
+                    by_target[name] = max(by_target[name], command.shared_bytes)
 
     def write(self, path: Path) -> None:
         """Write the rows that `gpuexec.runtime.compile_all.read_launches` reads, each with its tests at the end."""
@@ -101,7 +107,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     from tests.ops import harness
 
-    harness.TARGETS[:] = [Target.named(name) for name in config.getoption("architectures").split(",")]
+    names = config.getoption("architectures").split(",")
+    # A blit depends on no architecture: one plan of it stands for all.
+    _launches.targets.update(dict.fromkeys(names, TEXTURES))
+    harness.TARGETS[:] = [Target.named(name) for name in (*names, TEXTURES)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

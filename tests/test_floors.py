@@ -14,13 +14,15 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
 # package anything goes. The rooms of what users hold have an order, so each is a floor of its own here.
 HELD = (
-    *("memories", "starts", "model"),
+    *("memories", "starts", "editing", "model", "array_program"),
+    *("inspecting", "profiling", "weights"),
     *("resources", "results", "running", "state"),
-    *("run_binder", "engine", "replay", "programs", "report", "worker"),
+    *("run_binder", "engine", "replay", "programs", "report", "worker", "diagnosing"),
+    "images",
 )
 FLOORS = (
-    ("errors", "knobs", "version"),
-    ("geometry", "spec", "target"),
+    ("errors", "knobs", "phases", "replacing", "version"),
+    ("geometry", "spec", "target", "progress", "mapped"),
     ("command",),
     ("operator",),
     ("graph", "plan", "apply"),
@@ -37,7 +39,12 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Who may import these libraries.
 HOMES = {
     "onnx": ("gpuexec/importer/", "gpuexec/compat/onnx_backend.py"),
-    "cupy": ("gpuexec/runtime/cuda.py", "gpuexec/runtime/kernel_library.py", "gpuexec/results/tensor.py"),
+    "cupy": (
+        "gpuexec/runtime/cuda.py",
+        "gpuexec/runtime/cuda_ranges.py",
+        "gpuexec/runtime/kernel_library.py",
+        "gpuexec/results/tensor.py",
+    ),
 }
 
 

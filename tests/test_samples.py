@@ -22,7 +22,13 @@ SAMPLES = {
     "frame_budget.py": ["within the budget"],
     "method_memory.py": ["in our own memory"],
     "saved_program.py": ["from the file", "from the model"],
+    "baked_processing.py": ["baked in", "from the file", "with weights exchanged"],
+    "profiled.py": ["profiled"],
+    "find_faults.py": ["watched"],
     "readback.py": ["polled", "awaited", "blocked for"],
+    "onnxruntime_code.py": ["run", "bound", "in a loop"],
+    "array_program.py": ["traced", "saved"],
+    "images.py": ["frame by frame", "in a batch"],
 }
 # What these say of themselves, each with whether it was so.
 CLAIMS = {

@@ -118,6 +118,17 @@ def test_runs_in_flight_come_in_order_and_keep_apart(staged: StagedModel, backen
             staged.check(inputs(number), [request.result() for request in row])
 
 
+def test_output_that_the_host_computes_along_is_there_all_the_same(backend: Backend) -> None:
+    """What leads to a host call is light, so that the host computes it too; it is an output of the device's plan."""
+    light = StagedModel("(float[n] x) => (float[n] a, float[n] y) { a = Neg (x) y = test.NoKernel (a) }")
+    with gx.Worker(light.load(), backend=backend) as worker:
+        for n in (3, 5):
+            x = np.arange(n, dtype=np.float32)
+            a, y = worker.run(x)
+            np.testing.assert_array_equal(a, -x)
+            np.testing.assert_array_equal(y, x)
+
+
 def test_run_after_run_takes_the_same_plans_and_memory(staged: StagedModel, own_backend: Backend) -> None:
     with gx.Worker(staged.load(), backend=own_backend) as worker:
         held = []

@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
         except metadata.PackageNotFoundError:
             packages.add_row(name, "-")
     console.print(packages)
-    for type in (BackendType.GPU_COMPUTE, BackendType.SIMULATOR, BackendType.CPU):
+    for type in (BackendType.GPU_COMPUTE, BackendType.GPU_PIXEL, BackendType.SIMULATOR, BackendType.CPU):
         try:
             backend = open_backend(type)
         except GpuexecError as error:

@@ -14,11 +14,12 @@ from rich.table import Table
 from gpuexec import model as models
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
-from gpuexec.cli.memory_page import draw_memory, name_values
+from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
+from gpuexec.profiling.stays import name_values
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec
 from gpuexec.starts import find_starts

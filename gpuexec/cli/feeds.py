@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[each.value for each in BackendType],
         help="where to run (default: the GPU when one works, else the CPU)",
     )
+    add_input_arguments(parser)
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where inputs come from: dims for random ones, files."""
     parser.add_argument(
         "--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs"
     )

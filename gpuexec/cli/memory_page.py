@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 from gpuexec.geometry import round_up
-from gpuexec.graph import Graph, walk
-from gpuexec.plan import Plan, Role
+from gpuexec.plan import Plan
 from gpuexec.planner.arena import ALIGNMENT
-from gpuexec.planner.layout import find_lives
+from gpuexec.profiling.stays import Stay, list_stays
 
 WIDTH, HEIGHT = 1100.0, 420.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 80.0, 24.0, 20.0, 30.0
@@ -18,64 +17,6 @@ _TICKS = 8
 _LETTER_WIDTH = 6.2
 # Degrees between the colours of buffers that follow each other: far apart, and never the same soon.
 _TURN = 137.5
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A buffer in the arena: bytes from ``offset`` on, during commands ``[first, last)``."""
-
-    buffer: int
-    offset: int
-    nbytes: int
-    first: int
-    last: int
-    nodes: tuple[str, ...]
-    values: tuple[str, ...]
-
-    def __str__(self) -> str:
-        values = ", ".join(f"%{value}" for value in self.values) or "scratch"
-        return (
-            f"buffer %{self.buffer}: {values}, written by {', '.join(self.nodes) or 'nothing'}; {self.nbytes:,} bytes"
-            f" at arena+{self.offset:,}; commands {self.first} to {self.last - 1}"
-        )
-
-
-def list_stays(plan: Plan, made_by: Mapping[str, Sequence[str]]) -> list[Stay]:
-    """Return the temporaries of a plan.
-
-    Args:
-        plan: What to look at.
-        made_by: Names of the values each node makes. What no other node reads is a node's scratch memory.
-    """
-    commands, origins = plan.segment.commands, plan.segment.origins
-    lives, offsets = find_lives(commands), plan.layout.as_dict()
-    makers: dict[int, dict[str, None]] = {}
-    users: dict[int, set[str]] = {}
-    for command, origin in zip(commands, origins, strict=True):
-        for slot in command.writes_to():
-            makers.setdefault(slot.buffer, {})[origin] = None
-            users.setdefault(slot.buffer, set()).add(origin)
-        for slot in command.reads_from():
-            users.setdefault(slot.buffer, set()).add(origin)
-    stays = []
-    for buffer in plan.buffers:
-        if buffer.role is Role.TEMP:
-            nodes = tuple(makers.get(buffer.id, ()))
-            values = [buffer.name] if buffer.name else []
-            if not values and len(users.get(buffer.id, ())) > 1:
-                values = [value for node in nodes for value in made_by.get(node, ())]
-            stays.append(Stay(buffer.id, offsets[buffer.id], buffer.nbytes, *lives[buffer.id], nodes, tuple(values)))
-    return stays
-
-
-def name_values(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Return the names of the values that each node makes, those of bodies too, by the name of the node."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for each in walk(graph):
-        for node in each.nodes:
-            made = tuple(value.name for value in node.outputs if value is not None)
-            rows[node.name] = rows.get(node.name, ()) + made
-    return rows
 
 
 def draw_memory(title: str, plans: Sequence[Plan], made_by: Mapping[str, Sequence[str]]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuexec.cli.bars import show_progress
 from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
@@ -49,14 +50,18 @@ def main(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     rows = parse_rows(options.rows)
     start = time.perf_counter()
-    opened = open_model(options.model, options.method)
+    with show_progress(console) as tell:
+        opened = open_model(options.model, options.method, tell)
     model = opened.model
     load_ms = (time.perf_counter() - start) * 1e3
     feeds, notes = read_inputs(opened, options)
     if options.check and opened.method is not None:
         raise InputError(f"--check needs the ONNX file; a program is checked by: gpuexec verify {options.model}")
     labels = None if options.labels is None else read_array(options.labels, rows)
-    with Worker(model, backend=BackendType(options.backend)) as worker:
+    with (
+        show_progress(console) as tell,
+        Worker(model, backend=BackendType(options.backend), progress=tell) as worker,
+    ):
         console.print(f"[bold]{options.model}[/bold]: {len(model.graph.nodes)} nodes")
         for port in model.inputs:
             console.print(f"  input   {port}", markup=False)

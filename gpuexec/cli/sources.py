@@ -16,6 +16,7 @@ from gpuexec.model import Model
 from gpuexec.programs.container import read_contents
 from gpuexec.programs.contents import Contents, StoredMethod
 from gpuexec.programs.data_loader import MmapDataLoader
+from gpuexec.progress import Tell
 
 Array = np.ndarray[Any, Any]
 SUFFIX = ".gxp"
@@ -44,7 +45,7 @@ def open_program(path: str) -> Contents:
     return read_contents(MmapDataLoader(path))
 
 
-def open_model(path: str, method: str | None) -> Opened:
+def open_model(path: str, method: str | None, progress: Tell | None = None) -> Opened:
     """Return the model of an ONNX file, or of a method of a program.
 
     Raises:
@@ -53,7 +54,7 @@ def open_model(path: str, method: str | None) -> Opened:
     if not is_program(path):
         if method is not None:
             raise InputError(f"{path} is no program ({SUFFIX}) and has no methods.")
-        return Opened(models.load(path))
+        return Opened(models.load(path, progress=progress))
     found = pick_method(open_program(path), method)
     return Opened(found.model, found)
 

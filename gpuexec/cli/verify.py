@@ -1,4 +1,4 @@
-"""gpuexec verify: check a program file, and run the cases it carries."""
+"""gpuexec verify: check a program file and run the cases it carries; hold a model against another engine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.cli.sources import add_method_argument, open_program, pick_method
+from gpuexec.cli.diagnosis import add_diagnosis_arguments, diagnose
+from gpuexec.cli.sources import add_method_argument, is_program, open_program, pick_method
 from gpuexec.errors import InputError
 from gpuexec.programs.contents import Allowance, StoredMethod, check_allowed
 from gpuexec.runtime.backend import Backend, BackendType, choose_backend
 from gpuexec.worker import Worker
 
 Array = np.ndarray[Any, Any]
-_BACKENDS = {"auto": "auto", "cpu": "cpu", "simulator": "simulator", "gpu": "gpu_compute"}
+_BACKENDS = {
+    "auto": "auto",
+    "cpu": "cpu",
+    "simulator": "simulator",
+    "simulator_pixel": "simulator_pixel",
+    "gpu": "gpu_compute",
+    "gpu_pixel": "gpu_pixel",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +38,15 @@ class Judgement:
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "verify", help="check every part of a program, run its cases and compare with the outputs expected"
+        "verify",
+        help="check every part of a program and run its cases; or compare a model with another engine",
+        description="Of a program, check every part, run its cases and compare with the outputs expected. Of an ONNX"
+        " file, compare the outputs with another engine's. Exits with 1 where something is off.",
     )
-    parser.add_argument("program", help="the program (.gxp)")
+    parser.add_argument("program", help="the program (.gxp), or the ONNX file")
     parser.add_argument("--backend", default="auto", choices=list(_BACKENDS), help="where to run (default: auto)")
     add_method_argument(parser)
+    add_diagnosis_arguments(parser)
     parser.add_argument("--rtol", type=float, help="allow this, relative, in place of what the program says")
     parser.add_argument("--atol", type=float, help="allow this, absolute, in place of what the program says")
     parser.set_defaults(main=main)
@@ -47,13 +59,15 @@ def main(options: argparse.Namespace) -> int:
     for name in ("rtol", "atol"):
         if getattr(options, name) is not None:
             check_allowed(f"--{name}", getattr(options, name))
+    backend, reason = choose_backend(BackendType(_BACKENDS[options.backend]))
+    if options.gap is not None or options.bisect or not is_program(options.program):
+        return diagnose(options, backend, reason)
     console = Console(highlight=False, soft_wrap=True)
     contents = open_program(options.program)
     console.print(f"{options.program}: every part as it was written, graphs and plans hold", markup=False)
     for note in contents.notes:
         console.print(note, style="dim", markup=False)
     names = list(contents.methods) if options.method is None else [options.method]
-    backend, reason = choose_backend(BackendType(_BACKENDS[options.backend]))
     console.print(f"backend  {backend.type.name}: {reason}", markup=False)
     judged = [j for name in names for j in _verify(console, name, pick_method(contents, name), backend, options)]
     if not judged:
@@ -88,7 +102,8 @@ def _verify(
     console: Any, name: str, method: StoredMethod, backend: Backend, options: argparse.Namespace
 ) -> list[Judgement]:
     judged = []
-    with Worker(method.model, backend=backend) as worker:
+    # What is expected was drawn from seed 0 where it was drawn.
+    with Worker(method.model, backend=backend, seed=0) as worker:
         for number, case in enumerate(method.cases):
             worker.state.reset()  # what is expected starts from nothing
             run = worker.schedule(dict(case.inputs))

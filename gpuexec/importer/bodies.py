@@ -75,7 +75,7 @@ def read_control(
 def _read_body(reader: NodeReader, node: onnx.NodeProto, key: str, path: str, proto: onnx.GraphProto) -> _Body:
     inner = reader.open_body(proto, f"{path}/")
     try:
-        read_constants(proto, inner, inner.folder, inner.problems)
+        read_constants(proto, inner, inner.problems)
         inputs = read_inputs(proto, inner, inner.problems)
         inner.read(sort_nodes(proto.node, inner.values, inner.is_visible))
         outputs = tuple(inner.find(info.name) for info in proto.output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from gpuexec.importer.nodes import NodeReader
 
 
-def read_constants(graph: onnx.GraphProto, reader: NodeReader, folder: Path | None, problems: Problems) -> None:
+def read_constants(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> None:
     """Enter the initializers; one without a name, with a name that is taken, or whose content does not fit is noted."""
     for index, tensor in enumerate(graph.initializer):
         with problems.noting(reader.path):
@@ -25,7 +24,7 @@ def read_constants(graph: onnx.GraphProto, reader: NodeReader, folder: Path | No
                 raise ModelError(f"Initializer {index} of the graph has no name: %{tensor.name}.")
             value = reader.add(Value(tensor.name, reader.declared_spec(tensor.name)), "initializer")
             try:
-                reader.constants[value] = to_array(tensor, folder, f"Initializer %{tensor.name}")
+                reader.constants[value] = to_array(tensor, reader.origin, f"Initializer %{tensor.name}")
             except UnsupportedFormError as error:
                 problems.add(str(error), f"initializer %{reader.path}{tensor.name}")
     for sparse in graph.sparse_initializer:

@@ -27,7 +27,7 @@ _BODIES = "gpuexec.bodies"  # the domain of functions that stand for single node
 _FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.TreeEnsemble"})
 _HIDDEN = "gpuexec.hidden."
 # What onnx raises where a model is not to its liking.
-_REFUSALS = (RuntimeError, ValueError, defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
+REFUSALS = (RuntimeError, ValueError, defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
 Opsets = dict[str, int]
 
 
@@ -59,7 +59,7 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
         copy.functions.extend(functions)
         copy = _expand_local(copy)
     _add_opsets(copy, opsets)
-    _hide(copy)
+    hide_fatal(copy)
     failed: set[tuple[str, str]] = set()
     for _ in range(_DEEPEST):
         found = _find_bodies(copy.graph.node, opsets) - failed
@@ -94,7 +94,7 @@ def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto
         model = _show_types(model)
     try:
         expanded = inliner.inline_selected_functions(model, [key], inline_schema_functions=True)
-    except _REFUSALS:
+    except REFUSALS:
         return _expand_past_absent(model, key)
     is_left = any((node.domain, node.op_type) == key for node in walk_nodes(expanded.graph.node))
     return None if is_left else expanded
@@ -127,7 +127,7 @@ def _expand_past_absent(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.Mo
             copy.functions.append(function)
         copy.opset_import.append(helper.make_opsetid(_BODIES, 1))
         return inliner.inline_local_functions(copy)
-    except _REFUSALS:
+    except REFUSALS:
         return None
 
 
@@ -178,7 +178,7 @@ def _show_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     try:
         typed = shape_inference.infer_shapes(model)
-    except _REFUSALS:
+    except REFUSALS:
         return model
     rows: dict[str, list[onnx.ValueInfoProto]] = {}
     for body in walk_graphs(typed.graph.node):
@@ -222,14 +222,14 @@ def infer_types(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], opsets:
     copy = _copy_without_weights(model, nodes)
     del copy.opset_import[:]
     copy.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
-    _hide(copy)
+    hide_fatal(copy)
     try:
         return list(shape_inference.infer_shapes(copy).graph.output)
-    except _REFUSALS:  # what is wrong with the nodes is reported when they are read
+    except REFUSALS:  # what is wrong with the nodes is reported when they are read
         return list(model.graph.output)
 
 
-def _hide(model: onnx.ModelProto) -> None:
+def hide_fatal(model: onnx.ModelProto) -> None:
     """Give nodes that onnx can't infer safely a domain it does not know."""
     domains = set()
     for node in walk_nodes(model.graph.node):
@@ -240,7 +240,7 @@ def _hide(model: onnx.ModelProto) -> None:
 
 
 def _show(model: onnx.ModelProto) -> None:
-    """Undo `_hide`."""
+    """Undo `hide_fatal`."""
     for node in walk_nodes(model.graph.node):
         node.domain = node.domain.removeprefix(_HIDDEN)
 
@@ -248,7 +248,7 @@ def _show(model: onnx.ModelProto) -> None:
 def _expand_local(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model, convert_version=True)
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise ModelError(f"The functions of the model can't be expanded: {error}") from error
 
 

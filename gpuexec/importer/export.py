@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value, bodies
+from gpuexec.graph import Array, Graph, Node, Value, bodies, walk
+from gpuexec.importer.functions import find_functions
 from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.operator import describe
@@ -24,6 +27,8 @@ EXPORT_IR_VERSION = 10
 # What operators with bodies say of themselves beside ONNX's attributes.
 _COUNTS = ("carried", "states")
 _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
+# Makes a tensor of a constant and its name.
+Store = Callable[[Array, str], TensorProto]
 # Types of an attribute, single and as a list, by the type of its (first) item.
 _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
     bool: (AttributeProto.INT, AttributeProto.INTS),
@@ -33,7 +38,17 @@ _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
 }
 
 
-def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
+def choose_opset(graph: Graph) -> int:
+    """Return the opset to declare: EXPORT_OPSET, or the first later one that knows all operators and attributes."""
+    newest = defs.onnx_opset_version()
+    rows = {describe(node.operator) for each in walk(graph) for node in each.nodes if not bodies(node.operator)}
+    for opset in range(EXPORT_OPSET, newest + 1):
+        if all(_is_known(name, attributes, opset) for name, attributes in rows):
+            return opset
+    return EXPORT_OPSET
+
+
+def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = None) -> onnx.ModelProto:
     """Return the graph as an ONNX model, constants as initializers.
 
     Names stay as they are; where two values share one, in whatever bodies, the later gets a number. What bodies capture
@@ -42,23 +57,51 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
     Args:
         graph: What to write; every input must have a declared type.
         opset: Version to declare for ai.onnx. Operators are written in their newest form whatever it says.
+        store: Makes a tensor of a constant and its name; None: with the content inside.
 
     Raises:
         InputError: An input has no declared type, or an attribute has no form in this opset.
     """
     names: dict[Value, str] = {}
     _name_values(graph, names, set())
-    nodes = [proto for node in graph.nodes for proto in _write_node(node, names, opset)]
+    form = _Form(names, opset, store or _store_inside)
+    nodes = [proto for node in graph.nodes for proto in _write_node(node, form)]
     domains = sorted({node.domain for node in walk_nodes(nodes) if node.domain})
     proto = helper.make_graph(
         nodes,
         graph.name or "graph",
         [_write_info(value, names, is_input=True) for value in graph.inputs],
         [_write_info(value, names, is_input=False) for value in graph.outputs],
-        [numpy_helper.from_array(np.asarray(array), names[value]) for value, array in graph.constants.items()],
+        [form.store(np.asarray(array), names[value]) for value, array in graph.constants.items()],
     )
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    return helper.make_model(proto, opset_imports=opsets, ir_version=EXPORT_IR_VERSION, producer_name="gpuexec")
+    functions = find_functions(nodes, opset)
+    return helper.make_model(
+        proto, opset_imports=opsets, ir_version=EXPORT_IR_VERSION, producer_name="gpuexec", functions=functions
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What all nodes are written by: names of values, the opset, and what stores constants."""
+
+    names: dict[Value, str]
+    opset: int
+    store: Store
+
+
+def _store_inside(array: Array, name: str) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def _is_known(name: str, attributes: tuple[tuple[str, Any], ...], opset: int) -> bool:
+    """Return whether an opset has an operator, if any has, with these attributes."""
+    domain, _, op_type = name.rpartition(".")
+    if find_schema(op_type, domain, defs.onnx_opset_version()) is None:
+        return True
+    schema = find_schema(op_type, domain, opset)
+    given = {key for key, value in attributes if value is not None}
+    return schema is not None and (given <= set(schema.attribute_types) or op_type in _FLATTENING)
 
 
 def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None:
@@ -80,7 +123,8 @@ def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None
             _name_values(body, names, taken)
 
 
-def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.NodeProto]:
+def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
+    names, opset = form.names, form.opset
     qualified, attributes = describe(node.operator)
     domain, _, op_type = qualified.rpartition(".")
     schema = find_schema(op_type, domain, opset)
@@ -98,7 +142,7 @@ def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.No
             given.pop(key, None)
         for key in [key for key, value in given.items() if isinstance(value, Graph)]:
             proto.attribute.append(
-                helper.make_attribute(key, _write_body(given.pop(key), f"{node.name}.{key}", captures, names, opset))
+                helper.make_attribute(key, _write_body(given.pop(key), f"{node.name}.{key}", captures, form))
             )
     is_flat = op_type in _FLATTENING and bool(given.pop("flatten", 0))
     for key, value in given.items():
@@ -109,9 +153,10 @@ def _write_node(node: Node, names: dict[Value, str], opset: int) -> list[onnx.No
     return _write_flattened(proto, given.get("axis", -1)) if is_flat else [proto]
 
 
-def _write_body(body: Graph, name: str, captures: int, names: dict[Value, str], opset: int) -> onnx.GraphProto:
+def _write_body(body: Graph, name: str, captures: int, form: _Form) -> onnx.GraphProto:
     """Write a body. An output that no node of it makes, or that is given twice, is written as an Identity."""
-    nodes = [proto for node in body.nodes for proto in _write_node(node, names, opset)]
+    names = form.names
+    nodes = [proto for node in body.nodes for proto in _write_node(node, form)]
     made = {value for node in body.nodes for value in node.outputs if value is not None}
     outputs = []
     for index, value in enumerate(body.outputs):
@@ -122,7 +167,7 @@ def _write_body(body: Graph, name: str, captures: int, names: dict[Value, str], 
         made.discard(value)
         outputs.append(info)
     own = body.inputs[: len(body.inputs) - captures]
-    constants = [numpy_helper.from_array(np.asarray(array), names[value]) for value, array in body.constants.items()]
+    constants = [form.store(np.asarray(array), names[value]) for value, array in body.constants.items()]
     inputs = [_write_info(value, names, is_input=False) for value in own]
     return helper.make_graph(nodes, body.name or name, inputs, outputs, constants)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -18,12 +18,14 @@ from gpuexec.errors import ModelError
 from gpuexec.graph import Graph, Value, check
 from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
+from gpuexec.importer.header import ModelHeader, read_header
 from gpuexec.importer.nodes import NodeReader
 from gpuexec.importer.order import sort_nodes, walk_nodes
 from gpuexec.importer.outputs import choose_outputs
 from gpuexec.importer.problems import Problems
-from gpuexec.importer.read import Source, read_model
+from gpuexec.importer.read import Source, open_model
 from gpuexec.operator import qualified
+from gpuexec.progress import Tell
 
 OLDEST_OPSET, NEWEST_OPSET = 1, 28
 
@@ -44,6 +46,7 @@ class ImportedModel:
     description: str
     metadata: Mapping[str, str]
     operators: Mapping[str, int]
+    header: ModelHeader = field(default_factory=ModelHeader)
 
     @property
     def opset(self) -> int:
@@ -56,28 +59,35 @@ class ImportedModel:
         return sum(self.operators.values())
 
 
-def load_graph(source: Source, *, name: str | None = None, outputs: Sequence[str] | None = None) -> ImportedModel:
+def load_graph(
+    source: Source,
+    *,
+    name: str | None = None,
+    outputs: Sequence[str] | None = None,
+    progress: Tell | None = None,
+) -> ImportedModel:
     """Read an ONNX model as a graph of operators in their newest form.
 
     Args:
         source: Path, bytes, binary file or ModelProto. External data is read from the model's folder only.
         name: What to call the graph; by default what the file calls it, or the file's own name.
         outputs: Names of the values that shall be the outputs; None: those that the file declares.
+        progress: Told of large weights that are read from the model's own file; those in files beside it are mapped.
 
     Raises:
         InputError: The source is none of these, or there is no such output.
         ModelError: The model can't be read or contradicts itself; all contradictions are listed.
         UnsupportedError: It asks for operators, attributes or types that are not supported; all of them are listed.
     """
-    model, folder, where = read_model(source)
+    model, origin, where = open_model(source, progress)
     if outputs is not None:
         model = choose_outputs(model, outputs)
     opsets = _read_opsets(model, where)
     title = name or model.graph.name or Path(where).stem
     problems = Problems()
     declared = read_outputs(model.graph, problems)
-    reader = NodeReader(opsets, folder, problems, declared)
-    read_constants(model.graph, reader, folder, problems)
+    reader = NodeReader(opsets, origin, problems, declared)
+    read_constants(model.graph, reader, problems)
     inputs = read_inputs(model.graph, reader, problems)
     results: list[Value] = []
     with problems.noting():
@@ -103,6 +113,7 @@ def load_graph(source: Source, *, name: str | None = None, outputs: Sequence[str
         description=model.doc_string,
         metadata={entry.key: entry.value for entry in model.metadata_props},
         operators=dict(counts.most_common()),
+        header=read_header(model),
     )
 
 

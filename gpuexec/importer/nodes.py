@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from gpuexec.importer.bodies import BODIES, has_bodies, read_control
 from gpuexec.importer.entries import read_outputs
 from gpuexec.importer.expand import is_runnable
 from gpuexec.importer.order import describe_node
+from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.schemas import check_form, find_schema
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
@@ -44,7 +44,7 @@ class NodeReader:
     def __init__(
         self,
         opsets: Mapping[str, int],
-        folder: Path | None,
+        origin: Origin,
         problems: Problems,
         declared: Mapping[str, DeclaredSpec | None],
         outer: NodeReader | None = None,
@@ -54,7 +54,7 @@ class NodeReader:
         self.constants: dict[Value, Array] = {}
         self.nodes: list[Node] = []
         self.captures: dict[str, Value] = {}
-        self.folder, self.problems, self.path = folder, problems, path
+        self.origin, self.problems, self.path = origin, problems, path
         self._opsets, self._declared, self._outer = opsets, declared, outer
         self._taken: set[str] = set()  # names of nodes
         self._reserved: set[str] = set()  # names of values that the file or an upgrade makes
@@ -67,7 +67,7 @@ class NodeReader:
     def open_body(self, graph: onnx.GraphProto, path: str) -> NodeReader:
         """Return a reader for a body of the node at hand, to whom the values read so far are visible."""
         declared = read_outputs(graph, self.problems, path)
-        return NodeReader(self._opsets, self.folder, self.problems, declared, self, path)
+        return NodeReader(self._opsets, self.origin, self.problems, declared, self, path)
 
     def add(self, value: Value, kind: str) -> Value:
         """Enter an input or initializer.
@@ -150,7 +150,7 @@ class NodeReader:
                 continue
             what = f"{describe_node(proto)}: attribute {attribute.name!r}"
             try:
-                attributes[attribute.name] = attribute_value(attribute, self.folder, what)
+                attributes[attribute.name] = attribute_value(attribute, self.origin, what)
             except UnsupportedFormError as error:
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: {error}"
                 self.problems.add(what, self.path + name)

@@ -30,8 +30,8 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPr
         if name not in known:
             raise InputError(
                 f"outputs: the model has no value {name!r}; its outputs are"
-                f" {_shorten([info.name for info in graph.output])}; its last nodes make"
-                f" {_shorten(list(origins)[::-1])}.",
+                f" {shorten([info.name for info in graph.output])}; its last nodes make"
+                f" {shorten(list(origins)[::-1])}.",
                 value=name,
             )
         if name in names[:position]:
@@ -62,5 +62,6 @@ def _find_needed(graph: onnx.GraphProto, origins: dict[str, int], names: Sequenc
     return needed
 
 
-def _shorten(names: list[str]) -> str:
+def shorten(names: list[str]) -> str:
+    """Return the first names, for a message."""
     return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")

@@ -1,17 +1,23 @@
-"""Bytes of any origin -> ModelProto, and the folder its external data lies in."""
+"""Bytes of any origin -> ModelProto, and where the content lies that is not in it."""
 
 from __future__ import annotations
 
 import io
 import os
+import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gpuexec.errors import InputError, ModelError
+from gpuexec.importer.origin import Origin
+from gpuexec.importer.strip import OddMessageError, strip_weights
 from gpuexec.importer.text import check_text
+from gpuexec.mapped import drop_pages, find_source, map_file
+from gpuexec.progress import Tell
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
 # What protobuf can hold in one message; larger weights lie in files of their own.
@@ -22,7 +28,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
-    """Return the model, the folder that external data is relative to, and what to call the source in messages.
+    """Return the whole model, the folder that external data is relative to, and what to call the source in messages.
 
     The folder is None where the source has no place of its own: bytes, a stream without a file name, a ModelProto.
 
@@ -32,31 +38,71 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     """
     if isinstance(source, onnx.ModelProto):
         return _check(source, "ModelProto"), None, "ModelProto"
+    content, folder, where = _open(source)
+    return _parse(content, where), folder, where
+
+
+def open_model(source: Source, tell: Tell | None = None) -> tuple[onnx.ModelProto, Origin, str]:
+    """Return the model without the content of its large tensors, where to find that, and what to call the source.
+
+    Nothing of a file is on the host twice: what the message lacks is copied out of it tensor by tensor.
+
+    Args:
+        source: As for `read_model`. A ModelProto stays as it is.
+        tell: Told of what is read.
+
+    Raises:
+        InputError: As `read_model`.
+        ModelError: As `read_model`.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return _check(source, "ModelProto"), Origin(), "ModelProto"
+    content, folder, where = _open(source)
+    try:
+        stripped = strip_weights(content)
+    except OddMessageError:
+        return _parse(content, where), Origin(folder), where
+    model = _parse(memoryview(stripped.message), where, content)
+    file = find_source(np.frombuffer(content, np.uint8)) if content.nbytes else None
+
+    def read_into(offset: int, buffer: memoryview) -> None:
+        if file is not None:
+            file.read_into(offset, buffer)
+        else:
+            buffer[:] = content[offset : offset + buffer.nbytes]
+
+    drop_pages(content)
+    return model, Origin(folder, stripped.pieces, read_into, tell), where
+
+
+def _open(source: object) -> tuple[memoryview, Path | None, str]:
+    """Return the bytes of a source, mapped where it is a file."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        return _parse(_read_file(path), str(path)), path.absolute().parent, str(path)
+        return _read_file(path), path.absolute().parent, str(path)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _parse(bytes(source), "bytes"), None, "bytes"
+        content = memoryview(source)
+        return (content if content.c_contiguous else memoryview(bytes(content))).cast("B"), None, "bytes"
     if hasattr(source, "read"):
         return _read_stream(source)
     raise InputError(f"Expected a path, bytes, a binary file or a ModelProto to load, got {type(source).__name__}.")
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path) -> memoryview:
     try:
         with path.open("rb") as file:
             # A device or a pipe may have no end, so it is read in pieces, up to the first that is too much.
             size, content = os.fstat(file.fileno()).st_size, bytearray()
-            if 0 < size <= _LARGEST_BYTES:
-                return file.read()
+            if 0 < size <= _LARGEST_BYTES and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return map_file(os.dup(file.fileno()), str(path))
             while len(content) <= _LARGEST_BYTES and (piece := file.read(_PIECE_BYTES)):
                 content += piece
-            return bytes(content)
+            return memoryview(content)
     except OSError as error:
         raise ModelError(f"{path}: the model can't be read: {error.strerror or error}.") from error
 
 
-def _read_stream(stream: BinaryIO) -> tuple[onnx.ModelProto, Path | None, str]:
+def _read_stream(stream: Any) -> tuple[memoryview, Path | None, str]:
     name = getattr(stream, "name", None)
     where = name if isinstance(name, str) else type(stream).__name__
     try:
@@ -66,21 +112,23 @@ def _read_stream(stream: BinaryIO) -> tuple[onnx.ModelProto, Path | None, str]:
     if isinstance(stream, io.TextIOBase) or not isinstance(content, bytes):
         raise InputError(f"{where} gives {type(content).__name__}; open the model in binary mode: open(path, 'rb').")
     folder = Path(name).absolute().parent if isinstance(name, str) and os.path.isfile(name) else None
-    return _parse(content, where), folder, where
+    return memoryview(content), folder, where
 
 
-def _parse(content: bytes, where: str) -> onnx.ModelProto:
-    if not content:
+def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> onnx.ModelProto:
+    """Return a message; ``whole`` is what it was stripped from."""
+    whole = content if whole is None else whole
+    if not whole.nbytes:
         raise ModelError(f"{where}: expected an ONNX model, got 0 bytes.")
-    if len(content) > _LARGEST_BYTES:
+    if whole.nbytes > _LARGEST_BYTES:
         raise ModelError(f"{where}: expected an ONNX model, got more than the {_LARGEST_BYTES} bytes one can have.")
-    if content.startswith(_LFS_POINTER):
+    if whole[: len(_LFS_POINTER)] == _LFS_POINTER:
         raise ModelError(f"{where}: expected an ONNX model, got a Git LFS pointer. Fetch the file: git lfs pull.")
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(content)
+        model.ParseFromString(bytes(content))
     except DecodeError as error:
-        got = f"{len(content)} bytes that are no protobuf of one"
+        got = f"{whole.nbytes} bytes that are no protobuf of one"
         raise ModelError(f"{where}: expected an ONNX model, got {got}: cut short, or another format.") from error
     return _check(model, where)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, external_data_helper, helper, numpy_helper
 
-from gpuexec.errors import InputError, ModelError
+from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.geometry import ceil_div
+from gpuexec.importer.origin import MAPPED_NBYTES, Origin
 from gpuexec.spec import DeclaredSpec, Dim, check_size, dtype_row
 
 Array = np.ndarray[Any, Any]
@@ -25,12 +26,12 @@ class UnsupportedFormError(Exception):
     """A type or attribute that is right in ONNX and not supported here; the importer collects them."""
 
 
-def to_array(tensor: TensorProto, folder: Path | None, what: str) -> Array:
-    """Return the content of a tensor, read-only.
+def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
+    """Return the content of a tensor, read-only. What is large and in another file is a view of that file.
 
     Args:
-        tensor: Dense, with its content inside or in another file.
-        folder: Where external data lies; nothing outside it is read.
+        tensor: Dense, with its content inside or elsewhere.
+        origin: Where content lies that is elsewhere.
         what: The tensor in words, for messages.
 
     Raises:
@@ -39,11 +40,14 @@ def to_array(tensor: TensorProto, folder: Path | None, what: str) -> Array:
     """
     dtype = element_dtype(tensor.data_type, what)
     _check_size(tensor.dims, dtype, what, tensor.name)
-    if external_data_helper.uses_external_data(tensor):
-        tensor = _load_external(tensor, folder, what)
-    _check_content(tensor, what)
+    content = _find_elsewhere(tensor, origin, what)
+    if content is None:
+        _check_content(tensor, what)
     try:
-        array = np.asarray(numpy_helper.to_array(tensor))
+        if content is not None and tensor.data_type not in _PACKED_BITS and sys.byteorder == "little":
+            array = np.frombuffer(content, dtype).reshape(tuple(tensor.dims))
+        else:
+            array = np.asarray(numpy_helper.to_array(tensor if content is None else _with_content(tensor, content)))
     except (ValueError, TypeError) as error:
         expected = f"{dtype_row(tensor.data_type).name}{list(tensor.dims)}"
         raise ModelError(f"{what}: the content does not fill {expected}: {error}.", value=tensor.name) from error
@@ -90,7 +94,7 @@ def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
     return DeclaredSpec(dtype, dims)
 
 
-def attribute_value(attribute: AttributeProto, folder: Path | None, what: str) -> Any:
+def attribute_value(attribute: AttributeProto, origin: Origin, what: str) -> Any:
     """Return an attribute as int, float, str or read-only array, or as a tuple of such.
 
     Raises:
@@ -113,9 +117,9 @@ def attribute_value(attribute: AttributeProto, folder: Path | None, what: str) -
     if kind == AttributeProto.STRINGS:
         return tuple(_text(item, what) for item in attribute.strings)
     if kind == AttributeProto.TENSOR:
-        return to_array(attribute.t, folder, what)
+        return to_array(attribute.t, origin, what)
     if kind == AttributeProto.TENSORS:
-        return tuple(to_array(item, folder, what) for item in attribute.tensors)
+        return tuple(to_array(item, origin, what) for item in attribute.tensors)
     if kind in AttributeProto.AttributeType.values() and kind != AttributeProto.UNDEFINED:
         raise UnsupportedFormError(AttributeProto.AttributeType.Name(kind).lower().replace("_", " "))
     raise ModelError(f"{what} has no type.")
@@ -175,23 +179,42 @@ def _count_entries(tensor: TensorProto) -> int:
     return prod(map(int, tensor.dims)) * (2 if is_complex else 1)
 
 
-def _load_external(tensor: TensorProto, folder: Path | None, what: str) -> TensorProto:
+def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryview | None:
+    """Return the content of a tensor that is not in its message, as many bytes as its shape wants; None: it is."""
+    if not external_data_helper.uses_external_data(tensor):
+        return None
     location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-    if folder is None:
+    expected, got = _count_bytes(tensor), origin.measure_piece(location)
+    if got is not None:
+        if got != expected:
+            row = f"{helper.tensor_dtype_to_np_dtype(tensor.data_type).name}{list(tensor.dims)}"
+            message = f"{what}: the content does not fill {row}: expected {expected} bytes, got {got}."
+            raise ModelError(message, value=tensor.name)
+        return origin.read_piece(location, tensor.name)
+    if origin.folder is None:
         message = f"{what} has its content in the file {location!r} beside the model; load the model from its path."
         raise ModelError(message, value=tensor.name)
-    expected = _count_bytes(tensor)
-    length = next((entry.value for entry in tensor.external_data if entry.key == "length"), str(expected))
+    rows = {entry.key: entry.value for entry in tensor.external_data}
+    length = rows.get("length", str(expected))
+    where = f"{what}: its content in the file {location!r}"
     if length.isdecimal() and int(length) != expected:
-        message = f"{what}: its content in the file {location!r} is {length} bytes long; expected {expected}."
-        raise ModelError(message, value=tensor.name)
-    own = TensorProto()
-    own.CopyFrom(tensor)
-    # Without a length, all the rest of a file would be read.
-    own.external_data.add(key="length", value=length)
+        raise ModelError(f"{where} is {length} bytes long; expected {expected}.", value=tensor.name)
     try:
-        external_data_helper.load_external_data_for_tensor(own, str(folder))
-    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        message = f"{what}: its content in the file {location!r} can't be read: {error}"
-        raise ModelError(message, value=tensor.name) from error
+        if not length.isdecimal():
+            raise ValueError(f"{length!r} is no length.")
+        offset = int(rows.get("offset", "0"))
+        whole = origin.map_external(location)
+    except (OSError, ValueError, AccessError) as error:
+        raise ModelError(f"{where} can't be read: {error}", value=tensor.name) from error
+    if not 0 <= offset <= whole.nbytes - expected:
+        message = f"{where} can't be read: {expected} bytes at offset {offset} of the {whole.nbytes} it has."
+        raise ModelError(message, value=tensor.name)
+    content = whole[offset : offset + expected]
+    return content if expected >= MAPPED_NBYTES else memoryview(bytes(content))
+
+
+def _with_content(tensor: TensorProto, content: memoryview) -> TensorProto:
+    """Return a tensor with its content inside."""
+    own = TensorProto(data_type=tensor.data_type, dims=tensor.dims, name=tensor.name)
+    own.raw_data = bytes(content)
     return own

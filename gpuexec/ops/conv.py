@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+import numpy as np
+
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, conv_transpose_output
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.conv_host import convolve, convolve_transposed
+from gpuexec.ops.layout import Slots
 from gpuexec.ops.matmul import TILE
+from gpuexec.ops.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 from gpuexec.ops.strided import pack_fast_div32, pack_fast_div64
 from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
 from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
@@ -26,11 +30,13 @@ from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
 DTYPES = dtypes_of("float")
 _THREADS = 256
 _LIMIT = 2**31
+_KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
 
 instantiate(
     "conv.cu",
-    [f"{name}<{dtype_row(t).cuda}>" for name in ("conv_gemm", "conv_direct", "conv_transpose") for t in DTYPES],
+    [f"{name}<{dtype_row(t).cuda}>" for name in _KERNELS for t in DTYPES],
 )
+instantiate("conv.cu", [f"{name}_narrow<{types}>" for name in _KERNELS for types in NARROW_TYPES])
 
 
 @operator("Conv")
@@ -74,6 +80,10 @@ class Conv(Operator):
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch the product over patches, or the direct kernel for groups of one channel."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, the weight perhaps narrow."""
         x, w, bias = (*inputs, None)[:3]
         y = outputs[0]
         assert x is not None and w is not None and y is not None
@@ -85,7 +95,7 @@ class Conv(Operator):
         else:
             name = "conv_gemm"
             blocks = ceil_div(x.shape[0] * prod(windows.counts), TILE) * ceil_div(group_outs, TILE) * self.group
-        _launch(emit, name, blocks, (x, w, bias, y), windows, (w.shape[1], group_outs))
+        _launch(emit, name, blocks, (x, w, bias, y), windows, (w.shape[1], group_outs), narrow)
 
 
 @operator("ConvTranspose")
@@ -138,12 +148,16 @@ class ConvTranspose(Operator):
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch one thread per output, which gathers what reaches it."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, the weight perhaps narrow."""
         x, w, bias = (*inputs, None)[:3]
         y = outputs[0]
         assert x is not None and w is not None and y is not None
         sizes = (w.shape[0] // self.group, w.shape[1])
         blocks = ceil_div(y.spec.size, _THREADS)
-        _launch(emit, "conv_transpose", blocks, (x, w, bias, y), self.windows(x.shape, w.shape), sizes)
+        _launch(emit, "conv_transpose", blocks, (x, w, bias, y), self.windows(x.shape, w.shape), sizes, narrow)
 
 
 def _launch(
@@ -153,6 +167,7 @@ def _launch(
     slots: tuple[Slot, Slot, Slot | None, Slot],
     windows: Windows,
     channels: tuple[int, int],
+    narrow: NarrowWeight | None,
 ) -> None:
     """Launch a kernel of conv.cu; ``channels`` are the input and output channels of a group."""
     x, w, bias, y = slots
@@ -169,9 +184,11 @@ def _launch(
     )
     bias = None if bias is None else emit.contiguous(bias)
     arguments: list[Argument] = [x, emit.contiguous(w), bias, y, windows.pack(), pack_strides(x.strides), sizes]
-    emit.launch(
-        Kernel("conv.cu", f"{name}<{dtype_row(y.dtype).cuda}>"), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[3]
-    )
+    kernel = Kernel("conv.cu", f"{name}<{dtype_row(y.dtype).cuda}>")
+    if narrow is not None:
+        kernel = Kernel("conv.cu", f"{name}_narrow<{name_types(y.dtype, w.dtype)}>")
+        arguments += [*narrow.dense(emit), np.int64(0 if narrow.axis is None else 1)]
+    emit.launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[3])
 
 
 def _check_index(what: str, count: int) -> None:

@@ -1,37 +1,57 @@
-"""Dropout as inference has it: nothing is dropped."""
+"""Dropout: in inference nothing is dropped; in training, elements by chance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
-from gpuexec.spec import TensorSpec
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
+from gpuexec.ops.checks import check_dtype, require_scalar
+from gpuexec.ops.philox import Draw
+from gpuexec.ops.random import FLOATS, check_key, launch_draws, take_key
+from gpuexec.spec import TensorSpec, accumulator, dtype_row
+
+_RATIO = 0.5  # where none is given
+
+instantiate("random.cu", [f"dropout<{dtype_row(dtype).cuda}>" for dtype in FLOATS])
 
 
 @operator("Dropout")
 @dataclass(frozen=True, slots=True)
 class Dropout(Operator):
-    """x itself, as a view, and a mask of True. ``ratio`` and ``seed`` concern training alone, which is refused."""
+    """x itself, as a view, and a mask of True; where ``training_mode`` is true, x / (1 - ratio) or 0 by chance.
 
-    seed: int = 0
+    In training each element stays with a chance of 1 - ratio. Ratio and mode are read while planning; ``seed``, ``key``
+    and ``stream`` are those of `gpuexec.ops.random`.
+    """
+
+    seed: int | None = None
+    stream: int | None = None
     tolerance = Tolerance.EXACT
 
     def infer(
-        self, x: TensorSpec, ratio: TensorSpec | None = None, training_mode: TensorSpec | None = None
+        self,
+        x: TensorSpec,
+        ratio: TensorSpec | None = None,
+        training_mode: TensorSpec | None = None,
+        key: TensorSpec | None = None,
     ) -> tuple[TensorSpec, ...]:
         """Return the input's shape twice.
 
         Raises:
-            InputError: The operator is asked to train.
+            InputError: The ratio is not in [0, 1), or the input of a training one is of another type than floats.
+            NeedsHostValue: Ratio or mode are not known.
         """
-        if training_mode is not None and require_const(training_mode, "training_mode", 2).any():
-            raise InputError("Dropout runs as inference only, got training_mode = True.")
+        if _trains(training_mode):
+            check_dtype("Dropout", x, FLOATS)
+            _read_ratio(ratio)
+        check_key(key)
         return TensorSpec(x.shape, x.dtype), TensorSpec(x.shape, np.dtype(np.bool_))
 
     def compute(
@@ -39,20 +59,65 @@ class Dropout(Operator):
         x: Array,
         ratio: Array | None = None,
         training_mode: Array | None = None,
+        key: Array | None = None,
         out: Sequence[Array | None] | None = None,
     ) -> tuple[Array | None, ...]:
-        """Return the input, and the mask if it is wanted."""
+        """Return the input, or what is left of it, and the mask if it is wanted."""
         is_wanted = out is None or (len(out) > 1 and out[1] is not None)
-        return x, np.ones(x.shape, np.bool_) if is_wanted else None
+        if training_mode is None or not training_mode.any():
+            return x, np.ones(x.shape, np.bool_) if is_wanted else None
+        wide = accumulator(x.dtype)
+        share, scale = _scale(_RATIO if ratio is None else float(ratio.reshape(())), wide)
+        mask = (self._draw().uniform(key, x.size, wide) >= share).reshape(x.shape)
+        with np.errstate(all="ignore"):
+            y = np.where(mask, (x.astype(wide) * scale).astype(x.dtype), x.dtype.type(0))
+        return y, mask if is_wanted else None
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        """Alias the data and fill the mask."""
-        x, (y, *mask) = inputs[0], outputs
+        """Alias the data and fill the mask; in training launch one thread per block of numbers."""
+        x, y, mask = inputs[0], outputs[0], outputs[1] if len(outputs) > 1 else None
         assert x is not None
-        if y is not None:
-            emit.alias(y, x)
-        if mask and mask[0] is not None:
-            emit.fill(mask[0], True)
+        ratio, mode = (inputs[index].spec if _is_there(inputs, index) else None for index in (1, 2))  # type: ignore[union-attr]
+        if not _trains(mode):
+            if y is not None:
+                emit.alias(y, x)
+            if mask is not None:
+                emit.fill(mask, True)
+            return
+        wide = accumulator(x.dtype)
+        share, scale = _scale(_read_ratio(ratio), wide)
+        arguments = [emit.contiguous(x), y, mask, np.int64(x.spec.size), share, scale]
+        launch_draws(
+            emit,
+            f"dropout<{dtype_row(x.dtype).cuda}>",
+            x.spec.size,
+            wide,
+            [*arguments, take_key(emit, inputs, 3), self._draw().pack()],
+            [index for index in (1, 2) if arguments[index] is not None],
+        )
+
+    def _draw(self) -> Draw:
+        return Draw(self.seed % 2**64, 0) if self.seed is not None else Draw.of(None, self.stream)
+
+
+def _is_there(inputs: Sequence[Slot | None], index: int) -> bool:
+    return len(inputs) > index and inputs[index] is not None
+
+
+def _trains(mode: TensorSpec | None) -> bool:
+    return mode is not None and bool(require_const(mode, "training_mode", 2).any())
+
+
+def _read_ratio(ratio: TensorSpec | None) -> float:
+    share = _RATIO if ratio is None else float(require_scalar(ratio, "ratio", 1))
+    if not 0.0 <= share < 1.0:
+        raise InputError(f"Dropout expects a ratio of [0, 1), got {share}.")
+    return share
+
+
+def _scale(ratio: float, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the ratio, and what is left is multiplied by."""
+    return dtype.type(ratio), dtype.type(1.0 / (1.0 - ratio))
 
 
 @upgrade("Dropout", below=7)

@@ -20,12 +20,14 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.layout import Slots
+from gpuexec.ops.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 from gpuexec.ops.strided import MAX_RANK, join, pack_fast_div64
 from gpuexec.spec import TensorSpec
 
 INDEX_TYPES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
 _KERNELS = ("gather_slices", "gather_elements")
 instantiate("gather.cu", [f"{kernel}<{index}>" for kernel in _KERNELS for index in INDEX_TYPES.values()])
+instantiate("gather.cu", [f"gather_narrow<{t}, {index}>" for t in NARROW_TYPES for index in INDEX_TYPES.values()])
 
 _THREADS = 256  # kThreads of gather.cu
 _LONGEST_UNIT = 16
@@ -59,6 +61,41 @@ class Gather(Operator):
         axis = normalize_axis(self.axis, data.spec.rank)
         inner = prod(data.shape[axis + 1 :])
         _pick_slices(emit, data, indices, y, indices.spec.size, 0, data.shape[axis : axis + 1], inner)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower with narrow data: a thread per element, which is widened as it is picked."""
+        data, indices, y = inputs[0], inputs[1], outputs[0]
+        assert narrow is not None, "what is wide is moved as bits"
+        assert data is not None and indices is not None and y is not None
+        axis = normalize_axis(self.axis, data.spec.rank)
+        inner = prod(data.shape[axis + 1 :])
+        scaled = narrow.axis
+        # Along the side that has the scales' axis: what a place is divided by, then wrapped at.
+        beside = [(1, 1), (1, 1)]
+        if scaled is not None and scaled != axis:
+            last = axis if scaled < axis else data.spec.rank
+            beside[scaled > axis] = prod(data.shape[scaled + 1 : last]), data.shape[scaled]
+        steps = [int(scaled is not None and at) for at in (scaled is not None and scaled < axis, scaled == axis)]
+        steps.append(int(scaled is not None and scaled > axis))
+        count = y.spec.size
+        pick = b"".join(
+            (
+                struct.pack("<q", count),
+                pack_fast_div64(max(1, inner)),
+                pack_fast_div64(max(1, indices.spec.size)),
+                struct.pack("<4q", data.shape[axis], *steps),
+                *(pack_fast_div64(max(1, block)) for block, _ in beside),
+                *(pack_fast_div64(max(1, wrap)) for _, wrap in beside),
+            )
+        )
+        types = f"{name_types(y.dtype, data.dtype)}, {INDEX_TYPES[indices.dtype]}"
+        emit.launch(
+            Kernel("gather.cu", f"gather_narrow<{types}>"),
+            (max(1, ceil_div(count, _THREADS)), 1, 1),
+            (_THREADS, 1, 1),
+            [emit.contiguous(data), emit.contiguous(indices), y, *narrow.dense(emit), pick],
+            writes=[2],
+        )
 
 
 @operator("GatherND")

@@ -20,6 +20,8 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
@@ -28,6 +30,7 @@ FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of matmul.cu
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu
 
 instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
+instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
 
 
 @operator("MatMul")
@@ -60,11 +63,15 @@ class MatMul(Operator):
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch the tile kernel once, over all batches."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, the right operand perhaps narrow."""
         a, b, y = inputs[0], inputs[1], outputs[0]
         assert a is not None and b is not None and y is not None
         a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
         b_shape, b_strides = (b.shape, b.strides) if b.spec.rank > 1 else ((*b.shape, 1), (*b.strides, 0))
-        rows, columns = a_shape[-2], b_shape[-1]
+        rows, columns, rank = a_shape[-2], b_shape[-1], b.spec.rank
         batch = broadcast(a_shape[:-2], b_shape[:-2])
         y_strides = contiguous_strides((*batch, rows, columns))
         extents, walks = coalesce(
@@ -85,6 +92,8 @@ class MatMul(Operator):
             (row_extent, columns, a_shape[-1]),
             (a_row, a_strides[-1], b_strides[-2], b_strides[-1], 0, 0, y_row),
             batch=(extents[:split], tuple(walk[:split] for walk in walks)),
+            narrow=narrow,
+            scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
         )
 
 
@@ -148,6 +157,10 @@ class Gemm(Operator):
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch the tile kernel once; transposes are strides."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, B perhaps narrow."""
         a, b, c = (*inputs, None)[:3]
         (y,) = outputs
         assert a is not None and b is not None and y is not None
@@ -162,6 +175,8 @@ class Gemm(Operator):
             (rows, columns, inner),
             (a_row, a_k, b_k, b_column, c_row, c_column, columns),
             scale=(self.alpha, self.beta),
+            narrow=narrow,
+            scale_steps=(0, 0) if narrow is None else narrow.steps(*((1, 0) if self.transB else (0, 1))),
         )
 
 
@@ -173,6 +188,8 @@ def launch_gemm(
     *,
     scale: tuple[float, float] = (1.0, 1.0),
     batch: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = ((), ((), (), ())),
+    narrow: NarrowWeight | None = None,
+    scale_steps: tuple[int, int] = (0, 0),
 ) -> None:
     """Launch ``y = alpha * a @ b + beta * c`` over batches.
 
@@ -183,6 +200,8 @@ def launch_gemm(
         strides: a by row and inner, b by inner and column, c by row and column, y by row; y is dense along its columns.
         scale: alpha, beta.
         batch: Extents of the batch axes, and the strides of a, b and y along them.
+        narrow: The scales of b, where it is narrow.
+        scale_steps: Their strides along the inner extent and the columns.
 
     Raises:
         InputError: More batch axes than the kernel's table holds.
@@ -190,7 +209,7 @@ def launch_gemm(
     (a, b, c, y), (rows, columns, inner), (batch_extents, walks) = slots, extents, batch
     a_row, a_inner, b_inner, b_column, c_row, c_column, y_row = strides
     y_column = 1
-    if columns <= FEW_ROWS < rows:  # the product of the transposed has few rows
+    if columns <= FEW_ROWS < rows and narrow is None:  # the product of the transposed has few rows
         a, b, rows, columns, walks = b, a, columns, rows, (walks[1], walks[0], walks[2])
         a_row, a_inner, b_inner, b_column = b_column, b_inner, a_inner, a_row
         c_row, c_column, y_row, y_column = c_column, c_row, y_column, y_row
@@ -204,6 +223,9 @@ def launch_gemm(
     tiles = ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)
     kernel = Kernel("matmul.cu", f"gemm<{dtype_row(y.dtype).cuda}>")
     arguments: list[Argument] = [a, b, c, y, packed]
+    if narrow is not None:
+        kernel = Kernel("matmul.cu", f"gemm_narrow<{name_types(y.dtype, b.dtype)}>")
+        arguments += [*narrow.dense(emit), struct.pack("<2q", *scale_steps)]
     emit.launch(kernel, (tiles * prod(batch_extents), 1, 1), (256, 1, 1), arguments, writes=[3])
 
 

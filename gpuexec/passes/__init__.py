@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.graph import Graph, bodies, check, with_bodies
+from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
@@ -19,6 +20,7 @@ from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
+from gpuexec.passes.narrow_weights import narrow_weights
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
 from gpuexec.spec import TensorSpec
@@ -40,6 +42,7 @@ class Pass:
 
 AT_LOAD = (
     Pass("decompose", decompose),
+    Pass("narrow_weights", narrow_weights),
     Pass("fold_constants", fold_constants),
     Pass("inline_branches", inline_branches),
     Pass("remove_noops", remove_noops),
@@ -48,6 +51,8 @@ AT_LOAD = (
     Pass("merge_common", merge_common),
     Pass("remove_dead", remove_dead),
 )
+# What leaves operators as files have them, and settles what the weights are; the rest of AT_LOAD comes after it.
+_SETTLING = ("fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
     Pass("remove_dead", remove_dead),
@@ -86,6 +91,16 @@ def run_passes(
         if __debug__:
             _check_after(each, graph)
     return graph
+
+
+def compress(graph: Graph, kind: str, only: Only | None, disabled: Collection[str] = frozenset()) -> Graph:
+    """Return a graph as it was read with its weights stored narrow, and those of its bodies; see `compress_weights`.
+
+    Weights are what is left once constants are folded and BatchNormalization has gone into the Conv before it.
+    """
+    settling = [each for each in AT_LOAD if each.name in _SETTLING]
+    compressing = Pass("compress_weights", lambda inner: compress_weights(inner, kind, only))
+    return run_passes(graph, [*settling, compressing], disabled)
 
 
 def _run_within(each: Pass, graph: Graph) -> Graph:

@@ -10,6 +10,7 @@ import numpy as np
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.graph import Array, Graph, Node, Value, bodies
+from gpuexec.mapped import count_copied, find_source
 from gpuexec.spec import TensorSpec
 
 # What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a
@@ -18,9 +19,12 @@ FREE_NBYTES = 1 << 20
 GROWTH = 4
 # And all of it this much, or as many times what the file holds: what doubles again and again would fill any memory.
 FREE_NBYTES_IN_ALL = 1 << 26
+# And this much at most where it is made of content that lies in files, so that a model is not brought to the host.
+COPIED_NBYTES = 1 << 26
 # Every run gives another result.
 RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    {"Bernoulli", "Dropout", "Multinomial"}
+    | {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 
 
@@ -30,11 +34,15 @@ def fold_constants(graph: Graph) -> Graph:
     Nodes that can't be inferred or computed stay; planning reports them with their place.
     """
     constants = dict(graph.constants)
-    nodes, room = [], room_for(graph)
+    nodes, room, copies = [], room_for(graph), COPIED_NBYTES
     for node in graph.nodes:
         folded = None
         if all(value is None or value in constants for value in node.inputs):
-            folded = fold_node(node, [None if value is None else constants[value] for value in node.inputs], room)
+            arrays = [None if value is None else constants[value] for value in node.inputs]
+            folded = fold_node(node, arrays, room)
+            if folded is not None:
+                copied = count_copied(folded.values(), [array for array in arrays if array is not None])
+                folded, copies = (None, copies) if copied > copies else (folded, copies - copied)
         if folded is None:
             nodes.append(node)
             continue
@@ -69,7 +77,7 @@ def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Val
 
 
 def freeze(array: Array) -> Array:
-    """Return the array dense and closed to writing."""
-    dense = np.asarray(array, order="C").view()
+    """Return the array dense and closed to writing; a view of a file stays what it is."""
+    dense = (array if find_source(array) is not None else np.asarray(array, order="C")).view()
     dense.flags.writeable = False
     return dense

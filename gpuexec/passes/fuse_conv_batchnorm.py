@@ -9,6 +9,8 @@ from itertools import chain, count
 import numpy as np
 
 from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.mapped import count_copied
+from gpuexec.passes.fold_constants import COPIED_NBYTES
 
 _INPUTS_OF_NORM = 5  # data, scale, bias, mean, variance
 
@@ -25,9 +27,12 @@ def fuse_conv_batchnorm(graph: Graph) -> Graph:
     names = {value.name for value in graph.values()}
     fused: dict[Node, Node] = {}
     gone: set[Node] = set()
+    copies = COPIED_NBYTES
     for conv, norm in _find_pairs(graph):
         arrays = _fold_weights(conv, norm, constants)
-        if arrays is not None:
+        copied = 0 if arrays is None else count_copied(arrays, _pick(conv, norm, constants))
+        if arrays is not None and copied <= copies:
+            copies -= copied
             weight, bias = (
                 _add(norm, part, array, constants, names) for part, array in zip(("weight", "bias"), arrays)
             )
@@ -67,7 +72,7 @@ def _fit(parameters: Sequence[Value], constants: Mapping[Value, Array]) -> bool:
 
 def _fold_weights(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> tuple[Array, Array] | None:
     """Return the weight and bias that do both, or None where they do not fit their type."""
-    weight, *vectors = (constants[value] for value in (*conv.inputs[1:], *norm.inputs[1:]) if value is not None)
+    weight, *vectors = _pick(conv, norm, constants)
     *bias, scale, beta, mean, variance = (vector.astype(np.float64) for vector in vectors)
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(variance + getattr(norm.operator, "epsilon", 1e-5))
@@ -75,6 +80,10 @@ def _fold_weights(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> t
         scaled = weight.astype(np.float64) * factor.reshape(-1, *[1] * (weight.ndim - 1))
         arrays = scaled.astype(weight.dtype), shifted.astype(weight.dtype)
     return arrays if all(np.isfinite(array).all() for array in arrays) else None
+
+
+def _pick(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> list[Array]:
+    return [constants[value] for value in (*conv.inputs[1:], *norm.inputs[1:]) if value is not None]
 
 
 def _add(norm: Node, part: str, array: Array, constants: dict[Value, Array], names: set[str]) -> Value:

@@ -84,12 +84,13 @@ def upper_ends(
             yield candidate
 
 
-def check_declared(graph: Graph, declared: DeclaredDims) -> None:
-    """Check that every declared dimension exists and has a sensible extent.
+def check_declared(graph: Graph, declared: Mapping[str, Any]) -> DeclaredDims:
+    """Return what is declared of dimensions, each an int or two; check that all exist and have sensible extents.
 
     Raises:
-        InputError: It does not.
+        InputError: One does not.
     """
+    checked: dict[str, int | tuple[int, int]] = {}
     names = {
         dim
         for value in graph.inputs
@@ -102,8 +103,12 @@ def check_declared(graph: Graph, declared: DeclaredDims) -> None:
             raise InputError(
                 f"The model has no dimension {name!r}; it has {', '.join(sorted(names)) or 'none that are free'}."
             )
-        low, high = bound if isinstance(bound, tuple) else (bound, bound)
-        if not 0 <= low <= high:
+        ends = list(bound) if isinstance(bound, tuple | list) else [bound, bound]
+        are_ints = len(ends) == 2 and all(hasattr(end, "__index__") and not isinstance(end, bool) for end in ends)
+        if not are_ints or not 0 <= ends[0] <= ends[1]:
             raise InputError(
                 f"Dimension {name!r}: {bound!r} is not an extent, nor a range (low, high) with 0 <= low <= high."
             )
+        low, high = (operator.index(end) for end in ends)
+        checked[name] = (low, high) if isinstance(bound, tuple | list) else low
+    return checked

@@ -27,6 +27,7 @@ from gpuexec.ops.control import If, Loop, Scan, inline_branch
 from gpuexec.planner.analyse import HOST_VALUE_LIMIT, HOST_WORK_LIMIT, Walk, evaluate_node
 from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.divide import Sorting, divide
+from gpuexec.planner.lacking import lacks_kernel
 from gpuexec.planner.trace import HostTrace
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
@@ -228,7 +229,7 @@ class _Cutter:
             return
         made = [value for value in node.outputs if value is not None]
         is_known = all(value in self._walk.analysis.known for value in made)
-        if self._target.has_kernels and node.operator.lower is None and not is_known:
+        if not is_known and lacks_kernel(node, self._specs, self._target):
             for value in values:
                 self._fetch(node, value, "input of a host call")
             self._sorting.on_host.add(node)

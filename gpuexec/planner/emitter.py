@@ -13,6 +13,7 @@ from gpuexec.geometry import max_offset
 from gpuexec.graph import Node
 from gpuexec.operator import describe
 from gpuexec.ops.copy import copy_commands
+from gpuexec.ops.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
 from gpuexec.ops.shape import store_commands, to_literal
 from gpuexec.plan import Role
 from gpuexec.planner.draft import Array, Draft, DraftBuffer, Effects, dense
@@ -56,9 +57,10 @@ class CommandEmitter:
         if not self.target.has_kernels:
             return
         command = Launch(kernel, grid, block, tuple(arguments), tuple(writes), shared_bytes, cooperative)
-        if any(slot.spec.size for slot in command.writes_to()):
-            _check_limits(command, self.target)
-            self.effects.commands.append(command)
+        for each in draw(command) if self.target.has_textures else (command,):
+            if any(slot.spec.size for slot in each.writes_to()):
+                _check_limits(each, self.target)
+                self.effects.commands.append(each)
 
     def alias(self, output: Slot, view: Slot) -> None:
         """Let an output be a window on other bytes."""
@@ -68,7 +70,12 @@ class CommandEmitter:
         )
 
     def in_place(self, output: Slot, source: Slot) -> None:
-        """Note that an output may take an input's bytes; who comes to want them is seen later."""
+        """Note that an output may take an input's bytes; who comes to want them is seen later.
+
+        Not on a target with textures: a blit reads no texel that it writes.
+        """
+        if self.target.has_textures:
+            return
         if output.is_contiguous and source.is_contiguous and output.spec.nbytes == source.spec.nbytes:
             self.effects.in_place.append((output.buffer, source.buffer))
 
@@ -102,7 +109,9 @@ class CommandEmitter:
         is_dense = self._choose_dense(destination, source)
         if destination.spec.size == 0:
             return
-        if is_dense:
+        if self.target.has_textures:
+            draw_copy(self, destination, source)
+        elif is_dense:
             self.effects.commands.append(Copy(destination, source))
         elif self.target.has_kernels:
             copy_commands(self, destination, source)
@@ -113,7 +122,10 @@ class CommandEmitter:
         """Set every element of a dense slot."""
         if destination.spec.size:
             pattern = np.asarray(value).astype(destination.dtype).tobytes()
-            self.effects.commands.append(Fill(destination, pattern))
+            if self.target.has_textures:
+                draw_fill(self, destination, pattern)
+            else:
+                self.effects.commands.append(Fill(destination, pattern))
 
     def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
         """Return scratch memory."""
@@ -158,6 +170,8 @@ class CommandEmitter:
         is_whole = source.offset_bytes == 0 and source.is_contiguous and held.nbytes == source.spec.nbytes
         is_free = held.role is Role.TEMP and held.content is None
         is_aligned = source.spec.size == 0 or window.offset_bytes % _PLACE_ALIGNMENT == 0
+        if self.target.has_textures:  # a copy beside it must read no texel that it writes
+            is_aligned = is_aligned and source.spec.nbytes % TEXEL_BYTES == 0
         return is_whole and is_free and window.is_contiguous and is_aligned
 
 

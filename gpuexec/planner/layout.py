@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpuexec.command import Command
 from gpuexec.errors import OutOfMemoryError
+from gpuexec.ops.statistics import is_look
 from gpuexec.plan import ArenaLayout, Buffer, Role
 from gpuexec.planner.arena import Lifetime, pack
 from gpuexec.planner.draft import slots_of
@@ -77,7 +78,8 @@ def describe_largest(
 
 def _find_apart(commands: Sequence[Command]) -> dict[int, set[int]]:
     """Return, for buffers of heavy commands that data does not order, the buffers they must not share bytes with."""
-    heavy = [i for i, command in enumerate(commands) if _count_bytes(command) >= HEAVY_BYTES]
+    # Who looks at a value may wait for whoever takes its bytes next: memory that was kept for it would be all there is.
+    heavy = [i for i, c in enumerate(commands) if not is_look(c) and _count_bytes(c) >= HEAVY_BYTES]
     apart: dict[int, set[int]] = {}
     if len(heavy) < 2:
         return apart

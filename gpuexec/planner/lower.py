@@ -19,6 +19,7 @@ from gpuexec.planner.analyse import Analysis, content_key, is_same_spec
 from gpuexec.planner.caches import Caches
 from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense, move_effects
 from gpuexec.planner.emitter import NodeEmitter
+from gpuexec.planner.lacking import lacks_kernel
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -75,7 +76,7 @@ class Lowering:
         is_first = self._needed is None
         if self._needed is None:
             self._needed = _find_needed(self._graph, analysis)
-            _refuse_unsupported([self._graph.nodes[i] for i in self._needed], self._target)
+            _refuse_unsupported([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
         walk = _Walk(self._graph, self._target, analysis, self._given, self._caches)
         for number, position in enumerate(self._needed):
@@ -228,12 +229,10 @@ def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:
     return needed[::-1]
 
 
-def _refuse_unsupported(nodes: Sequence[Node], target: Target) -> None:
-    if not target.has_kernels:
-        return
+def _refuse_unsupported(nodes: Sequence[Node], analysis: Analysis, target: Target) -> None:
     lacking: dict[str, list[str]] = {}
     for node in nodes:
-        if node.operator.lower is None:
+        if lacks_kernel(node, analysis.specs, target):
             lacking.setdefault(node.operator.name, []).append(node.name)
     if lacking:
         rows = "; ".join(

@@ -99,7 +99,10 @@ class Resolver:
         where = wheres.get(buffer)
         if where is None:
             root, offset = find_root(buffer, places)
-            where = wheres[buffer] = (self._settlement.numbers[root], offset)
+            number = self._settlement.numbers.get(root)
+            if number is None:
+                raise PlanError("A command touches a buffer at this size that none does at the upper end.")
+            where = wheres[buffer] = (number, offset)
         return where
 
     def _find_stores(self, draft: Draft, buffer: int) -> list[Command]:

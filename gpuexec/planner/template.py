@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from gpuexec.errors import GpuexecError, PlanError
-from gpuexec.graph import Graph
+from gpuexec.graph import Graph, Value
+from gpuexec.phases import phase
 from gpuexec.plan import Buffer, Plan, Port, Role, Segment, Variant
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept
 from gpuexec.planner.caches import Caches, find_caches, grown_ends
@@ -101,14 +102,30 @@ class Template:
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
         self._analyser, self._lowering = Analyser(graph), Lowering(graph, target, caches or {})
-        analysis = self._analyser.run(self._specs)
-        lowered = self._lowering.run(analysis)
+        with phase("analyse", graph.name):
+            analysis = self._analyser.run(self._specs)
+        with phase("lower", graph.name):
+            lowered = self._lowering.run(analysis)
         self._copies = OutputCopies(graph, target)
         settlement = self._settlement = settle(lowered, graph, target, self._copies).enlarge(slack)
         self._resolver = Resolver(settlement, target)
         self.plan = self._make_plan(analysis, lowered, settlement, stored)
         self._reads = {read.input for read in self.plan.reads}
         self._verifier = Verifier(self.plan)
+
+    @property
+    def graph(self) -> Graph:
+        """What is planned."""
+        return self._graph
+
+    def infer(self, inputs: Mapping[str, TensorSpec]) -> Mapping[Value, TensorSpec]:
+        """Return the specs of all values for inputs of a size of the class.
+
+        Raises:
+            GpuexecError: As `specialise`.
+        """
+        with self._lock:
+            return dict(self._analyser.run(inputs).specs)
 
     def covers(self, inputs: Mapping[str, TensorSpec]) -> bool:
         """Return whether these inputs have the plan's dtypes and ranks, and fit what it is laid out for."""
@@ -154,7 +171,8 @@ class Template:
                 name = self._graph.outputs[settlement.outputs.index(old)].name
             buffers.append(Buffer(new, settlement.role(old), held.nbytes, name, held.data))
         if stored is None:
-            layout = lay_out(buffers, commands)
+            with phase("layout", self._graph.name):
+                layout = lay_out(buffers, commands)
             places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
             edges = find_edges(commands, places)
         else:

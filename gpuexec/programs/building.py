@@ -103,6 +103,11 @@ def build_contents(
         if unknown:
             raise InputError(f"There are {what} for {', '.join(unknown)}; the methods are {', '.join(models)}.")
     targets = [Target.named(name) for name in ("cpu", *dict.fromkeys(architectures))]
+    textured = [target.name for target in targets if target.has_textures]
+    if textured:
+        raise InputError(
+            f"A program holds code for architectures like sm_90; for {textured[0]} blits are compiled on use."
+        )
     methods = {}
     kernels: dict[str, list[Kernel]] = {target.name: [] for target in targets}
     for name, shared in share_weights(models).items():

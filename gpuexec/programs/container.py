@@ -12,30 +12,31 @@ every later release that reads any 1.x; a major step is refused by its number, b
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import math
 import os
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from gpuexec.errors import AccessError, InputError, ModelError
+from gpuexec.mapped import drop_pages
 from gpuexec.programs.contents import FORMAT, Contents, Verification
 from gpuexec.programs.contents_bytes import ALIGNMENT, pad
 from gpuexec.programs.contents_json import decode_contents, encode_contents
 from gpuexec.programs.fetching import fetch, measure
+from gpuexec.replacing import replacing
 
 PARTS = ("program", "weights", "code")
 _KEY = "gpuexec"
 # Far above what three rows take; safetensors' own limit is 100 MB.
 _LARGEST_HEADER = 1 << 20
 _LONGEST_MESSAGE = 1000
+# Of a mapped file no more than this is on the host while it is looked at.
+_HASHED_NBYTES = 16 << 20
 _Chunks = Sequence[memoryview]
 
 
@@ -100,7 +101,7 @@ def write_contents(contents: Contents, target: str | os.PathLike[str] | BinaryIO
     try:
         if not isinstance(target, str | os.PathLike):
             return _write(target, rows)
-        with _replacing(target) as file:
+        with replacing(target) as file:
             return _write(file, rows)
     except (OSError, ValueError) as error:  # ValueError: a closed file object, a path with a zero byte
         reason = getattr(error, "strerror", None) or str(error)
@@ -206,7 +207,11 @@ def _find_parts(header: Mapping[str, Any], start: int, size: int) -> dict[str, t
 
 
 def _check_hash(name: str, content: memoryview, hashes: Mapping[str, Any]) -> None:
-    found = hashlib.sha256(content).hexdigest()
+    hashing = hashlib.sha256()
+    for first in range(0, content.nbytes, _HASHED_NBYTES):
+        hashing.update(content[first : first + _HASHED_NBYTES])
+        drop_pages(content)
+    found = hashing.hexdigest()
     if found != hashes.get(name):
         raise ModelError(
             f"The program was altered or damaged: SHA-256 of its {name} is {found[:16]}..., expected "
@@ -261,20 +266,3 @@ def _write(file: Any, rows: _Chunks) -> int:
             row = row[done:]
             done = file.write(row)
     return sum(row.nbytes for row in rows)
-
-
-@contextlib.contextmanager
-def _replacing(target: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of ``target`` once it is whole, but of nothing that is no regular file."""
-    path = Path(os.path.realpath(os.fsdecode(target)))
-    if path.exists() and not path.is_file():
-        raise OSError("it is no regular file")
-    scratch = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")
-    try:
-        with open(scratch, "xb") as file:
-            yield file
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import mmap
 import operator
 import os
 import stat
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gpuexec.errors import AccessError, ClosedError, GpuexecError, InputError, NotFoundError
+from gpuexec.mapped import map_file
 
 
 class DataLoader(ABC):
@@ -105,6 +105,8 @@ class FileDataLoader(DataLoader):
 class MmapDataLoader(DataLoader):
     """Maps a file: weights are read by the system where they are used, and shared by all processes that map it.
 
+    What goes to a device is read piece by piece on its way; a file that was written to meanwhile is refused then.
+
     Whoever writes a file anew must put another in its place, as `Program.save` does: a system ends a process that reads
     what was cut off a map.
 
@@ -118,11 +120,7 @@ class MmapDataLoader(DataLoader):
         self._where = _name_path(path)
         with _naming(self._where):
             file, self._size = _open_regular(path)
-            try:
-                mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ) if self._size else b""
-            finally:
-                os.close(file)
-        self._view: memoryview | None = memoryview(mapped)
+            self._view: memoryview | None = map_file(file, self._where)
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view of the map."""

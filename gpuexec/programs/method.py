@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.memories import Memory
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model, ModelPort, check_alike
+from gpuexec.profiling.profiler import Profiler
 from gpuexec.programs.method_inputs import SlotBinder
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_outputs import check_outputs_apart, take_output
@@ -18,6 +20,7 @@ from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_ports import check_order, find_port
 from gpuexec.programs.method_steps import Steps
 from gpuexec.programs.method_storage import MethodClaims, MethodMemory, check_memory, open_method_storage
+from gpuexec.progress import Tell
 from gpuexec.resources.caller_stream import open_stream
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.results.tensor import Tensor
@@ -47,6 +50,8 @@ class Method:
         backend: Backend,
         memory: MethodMemory,
         stream: object = None,
+        profiler: Profiler | None = None,
+        progress: Tell | None = None,
     ) -> None:
         model.check_process()
         check_memory(meta, memory)
@@ -62,6 +67,8 @@ class Method:
         except BaseException:
             self._claims.release()
             raise
+        self._engine.profiler = profiler
+        self._engine.site.listener.tell = progress
         assert isinstance(self._engine.binder, SlotBinder)
         self._binder, self._frame = self._engine.binder, self._engine.frames[0]
         self._planned = {port.name: self._frame.given(port.name) for port in model.outputs}
@@ -96,6 +103,33 @@ class Method:
     def outputs_size(self) -> int:
         """How many outputs there are."""
         return len(self._model.outputs)
+
+    # ---- weights
+
+    def replace_weights(self, weights: WeightSource | Model) -> None:
+        """Go on with other content for some of the model's weights; see `Worker.replace_weights`.
+
+        Memory stays as it is. Of a program that was read, weights have the names that `Program.weight_names` gives.
+
+        Args:
+            weights: As for `Model.with_weights`.
+
+        Raises:
+            InputError: There is no weight of that name, or its type or shape is another; nothing was done.
+            StateError: A run is in the middle of its steps.
+            OutOfMemoryError: The device has no room for the new ones beside the old; nothing was done.
+        """
+        with self._engine.entering():
+            old = self._engine.model
+            changed = weights if isinstance(weights, Model) else old.with_weights(weights)
+            check_alike(old, changed)
+            self._engine.adopt(changed)
+            try:
+                self._prepare()
+            except BaseException:
+                self._engine.adopt(old)
+                raise
+            self._model = self._engine.model
 
     # ---- inputs
 

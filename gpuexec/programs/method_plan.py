@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpuexec.errors import GpuexecError, StateError
 from gpuexec.graph import Graph
 from gpuexec.model import Model
-from gpuexec.passes import AT_PLAN, run_passes
+from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.caches import Cache, find_caches
@@ -143,7 +143,7 @@ def _plan(model: Model, graph: Graph, given: Mapping[str, TensorSpec], target: T
     restored, _ = restore(model, graph, given, target)
     if restored is not None:
         return restored.template.plan
-    planned = run_passes(graph, AT_PLAN, model.disabled_passes, given)
+    planned = run_passes(graph, model.plan_passes, model.disabled_passes, given)
     return plan_graph(planned, given, target, model.dims, grows=grows).plan
 
 

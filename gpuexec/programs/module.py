@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.profiling.profiler import Profiler
 from gpuexec.programs.contents import Bound, Verification
 from gpuexec.programs.method import Key, Method
 from gpuexec.programs.method_meta import MethodMeta
@@ -35,6 +36,7 @@ class Module:
         share_arenas: All methods use the same memory for temporaries and outputs: a run of one makes the outputs of
             the others stale.
         max_bytes: The most each method may hold on its device; see `Program.load_method`.
+        profiler: Hears of the runs of all methods but those loaded with another.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class Module:
         shapes: Mapping[str, Sequence[Bound | None]] | None = None,
         share_arenas: bool = False,
         max_bytes: int | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         self._source, self._verification, self._shapes = source, verification, shapes
         self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
+        self._profiler = profiler
         self._program = source if isinstance(source, Program) else None
         self._methods: dict[str, Method] = {}
         self._lock = threading.RLock()
@@ -77,8 +81,12 @@ class Module:
         """Return whether the program is read."""
         return self._program is not None
 
-    def load_method(self, name: str = FORWARD) -> Method:
+    def load_method(self, name: str = FORWARD, *, profiler: Profiler | None = None) -> Method:
         """Load a method, if that is not done yet, and return it.
+
+        Args:
+            name: Of the method.
+            profiler: Hears of its runs in place of the Module's; one that is loaded already keeps what it has.
 
         Raises:
             InputError: There is no such method.
@@ -86,7 +94,11 @@ class Module:
         with self._lock:
             if name not in self._methods:
                 self._methods[name] = self.load().load_method(
-                    name, backend=self._backend, share_arenas=self._share_arenas, max_bytes=self._max_bytes
+                    name,
+                    backend=self._backend,
+                    share_arenas=self._share_arenas,
+                    max_bytes=self._max_bytes,
+                    profiler=self._profiler if profiler is None else profiler,
                 )
             return self._methods[name]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
+from gpuexec.editing.weights import WeightSource, find_weights, read_weights
 from gpuexec.errors import InputError
 from gpuexec.importer.read import Source
-from gpuexec.model import Model, load
+from gpuexec.model import Model, exchange_weights, load
+from gpuexec.phases import phase
+from gpuexec.profiling.profiler import Profiler
 from gpuexec.programs.building import Case, build_contents
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.contents import Bound, Contents, Verification
@@ -20,7 +23,8 @@ from gpuexec.programs.method import Method
 from gpuexec.programs.method_meta import INPUTS, STAGING, STATE, MethodMeta, allocate_buffers, share_buffers
 from gpuexec.programs.method_plan import MethodPlan, plan_method
 from gpuexec.programs.method_storage import MethodMemory
-from gpuexec.resources.memory import weights_of
+from gpuexec.progress import Tell
+from gpuexec.resources.weights import weights_of
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.state.state import State
@@ -80,6 +84,7 @@ class Program:
         return Program(contents, backend)
 
     @staticmethod
+    @phase("load program")
     def load(
         source: object,
         verification: Verification = Verification.FULL,
@@ -108,6 +113,7 @@ class Program:
         program._loader = loader
         return program
 
+    @phase("save program")
     def save(self, target: str | os.PathLike[str] | BinaryIO) -> None:
         """Write the program to a file, to be loaded anywhere.
 
@@ -170,6 +176,40 @@ class Program:
         options = {"planned_inputs": planned_inputs, "planned_outputs": planned_outputs}
         return MethodMeta(name, self._find(name), self._plan(name, chosen), chosen, **options)
 
+    def weight_names(self, name: str) -> tuple[str, ...]:
+        """Return what the weights of a method are called.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        return tuple(find_weights(self._find(name).info.graph))
+
+    def with_weights(self, weights: WeightSource) -> Program:
+        """Return a program with other content for some of its weights, in every method that has them.
+
+        All else is shared, plans and code too. It has no cases, which were made with the weights before.
+
+        Args:
+            weights: As for `Model.with_weights`.
+
+        Raises:
+            InputError: No method has a weight of that name, or its type or shape is another; nothing was done.
+        """
+        arrays = read_weights(weights)
+        methods = {}
+        for name, method in self._contents.methods.items():
+            known = find_weights(method.model.info.graph)
+            wanted = {key: array for key, array in arrays.items() if key in known}
+            methods[name] = (
+                replace(method, model=exchange_weights(method.model, wanted), cases=()) if wanted else method
+            )
+        lost = [key for key in arrays if all(key not in self.weight_names(name) for name in self.method_names)]
+        if lost:
+            raise InputError(f"No method has a weight {lost[0]!r}; see weight_names.", value=lost[0])
+        changed = Program(replace(self._contents, methods=methods), self._default)
+        changed._loader = self._loader
+        return changed
+
     # ---- loading methods
 
     def load_method(
@@ -184,6 +224,8 @@ class Program:
         share_arenas: bool = False,
         state: State | None = None,
         max_bytes: int | None = None,
+        profiler: Profiler | None = None,
+        progress: Tell | None = None,
     ) -> Method:
         """Load a method: always a new one. What can fail before it runs fails now.
 
@@ -200,6 +242,8 @@ class Program:
             state: What its memories go on from, of another Method; None: a state of its own.
             max_bytes: The most it may hold on its device, memory of the user's and shared weights counted. What its
                 bounds tell is refused now, what only a run knows in the run, which leaves the Method usable.
+            profiler: Hears of all its runs, whatever profiler the context has.
+            progress: Called with a `Progress` after each piece of the weights that is uploaded, here or in a run.
 
         Raises:
             InputError: There is no such method, or the memory does not fit; both numbers are told.
@@ -228,7 +272,9 @@ class Program:
         if max_bytes is not None:
             state_nbytes = sum(need.held_nbytes for need in plan.memories)
             limit = MemoryLimit(max_bytes, weights_of(model, chosen), 1, state_nbytes)
-        method = Method(model, meta, plan, chosen, MethodMemory(planned, memory, is_whole, limit), stream)
+        method = Method(
+            model, meta, plan, chosen, MethodMemory(planned, memory, is_whole, limit), stream, profiler, progress
+        )
         if state is not None:
             try:
                 method.state = state

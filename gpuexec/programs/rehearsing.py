@@ -21,7 +21,8 @@ from gpuexec.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.programs.following import Env, Follower, Known, Memo
 from gpuexec.programs.turning import Ifs
-from gpuexec.resources.memory import Arena, Weights
+from gpuexec.resources.memory import Arena
+from gpuexec.resources.weights import Weights
 from gpuexec.running.part import Part
 from gpuexec.running.plan_cache import Site
 from gpuexec.runtime.backend import Backend, BackendType
@@ -68,7 +69,8 @@ class _Rehearser:
         self._model, self._memo = model, memo
         # What is light work for the host is the device's where tensors are larger.
         self._sites = [
-            Site(model, backend, Weights(backend), Arena(backend), host_work=limit) for limit in (HOST_WORK_LIMIT, -1)
+            Site(model, backend, Weights(backend).enter(), Arena(backend), host_work=limit)
+            for limit in (HOST_WORK_LIMIT, -1)
         ]
         self._cases = cases
         self._ifs = Ifs(model.graph)

@@ -23,6 +23,7 @@ from gpuexec.resources.caller_stream import check_not_capturing, open_stream
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Lease, Turns
 from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.resources.weights import Share
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
@@ -72,6 +73,8 @@ class Replay:
             accepted, taken = bound.accept(given, stream), bound.take_outputs(outputs, stream)
             recording = self._recording = record_plan(recorded.prepared, engine.site, self._arena, stream, None)
             recording.patch(recorded.commands)
+            # They stay whatever weights the Worker goes on with.
+            self._weights: Share | None = engine.site.weights
             self._upload(stream, bound.bind(accepted, taken), self._last_event)
             if isinstance(recording, LaunchRecording):
                 recording.prepare(bound.regions)
@@ -145,6 +148,7 @@ class Replay:
             self._finalizer()
             self._bound.free()
             self._arena.free()
+            self._weights = None
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {spec}" for name, spec in self._recorded.inputs.items())
@@ -200,8 +204,8 @@ class Replay:
         bound = self._bound
         if staged is not None:
             bound.home.give_back(staged[0], event)
-        held = [region.memory for region in bound.regions.values()]
-        self._backend.keeper.hold(event, self._arena, bound.home, *held, *[item.source for item in bound.borrowed])
+        held = [self._arena, bound.home, self._weights, *(region.memory for region in bound.regions.values())]
+        self._backend.keeper.hold(event, *held, *[item.source for item in bound.borrowed])
 
     def _settle(self) -> None:
         """Wait for its work, however that ends."""
@@ -289,10 +293,12 @@ def record_replay(
     Raises:
         InputError: An array or output does not fit.
         ImplicitSyncError: The host has a say in the middle of the run; names the nodes.
-        StateError: The engine finishes or compares each command, or the stream is capturing.
+        StateError: The engine finishes, compares or looks at each command, or the stream is capturing.
     """
     if engine.is_synchronous:
         raise StateError("A Worker that is synchronous, or compares, records no replay: make one without.")
+    if engine.site.inspector.exposure:
+        raise StateError("A Worker that watches or taps records no replay: make one without watch=, or end tap().")
     check_not_capturing(stream)
     stage, choice = engine.choose(given)
     return Replay(engine, make_replayable(engine.model, stage, choice, given), arrays, outputs, stream)

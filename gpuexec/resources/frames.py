@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError
+from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.memory import Allocate
 from gpuexec.resources.syncs import SyncLog
@@ -227,6 +228,8 @@ class Lease:
         self._backend, self._frame, self._turns = backend, frame, turns
         self._number = turns.number if turns is not None else 0
         self._is_exported = False
+        # Who is told of readbacks; mostly nobody.
+        self.profile: RunProfile | None = None
         self.readers = frame.readers if frame is not None else Readers(backend)
         self.lock = turns.lock if turns is not None else threading.RLock()
 

@@ -48,6 +48,10 @@ class Holdings:
                     most = max(row.most_nbytes, nbytes)
                     self._rows[name] = replace(row, nbytes=nbytes, most_nbytes=most, since_run=run, since_layer=layer)
 
+    def count(self) -> dict[str, int]:
+        """Return the bytes held now, by kind, without noting them."""
+        return {name: read() for name, read in self._readers.items()}
+
     def list_rows(self) -> tuple[Holding, ...]:
         """Return what is held now."""
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from gpuexec.errors import OutOfMemoryError
+from gpuexec.phases import note
 from gpuexec.resources.memory import Allocate
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream
@@ -45,11 +46,14 @@ class ExchangePool:
             # One of twice the size will do; more would starve those who need it.
             rows = self._free.get(size) or self._free.get(2 * size)
             if rows:
-                return Lent(self, rows.pop(), nbytes)
+                lent = Lent(self, rows.pop(), nbytes)
+                note("lend", "a block of the pool, used before", lent.memory.nbytes)
+                return lent
         memory = self.allocate(size)
         with self._lock:
             self._blocks[id(memory)] = memory
             self.nbytes += size
+        note("lend", "a block of the pool, new", size)
         return Lent(self, memory, nbytes)
 
     def allocate(self, nbytes: int) -> Memory:
@@ -71,6 +75,7 @@ class ExchangePool:
 
     def take_back(self, memory: Memory) -> None:
         """Take a block back; what is on the stream may use it still."""
+        note("take back", "a block of the pool", memory.nbytes)
         with self._lock:
             if self._is_closed:
                 # It is freed with its last holder, who may be a readback under way.

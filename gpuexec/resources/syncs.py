@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from gpuexec.errors import ImplicitSyncError
 from gpuexec.graph import Node
+from gpuexec.phases import note
 from gpuexec.planner.cut import HostRead
 
 _ARE_ALLOWED: ContextVar[bool] = ContextVar("gpuexec_syncs_allowed", default=True)
@@ -105,6 +106,7 @@ class SyncLog:
             raise ImplicitSyncError(f"no_implicit_sync() refuses that the host waits for {what}: {why}.")
         with self._lock:
             self.waits.append((what, why))
+        note("host wait", f"{what}: {why}")
 
     def note_read(self, read: HostRead, nbytes: int, waited_ms: float, copied_ms: float) -> None:
         """Count a read."""
@@ -114,6 +116,7 @@ class SyncLog:
             self._reads[key] = ReadRow(
                 *key, row.nbytes + nbytes, row.times + 1, row.waited_ms + waited_ms, row.copied_ms + copied_ms
             )
+        note("host read", f"{read.value.name} for {read.reader} ({read.role})", nbytes, waited_ms + copied_ms)
 
     def note_call(self, node: Node, computed_ms: float) -> None:
         """Count a node computed on the host for want of a kernel."""
@@ -121,3 +124,4 @@ class SyncLog:
         with self._lock:
             row = self._calls.get(key) or CallRow(*key, "no lowering for this device", 0, 0.0)
             self._calls[key] = CallRow(*key, row.why, row.times + 1, row.computed_ms + computed_ms)
+        note("host call", f"{node}: {row.why}", 0, computed_ms)

@@ -38,6 +38,7 @@ def import_dlpack(item: Any, backend: Backend, stream: Stream) -> tuple[TensorSp
         raise InputError(
             f"it lies on DLPack device type {kind}, which {backend.device.name} can't read; copy it to the host"
         )
+    _refuse_textures(backend)
     if kind == dlpack.CUDA and ordinal != backend.device.ordinal:
         raise InputError(f"it lies on GPU {ordinal}, the Worker runs on GPU {backend.device.ordinal}; copy it there")
     taken = dlpack.take(item, stream.handle)
@@ -56,6 +57,7 @@ def import_cuda(item: Any, backend: Backend) -> tuple[TensorSpec, Region, Fence]
     """
     if not backend.device.target.has_kernels:
         raise InputError(f"it lies on a GPU, which {backend.device.name} can't read; copy it to the host")
+    _refuse_textures(backend)
     interface = item.__cuda_array_interface__
     spec = TensorSpec(tuple(interface["shape"]), np.dtype(interface["typestr"]))
     if interface.get("strides") is not None:
@@ -96,10 +98,21 @@ def export_dlpack(content: Content, *, stream: int | None, max_version: tuple[in
 
 
 def dlpack_device(backend: Backend) -> tuple[int, int]:
-    """Return DLPack's name for a backend's device."""
+    """Return DLPack's name for a backend's device.
+
+    Raises:
+        BufferError: Its memory is textures, which have no address.
+    """
+    if backend.device.target.has_textures:
+        raise BufferError(f"a tensor of {backend.device.name} lies in a texture; read it back to share it")
     if backend.type is BackendType.CPU:
         return (dlpack.CPU, 0)
     return (dlpack.CUDA, backend.device.ordinal)
+
+
+def _refuse_textures(backend: Backend) -> None:
+    if backend.device.target.has_textures:
+        raise InputError(f"it lies in ordinary memory, and {backend.device.name} reads textures; copy it to the host")
 
 
 def _borrow(address: int, spec: TensorSpec, owner: object) -> Region:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import CancelledError, PendingError
+from gpuexec.profiling.run_profile import timing
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.fence import Fence, wait_in_loop
 from gpuexec.resources.frames import Lease
@@ -154,7 +155,8 @@ class ReadbackRequest:
             for each in self._source.events:
                 stream.wait(each)
             if nbytes:
-                stream.copy_to_host(block.array[:nbytes], region.address)
+                with timing(self._lease.profile, stream, "readback", self._place.name, nbytes):
+                    stream.copy_to_host(block.array[:nbytes], region.address)
             stream.record(event)
         if caller is not None:
             caller.follow(event)

@@ -159,6 +159,8 @@ class Tensor:
         """The tensor for packages that read GPU memory: they wait for its ``stream``, and keep the bytes."""
         if self.backend_type is BackendType.CPU:
             raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
+        if self._content.backend.device.target.has_textures:
+            raise AttributeError("a tensor in a texture has no __cuda_array_interface__")
         self._content.export()
         return exchange.export_cuda(self._content)
 
@@ -177,10 +179,11 @@ class Tensor:
         """Return the tensor as a DLPack capsule. The bytes are the consumer's, and its stream waits for the content.
 
         Raises:
-            BufferError: A copy, or another device, is asked for.
+            BufferError: A copy, or another device, is asked for, or the tensor lies in a texture.
             PendingError: A tensor on the CPU is not computed yet.
         """
-        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+        where = self.__dlpack_device__()
+        if copy or (dl_device is not None and tuple(dl_device) != where):
             raise BufferError(
                 f"Tensor {self.name!r} is given where it lies and without a copy; use copy_output() for one."
             )

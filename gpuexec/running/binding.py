@@ -12,6 +12,8 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError
 from gpuexec.graph import Value
+from gpuexec.inspecting.exposing import Exposure
+from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Frame
@@ -52,6 +54,8 @@ class Bound:
         caller: The stream in whose order the run is, where it is not its own.
         turns: What is left to do, done piece by piece as it is iterated.
         is_over: Nothing more of it will come.
+        profile: Who is told what it does; mostly nobody.
+        exposure: What is looked at, by what the Worker was to look at when the run began.
     """
 
     run: Run
@@ -73,6 +77,8 @@ class Bound:
     caller: CallerStream | None = None
     turns: Iterator[Turn] = field(default_factory=lambda: iter(()))
     is_over: bool = False
+    profile: RunProfile | None = None
+    exposure: Exposure = field(default_factory=Exposure)
 
     def locate(self, held: Held, place: Place) -> None:
         """Note where an input on the device lies."""
@@ -80,6 +86,11 @@ class Bound:
         self.keep.append(held.region.memory)
         # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
         self.frame.take_out(held.region.memory)
+
+    def list_uploaded(self) -> list[Held]:
+        """Return the inputs that come from the host."""
+        borrowed = {id(held) for held, _ in self.borrowed}
+        return [held for held in self.env.values() if id(held) not in borrowed]
 
     def note_begun(self, device: Device, stream: Stream) -> None:
         """Let go of what only the beginning of the run needs, which is on the stream."""

@@ -7,7 +7,7 @@ of its own, and the host waits for each node: a mode for finding faults, not for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from gpuexec.apply import compute_arrays
 from gpuexec.command import Command
 from gpuexec.errors import GpuexecError, MismatchError, locate
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graph import Node, Value
+from gpuexec.inspecting.exposing import Exposed
 from gpuexec.plan import Plan
 from gpuexec.running.closeness import find_difference
 from gpuexec.running.held import Held
@@ -24,6 +25,8 @@ from gpuexec.runtime.device import Stream, begin_host_read
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
+# Is given a node, and its inputs and outputs by value, once it is done.
+Observe = Callable[[Node, Mapping[Value, Array]], None]
 
 
 class Comparer:
@@ -118,19 +121,32 @@ class Comparer:
             )
 
 
+class Observer(Comparer):
+    """Hands each node with its arrays to a function, in place of comparing it."""
+
+    def __init__(self, backend: Backend, stream: Stream, observe: Observe) -> None:
+        super().__init__(backend, stream)
+        self._observe = observe
+
+    def compare(self, node: Node, arrays: Mapping[Value, Array]) -> None:
+        """Call the function."""
+        self._observe(node, arrays)
+
+
 class Comparison:
     """The comparison of one plan's nodes, in their order, as its commands are issued.
 
     Args:
-        graph: What was planned; all values are its outputs.
+        exposed: What was planned, all values as outputs; who only looks at values is not compared.
         plan: Its plan.
         commands: The plan's commands.
         held: Where inputs and outputs of the graph are.
     """
 
     def __init__(
-        self, comparer: Comparer, graph: Graph, plan: Plan, commands: Sequence[Command], held: Mapping[Value, Held]
+        self, comparer: Comparer, exposed: Exposed, plan: Plan, commands: Sequence[Command], held: Mapping[Value, Held]
     ) -> None:
+        graph = exposed.graph
         self._comparer, self._held = comparer, held
         self._arrays: dict[Value, Array] = dict(graph.constants)
         last = {slot.buffer: index for index, command in enumerate(commands) for slot in command.writes_to()}
@@ -141,7 +157,7 @@ class Comparison:
         # Each node with the last command that writes any of its outputs.
         self._waiting = [
             (node, max((ready[value] for value in node.outputs if value is not None), default=-1))
-            for node in reversed(graph.nodes)
+            for node in reversed(exposed.nodes)
         ]
 
     def advance(self, count: int) -> None:

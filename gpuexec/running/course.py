@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuexec.errors import OutOfMemoryError
@@ -22,12 +22,14 @@ from gpuexec.running.binding import Bound
 from gpuexec.running.comparing import Comparer, Comparison
 from gpuexec.running.crossing import Crossing
 from gpuexec.running.held import Held
+from gpuexec.running.inspection import Inspection
 from gpuexec.running.loops import Looper
 from gpuexec.running.pacing import Pacer
 from gpuexec.running.part import Part, Stage
 from gpuexec.running.plan_cache import Choice, Site, describe_needs
+from gpuexec.running.profiled import issue_by_layer, note_host_layer, upload_inputs
 from gpuexec.running.run import Pause, Turn
-from gpuexec.running.stopwatch import Stopwatch
+from gpuexec.running.stopwatch import LayerTimes, Stopwatch
 from gpuexec.running.submission import Submission
 from gpuexec.runtime.device import Event, Recording, Region, Stream
 from gpuexec.spec import TensorSpec
@@ -58,6 +60,7 @@ class Course:
     def __init__(self, road: Road, bound: Bound, pacer: Pacer | None) -> None:
         self._road, self._bound, self._pacer = road, bound, pacer
         self._site, self._stream = road.site, road.stream
+        self._profile = bound.profile
         self._device = road.site.backend.device
         self._crossing = Crossing(road.site.backend, road.stream, road.pool, road.site.weights)
         model = road.site.model
@@ -85,8 +88,13 @@ class Course:
             # Where an input lies is certain once the run that makes it is on its stream.
             for held, place in bound.borrowed:
                 bound.locate(held, place)
+            if self._profile is not None:
+                self._profile.begin()
             if bound.upload is not None:
-                bound.upload()
+                if self._profile is None:
+                    bound.upload()
+                else:
+                    upload_inputs(self._profile, self._stream, bound.list_uploaded(), bound.upload)
                 bound.upload = None
             if bound.carry is not None:
                 bound.carry()
@@ -126,7 +134,7 @@ class Course:
         specs = {value: env[value].describe() for value in part.graph.inputs}
         computed = {value for value in part.graph.inputs if env[value].is_computed}
         with self._road.lock:
-            return part.choose(specs, computed)
+            return part.choose(specs, computed, self._bound.exposure)
 
     def _forget(self, part: Part, env: Env) -> None:
         """Let go of what the rest of the run takes no more."""
@@ -152,12 +160,21 @@ class Course:
                 origins,
                 is_synchronous=self._road.is_synchronous,
                 comparison=self._open_comparison(stage, choice, {**env, **made}),
+                takes_launches=self._profile is not None,
             )
+            advance: Callable[[int], None] = submission.advance
+            if self._profile is not None and stage.cut.ready is not None:
+                advance = issue_by_layer(self._profile, choice, stage.cut.ready, env, advance)
             if self._pacer is None:
-                submission.advance(len(origins))
+                advance(len(origins))
         if self._pacer is not None:
-            yield from self._issue_layers(self._pacer, submission, choice, _count_nodes(stage.cut))
+            yield from self._issue_layers(
+                self._pacer, submission.layers, advance, choice.prepared.times, _count_nodes(stage.cut)
+            )
         submission.finish()
+        inspection = self._bound.run._inspection
+        if inspection is not None and stage.exposed is not None:
+            yield from self._inspect(inspection, stage, choice, made)
         env.update(made)
         if self._pacer is not None and self._pacer.is_full:
             yield from self._end_step(_count_nodes(stage.cut))
@@ -210,16 +227,22 @@ class Course:
         except OutOfMemoryError as error:
             raise OutOfMemoryError(f"{error} {describe_needs(choice, self._site.weights)}") from error
 
-    def _issue_layers(self, pacer: Pacer, submission: Submission, choice: Choice, later: int) -> Iterator[Turn]:
+    def _issue_layers(
+        self,
+        pacer: Pacer,
+        layers: Sequence[tuple[str, int]],
+        advance: Callable[[int], None],
+        times: LayerTimes,
+        later: int,
+    ) -> Iterator[Turn]:
         """Put the layers of a plan on the stream; ``later`` nodes follow it."""
-        layers, times = submission.layers, choice.prepared.times
         for number, (origin, last) in enumerate(layers):
             left = len(layers) - number + later
             if not pacer.fits(times, number):
                 yield pacer.take(left)
             with self._road.lock:
                 start = pacer.begin()
-                submission.advance(last)
+                advance(last)
                 pacer.end(start, times, number)
             pacer.add(origin, times, number)
             if pacer.is_full and number + 1 < len(layers):
@@ -231,10 +254,23 @@ class Course:
             yield self._pacer.take(left)
 
     def _open_comparison(self, stage: Stage, choice: Choice, held: Env) -> Comparison | None:
-        comparer, prepared, graph = self._road.comparer, choice.prepared, stage.cut.ready
-        if comparer is None or graph is None:
+        comparer, prepared = self._road.comparer, choice.prepared
+        if comparer is None or stage.exposed is None:
             return None
-        return Comparison(comparer, graph, prepared.plan, prepared.plan.segment.commands, held)
+        return Comparison(comparer, stage.exposed, prepared.plan, prepared.plan.segment.commands, held)
+
+    def _inspect(self, inspection: Inspection, stage: Stage, choice: Choice, made: Env) -> Iterator[Turn]:
+        """Bring statistics to the host; what is watched for ends the run before anything follows from it.
+
+        Raises:
+            NonFiniteError: It was there, and the Worker is to raise.
+        """
+        assert stage.exposed is not None
+        with self._road.lock:
+            piece = inspection.take(stage.exposed, self._crossing, made, choice)
+        if piece is not None and inspection.raises:
+            yield from self._wait(piece.fetch.after, stage.cut)
+            inspection.check(piece.find())
 
     # ---- the host's part
 
@@ -283,12 +319,21 @@ class Course:
             specs = [None if value is None else env[value].describe() for value in node.inputs]
             start = time.perf_counter()
             for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
-                if value is not None and spec is not None and spec.value is not None:
-                    env[value] = Held(TensorSpec(spec.shape, spec.dtype), array=spec.value.array, is_computed=True)
+                if value is None or spec is None or spec.value is None:
+                    continue
+                # An output that a light node made on the device too stays there.
+                held = env.setdefault(value, Held(TensorSpec(spec.shape, spec.dtype)))
+                held.array, held.is_computed = spec.value.array, True
+            inspection = self._bound.run._inspection
+            if inspection is not None:
+                rows = self._bound.exposure.rows_of(node, node.outputs)
+                inspection.take_host_node(node, rows, {value: held.array for value, held in env.items()})
             if not is_layer:
                 continue
             computed_ms = (time.perf_counter() - start) * 1e3
             self._road.syncs.note_call(node, computed_ms)
+            if self._profile is not None:
+                note_host_layer(self._profile, node, env, computed_ms)
             if pacer is not None:
                 pacer.add(node.name, stage.times, node)
                 stage.times.note(node, computed_ms)

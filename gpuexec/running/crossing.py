@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.resources.memory import Weights
 from gpuexec.resources.pool import ExchangePool
+from gpuexec.resources.weights import Share
 from gpuexec.running.held import Held
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream, begin_host_read, begin_host_write
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 class Crossing:
     """The way between host and device on one stream; whoever uses it may issue there."""
 
-    def __init__(self, backend: Backend, stream: Stream, pool: ExchangePool, weights: Weights) -> None:
+    def __init__(self, backend: Backend, stream: Stream, pool: ExchangePool, weights: Share) -> None:
         self._backend, self._stream, self._pool, self._weights = backend, stream, pool, weights
 
     def locate(self, held: Held) -> Region:

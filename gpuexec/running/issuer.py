@@ -14,6 +14,7 @@ from gpuexec.running.binding import Bound
 from gpuexec.running.course import Course, Road
 from gpuexec.running.driver_thread import DriverThread
 from gpuexec.running.pacing import Pacer
+from gpuexec.running.profiled import following
 from gpuexec.running.run import Pause, Run, Turn
 from gpuexec.runtime.backend import Backend
 
@@ -86,7 +87,7 @@ class Issuer:
     def _drive(self, bound: Bound, turn: Turn | None) -> None:
         """On the driver thread: take a run along to its end, waiting where it has to."""
         # The run's fence tells its error to whoever asks.
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException), following(bound.profile):
             try:
                 while turn is not None:
                     if isinstance(turn, Pause):
@@ -106,6 +107,8 @@ class Issuer:
         # The turns hold the run, which holds them: nothing should wait for a collection.
         bound.is_over, bound.turns = True, iter(())
         try:
+            if bound.profile is not None:
+                bound.profile.end()
             event = self._backend.device.create_event()
             self._stream.record(event)
             bound.reading.issue((event,))

@@ -18,8 +18,9 @@ from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.layout import describe_largest
 from gpuexec.resources.frames import Frame
-from gpuexec.resources.memory import Allocate, Arena, Weights
+from gpuexec.resources.memory import Allocate, Arena
 from gpuexec.resources.pool import ExchangePool
+from gpuexec.resources.weights import Weights
 from gpuexec.runtime.device import Memory
 
 Array = np.ndarray[Any, Any]
@@ -95,15 +96,27 @@ class MemoryLimit:
         """Return a way to allocate that refuses what would go beyond the limit."""
 
         def allocate_within(nbytes: int) -> Memory:
-            missing = self._weights.count_missing(self._expected)
-            held = sum(each.nbytes for each in self._held) + self._weights.nbytes + missing
-            if held + nbytes > self.max_bytes:
-                raise OutOfMemoryError(
-                    f"max_bytes={self.max_bytes} has no room for {nbytes} bytes more: {held} are held already."
-                )
+            self.admit(nbytes)
             return allocate(nbytes)
 
         return allocate_within
+
+    def admit(self, nbytes: int) -> None:
+        """Check that there is room for bytes beside those that are held.
+
+        Raises:
+            OutOfMemoryError: There is not; both numbers are told.
+        """
+        missing = self._weights.count_missing(self._expected)
+        held = sum(each.nbytes for each in self._held) + self._weights.nbytes + missing
+        if held + nbytes > self.max_bytes:
+            raise OutOfMemoryError(
+                f"max_bytes={self.max_bytes} has no room for {nbytes} bytes more: {held} are held already."
+            )
+
+    def forget_plans(self) -> None:
+        """Expect no weights any more, until plans are let through anew."""
+        self._expected.clear()
 
     def check(
         self, plan: Plan, constants: Mapping[str, Array], results: AbstractSet[str], input_nbytes: int = 0

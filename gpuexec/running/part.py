@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import NeedsHostValue
 from gpuexec.graph import Graph, Value
+from gpuexec.inspecting.exposing import Exposed, Exposure
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.running.plan_cache import Choice, PlanCache, Site
 from gpuexec.running.stopwatch import LayerTimes
@@ -19,17 +20,19 @@ from gpuexec.spec import TensorSpec
 
 _Specs = Mapping[Value, TensorSpec]
 _CUTS_KEPT = 64
+_PLAIN = Exposure()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """One cut of a part: the plans of what is ready, and the part that is left."""
+    """One cut of a part: the plans of what is ready, the part that is left, and what is looked at of what is ready."""
 
     cut: Cut
     plans: PlanCache | None
     rest: Part | None
     conditions: tuple[tuple[Value, bytes], ...]
     shapes: tuple[tuple[int, ...], ...] | None
+    exposed: Exposed | None = None
     # What nodes take that the host computes.
     times: LayerTimes = field(default_factory=LayerTimes)
 
@@ -63,17 +66,20 @@ class Part:
         grows: bool = False,
     ) -> None:
         self.graph = graph
-        self._grows = grows and not site.keeps_all
+        self._grows = grows
         self._site, self._is_body, self._condition = site, is_body, condition
         self._stages: dict[object, list[Stage]] = {}
-        self._whole: PlanCache | None = None
+        self._wholes: dict[Exposure, PlanCache] = {}
 
-    def choose(self, given: _Specs, computed: AbstractSet[Value]) -> tuple[Stage, Choice | None]:
+    def choose(
+        self, given: _Specs, computed: AbstractSet[Value], exposure: Exposure = _PLAIN
+    ) -> tuple[Stage, Choice | None]:
         """Return how to go on from inputs of these specs: the next stage, and the plan of what is ready in it.
 
         Args:
             given: Specs by value (others than the graph's inputs too), with content where it is on the host.
             computed: Values whose content the run computed itself.
+            exposure: What is looked at in the run, from its beginning to its end.
 
         Raises:
             InputError: The inputs don't fit the graph; names the node.
@@ -81,14 +87,14 @@ class Part:
         """
         specs = {value: given[value] for value in self.graph.inputs}
         news = computed & specs.keys()
-        stage = self._find(specs, news) or self._make(specs, news, is_exact=False)
+        stage = self._find(specs, news, exposure) or self._make(specs, news, exposure, is_exact=False)
         try:
             return stage, self._plan(stage, given)
         except NeedsHostValue:
             if stage.shapes is not None:
                 raise
             # Extents decide here what the host can know: cut for these alone.
-            stage = self._make(specs, news, is_exact=True)
+            stage = self._make(specs, news, exposure, is_exact=True)
             return stage, self._plan(stage, given)
 
     def _plan(self, stage: Stage, given: _Specs) -> Choice | None:
@@ -96,10 +102,11 @@ class Part:
             return None
         return stage.plans.choose({value.name: given[value] for value in stage.cut.ready.inputs})
 
-    def _find(self, specs: _Specs, computed: AbstractSet[Value]) -> Stage | None:
-        return next((stage for stage in self._stages.get(_key(specs, computed), ()) if stage.fits(specs)), None)
+    def _find(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> Stage | None:
+        key = _key(specs, computed, exposure)
+        return next((stage for stage in self._stages.get(key, ()) if stage.fits(specs)), None)
 
-    def _make(self, specs: _Specs, computed: AbstractSet[Value], *, is_exact: bool) -> Stage:
+    def _make(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure, *, is_exact: bool) -> Stage:
         cut = find_cut(
             self.graph,
             specs,
@@ -111,11 +118,17 @@ class Part:
         )
         plans = None
         is_whole = cut.ready is self.graph
-        if self._site.keeps_all and cut.ready is not None:
-            cut = replace(cut, ready=_keep_all(cut.ready))
+        exposed = None
+        if exposure and cut.ready is not None:
+            exposed = exposure.expose(cut.ready)
+            cut = replace(cut, ready=exposed.graph)
         if is_whole and cut.ready is not None:
             # Whose content is on the host makes no difference where nothing is cut.
-            plans = self._whole = self._whole or PlanCache(cut.ready, self._site, grows=self._grows)
+            plans = self._wholes.get(exposure)
+            if plans is None:
+                # What is kept is copied, and a cache that grows lies where it is.
+                grows = self._grows and not exposure.keeps_all
+                plans = self._wholes[exposure] = PlanCache(cut.ready, self._site, grows=grows)
         elif cut.ready is not None:
             plans = PlanCache(cut.ready, self._site)
         rest = None
@@ -128,18 +141,13 @@ class Part:
             assert content is not None
             conditions.append((by_name[name], content.array.tobytes()))
         shapes = tuple([spec.shape for spec in specs.values()]) if is_exact or cut.is_by_shape else None
-        stage = Stage(cut, plans, rest, tuple(conditions), shapes)
-        stages = self._stages.setdefault(_key(specs, computed), [])
+        stage = Stage(cut, plans, rest, tuple(conditions), shapes, exposed)
+        stages = self._stages.setdefault(_key(specs, computed, exposure), [])
         stages.insert(0, stage)
         del stages[_CUTS_KEPT:]
         return stage
 
 
-def _keep_all(graph: Graph) -> Graph:
-    """Return the graph with all that its nodes make as outputs, behind those it has."""
-    made = [value for node in graph.nodes for value in node.outputs if value is not None]
-    return replace(graph, outputs=tuple(dict.fromkeys([*graph.outputs, *made])))
-
-
-def _key(specs: _Specs, computed: AbstractSet[Value]) -> object:
-    return tuple([(s.dtype, len(s.shape), s.value is not None, v in computed) for v, s in specs.items()])
+def _key(specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> object:
+    kinds = tuple([(s.dtype, len(s.shape), s.value is not None, v in computed) for v, s in specs.items()])
+    return kinds, exposure

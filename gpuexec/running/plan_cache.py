@@ -6,6 +6,7 @@ class; each size of it is a variant, for which nothing is compiled.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,13 +14,17 @@ from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError, OutOfMemoryError, PlanError
 from gpuexec.graph import Array, Graph, Value
+from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
-from gpuexec.passes import AT_PLAN, run_passes
+from gpuexec.passes import run_passes
+from gpuexec.phases import phase
 from gpuexec.plan import Plan, Variant
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.template import Template, plan_graph
-from gpuexec.resources.memory import Arena, Weights
+from gpuexec.progress import Listener
+from gpuexec.resources.memory import Arena
+from gpuexec.resources.weights import Share
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.running.restoring import Restored, restore
 from gpuexec.running.stopwatch import LayerTimes
@@ -52,21 +57,24 @@ class PlanCounters:
     compile_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Site:
-    """Where the plans of a Worker are made and run: what all its caches share."""
+    """Where the plans of a Worker are made and run: what all its caches share.
+
+    Only `adopt` changes it, between runs.
+    """
 
     model: Model
     backend: Backend
-    weights: Weights
+    weights: Share
     arena: Arena
     counters: PlanCounters = field(default_factory=PlanCounters)
     # All plans made, newest first.
     plans: list[Plan] = field(default_factory=list)
     # What is known of bodies of loops, kept from run to run; see `gpuexec.running.loops`.
     bodies: dict[object, object] = field(default_factory=dict)
-    # Whether all values are outputs of their plans, so that they can be looked at.
-    keeps_all: bool = False
+    # What of values is looked at, beside the outputs.
+    inspector: Inspector = field(default_factory=Inspector)
     graphs: GraphCache = field(default_factory=GraphCache)
     # What plans may take, if anything limits them.
     limit: MemoryLimit | None = None
@@ -74,6 +82,25 @@ class Site:
     is_exact: bool = False
     # Bytes that a node may touch to be light work, for the host to do.
     host_work: int = HOST_WORK_LIMIT
+    # Who is told of weights that are uploaded.
+    listener: Listener = field(default_factory=Listener)
+
+    def adopt(self, model: Model, weights: Share) -> None:
+        """Make plans of another model from now on, over its weights: it differs in the content of constants alone.
+
+        Layouts of plans made so far are taken over where the same commands come out.
+        """
+        name = self.backend.device.target.name
+        known = self.model.plans.get(name, ())
+        plans = (*self.plans, *(plan for plan in known if plan not in self.plans))
+        self.weights = weights
+        self.model = copy.copy(model)
+        self.model.plans = {**model.plans, name: plans}
+        self.plans.clear()
+        self.bodies.clear()
+        self.graphs.clear()
+        if self.limit is not None:
+            self.limit.forget_plans()
 
 
 @dataclass(slots=True, eq=False)
@@ -176,9 +203,10 @@ class PlanCache:
         counters = self._site.counters
         start, compiled = time.perf_counter(), counters.compile_ms
         self._learn(shapes)
-        choice, is_outgrown = self._specialise(specs)
-        if choice is None:
-            choice = self._plan(specs, _SLACK if is_outgrown and not self._site.is_exact else 1)
+        with phase("plan", self._graph.name):
+            choice, is_outgrown = self._specialise(specs)
+            if choice is None:
+                choice = self._plan(specs, _SLACK if is_outgrown and not self._site.is_exact else 1)
         counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
         counters.variants += 1
         return choice
@@ -212,7 +240,7 @@ class PlanCache:
         if restored is not None:
             graph, template = restored.graph, restored.template
         else:
-            graph = run_passes(self._graph, AT_PLAN, site.model.disabled_passes, specs)
+            graph = run_passes(self._graph, site.model.plan_passes, site.model.disabled_passes, specs)
             template = plan_graph(
                 graph,
                 specs,
@@ -225,7 +253,8 @@ class PlanCache:
             )
         variant = template.specialise(specs)
         start = time.perf_counter()
-        site.backend.device.load(template.plan.kernels(), site.model.code)
+        with phase("load kernels", self._graph.name):
+            site.backend.device.load(template.plan.kernels(), site.model.code)
         site.counters.compile_ms += (time.perf_counter() - start) * 1e3
         prepared = Prepared(template, {value.name: array for value, array in graph.constants.items()})
         self._prepared.insert(0, prepared)
@@ -290,12 +319,13 @@ def record_plan(prepared: Prepared, site: Site, arena: Memory, stream: Stream, g
         graphs: Where its graph is counted; None: see `gpuexec.runtime.recording.record_segment`.
     """
     plan = prepared.plan
-    places = site.weights.place(plan.buffers, prepared.constants, stream)
+    with phase("place weights"):
+        places = site.weights.place(plan.buffers, prepared.constants, stream, site.listener.tell)
     places.update({b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
     return record_segment(site.backend.device, plan.segment, places, graphs)
 
 
-def describe_needs(choice: Choice | None, weights: Weights, frames: int = 1) -> str:
+def describe_needs(choice: Choice | None, weights: Share, frames: int = 1) -> str:
     """Say how much memory a plan needs, for the message where there is none; None: the run begins on the host."""
     plan = None if choice is None else choice.prepared.plan
     arena = 0 if plan is None else plan.layout.nbytes

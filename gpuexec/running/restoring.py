@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.graph import Graph
 from gpuexec.model import Model
-from gpuexec.passes import AT_PLAN, run_passes
+from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.template import Template
 from gpuexec.spec import TensorSpec
@@ -44,7 +44,7 @@ def restore(
         if ends is None:
             continue
         try:
-            planned = run_passes(graph, AT_PLAN, model.disabled_passes, ends)
+            planned = run_passes(graph, model.plan_passes, model.disabled_passes, ends)
             template = Template(planned, ends, target, stored=plan)
             template.specialise(specs)
         except PlanError as error:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, StateError
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.syncs import are_syncs_allowed
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.held import Held
+from gpuexec.running.inspection import Inspection
 from gpuexec.runtime.backend import Backend
 
 
@@ -60,6 +61,7 @@ class Run:
         self._fence = Fence()
         self._outputs: dict[str, Tensor] = {}
         self._is_cancelled = False
+        self._inspection: Inspection | None = None
         # Whether it may wait for the device, on whatever thread, without having been asked to.
         self.allows_syncs = are_syncs_allowed()
 
@@ -80,6 +82,17 @@ class Run:
         if name not in self._outputs:
             raise InputError(f"There is no output {name!r}; the model has {', '.join(self._outputs)}.", value=name)
         return self._outputs[name]
+
+    @property
+    def inspection(self) -> Inspection:
+        """What taps and watch of the Worker tell of this run; it may be pending.
+
+        Raises:
+            StateError: There were neither when the run was scheduled.
+        """
+        if self._inspection is None:
+            raise StateError("Nothing of this run was looked at; use Worker(watch=...) or worker.tap(...) before it.")
+        return self._inspection
 
     def is_done(self) -> bool:
         """Return whether all work is done, or given up; never waits."""

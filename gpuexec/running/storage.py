@@ -9,9 +9,10 @@ from typing import Protocol
 from gpuexec.graph import Value
 from gpuexec.resources.frames import Frame, Turns
 from gpuexec.resources.holdings import Holdings
-from gpuexec.resources.memory import Arena, Weights
+from gpuexec.resources.memory import Arena
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
+from gpuexec.resources.weights import Weights
 from gpuexec.running.binding import Bound, InputBinder
 from gpuexec.running.inputs import GivenInput
 from gpuexec.running.memory_limit import MemoryLimit

@@ -16,6 +16,7 @@ class Submission:
         origins: The node that each command stems from.
         is_synchronous: Finish each command before the next, so that the one that fails is known.
         comparison: What is told how many commands are done.
+        takes_launches: Never put the commands on the stream as one graph.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class Submission:
         *,
         is_synchronous: bool = False,
         comparison: Comparison | None = None,
+        takes_launches: bool = False,
     ) -> None:
         self._device, self._stream = device, stream
         self._recording, self._bindings, self._origins = recording, bindings, origins
         self._is_synchronous, self._comparison = is_synchronous, comparison
+        self._takes_launches = takes_launches
         self._done = 0
 
     @property
@@ -53,7 +56,7 @@ class Submission:
         """
         first, self._done = self._done, last
         if not self._is_synchronous:
-            end = None if last == len(self._origins) else last
+            end = None if last == len(self._origins) and not self._takes_launches else last
             self._recording.submit(self._stream, self._bindings, first, end)
             return
         for index in range(first, last):

@@ -22,12 +22,18 @@ from gpuexec.runtime.transfers import Transfers
 
 
 class BackendType(Enum):
-    """Where a Worker runs. AUTO: the GPU when one works, else the CPU."""
+    """Where a Worker runs. AUTO: the GPU when one works, else the CPU.
+
+    GPU_PIXEL: a GPU whose memory is textures; each layer is one blit, issued as scheduled. SIMULATOR and
+    SIMULATOR_PIXEL run the kernels of GPU_COMPUTE and GPU_PIXEL on the CPU.
+    """
 
     AUTO = "auto"
     GPU_COMPUTE = "gpu_compute"
+    GPU_PIXEL = "gpu_pixel"
     CPU = "cpu"
     SIMULATOR = "simulator"
+    SIMULATOR_PIXEL = "simulator_pixel"
 
 
 class Backend:
@@ -128,24 +134,43 @@ def _open_cpu(ordinal: int) -> Backend:
 
 
 def _open_simulator(ordinal: int) -> Backend:
+    return _simulate(ordinal, "sm_90", BackendType.SIMULATOR)
+
+
+def _open_simulator_pixel(ordinal: int) -> Backend:
+    return _simulate(ordinal, "pixel_90", BackendType.SIMULATOR_PIXEL)
+
+
+def _simulate(ordinal: int, target: str, type: BackendType) -> Backend:
     import gpuexec.ops  # noqa: F401  (fills the table of instantiations)
     from gpuexec.operator import instantiations
     from gpuexec.runtime.simulator.device import SimulatorDevice
 
     _check_ordinal("simulator", ordinal, ["simulated"] * knobs.simulated_devices())
-    return Backend(SimulatorDevice(instantiations, ordinal=ordinal), BackendType.SIMULATOR, "asked for")
+    return Backend(SimulatorDevice(instantiations, target, ordinal=ordinal), type, "asked for")
 
 
 def _open_gpu(ordinal: int) -> Backend:
+    _check_gpu(ordinal)
+    from gpuexec.runtime.cuda import CudaDevice
+
+    return Backend(CudaDevice(ordinal), BackendType.GPU_COMPUTE, "asked for")
+
+
+def _open_pixel(ordinal: int) -> Backend:
+    _check_gpu(ordinal)
+    from gpuexec.runtime.cuda_pixel import CudaPixelDevice
+
+    return Backend(CudaPixelDevice(ordinal), BackendType.GPU_PIXEL, "asked for")
+
+
+def _check_gpu(ordinal: int) -> None:
     found = driver.probe()
     if not found.found or not found.devices:
         # A driver that is there but shows no GPU, or is too old, says so itself.
         cure = "" if found.found else " With a GPU, install it: apt-get install nvidia-driver (on WSL: Windows' own)."
         raise DeviceNotFoundError(found.reason + cure)
-    from gpuexec.runtime.cuda import CudaDevice
-
     _check_ordinal("GPU", ordinal, [device.name for device in found.devices])
-    return Backend(CudaDevice(ordinal), BackendType.GPU_COMPUTE, "asked for")
 
 
 def _check_ordinal(kind: str, ordinal: int, names: Sequence[str]) -> None:
@@ -157,5 +182,7 @@ def _check_ordinal(kind: str, ordinal: int, names: Sequence[str]) -> None:
 _OPENERS: dict[BackendType, Callable[[int], Backend]] = {
     BackendType.CPU: _open_cpu,
     BackendType.SIMULATOR: _open_simulator,
+    BackendType.SIMULATOR_PIXEL: _open_simulator_pixel,
     BackendType.GPU_COMPUTE: _open_gpu,
+    BackendType.GPU_PIXEL: _open_pixel,
 }

@@ -87,15 +87,20 @@ class CpuDevice:
         order: Picks which of n ready commands runs next, in place of plan order and the pool; to prove that edges
             suffice.
         clock: Tells timed events the time, in seconds.
+        threads: Size of the pool; None: one per core, and two at least.
     """
 
     def __init__(
-        self, order: Callable[[int], int] | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        order: Callable[[int], int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        threads: int | None = None,
     ) -> None:
         self.target = Target.named("cpu").with_memory(host_memory_bytes())
         self.name, self.ordinal = "cpu", 0
         self.order, self.clock = order, clock
         self._pool: ThreadPoolExecutor | None = None
+        self._threads = threads
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
 
@@ -105,7 +110,8 @@ class CpuDevice:
         with self._lock:
             if self._pool is None:
                 # Two at least: commands that may run side by side do, on one core too.
-                self._pool = ThreadPoolExecutor(max(2, knobs.compute_threads()), thread_name_prefix="gpuexec-cpu")
+                threads = self._threads or max(2, knobs.compute_threads())
+                self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuexec-cpu")
             return self._pool
 
     def allocate(self, nbytes: int) -> Memory:

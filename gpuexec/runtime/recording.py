@@ -116,7 +116,9 @@ def record_segment(
     """
     recording = device.record(segment, memory)
     is_cooperative = any(isinstance(command, Launch) and command.cooperative for command in segment.commands)
-    if isinstance(recording, LaunchRecording) and hasattr(device, "create_graph") and not is_cooperative:
+    # Layers of a device with textures are issued one by one, as scheduled.
+    has_graphs = hasattr(device, "create_graph") and not device.target.has_textures
+    if isinstance(recording, LaunchRecording) and has_graphs and not is_cooperative:
         graph_device: Any = device
         recording.add_graph(graph_device, segment, graphs)
     return recording

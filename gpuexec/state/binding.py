@@ -30,13 +30,17 @@ class StateBinder:
     """Binds the memories of a model, run after run, to what the run before left, without a copy."""
 
     def __init__(self, model: Model, backend: Backend, stream: Stream, pool: ExchangePool, syncs: SyncLog) -> None:
-        self._model, self._backend, self._stream, self._pool, self._syncs = model, backend, stream, pool, syncs
-        graph = model.graph
+        self._backend, self._stream, self._pool, self._syncs = backend, stream, pool, syncs
+        self.adopt(model)
+        self.state = State(model, backend)
+
+    def adopt(self, model: Model) -> None:
+        """Bind the memories of a model, which has those that the state holds."""
+        self._model, graph = model, model.graph
         inputs, outputs = {v.name: v for v in graph.inputs}, {v.name: v for v in graph.outputs}
         self._rows = [(memory, inputs[memory.input], outputs[memory.output]) for memory in model.memories]
         self.outputs = frozenset([output for _, _, output in self._rows])
         self.inputs = frozenset([value for _, value, _ in self._rows])
-        self.state = State(model, backend)
 
     def replace(self, state: State) -> None:
         """Go on from another state.

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.editing.named_data import safetensors_dtype
 from gpuexec.errors import InputError
-from gpuexec.spec import dtype_row
 
 Array = np.ndarray[Any, Any]
-_KINDS = {"F": "float", "I": "int", "U": "uint"}
 
 
 def write_state(path: str | Path, arrays: Mapping[str, Array]) -> None:
@@ -38,15 +37,8 @@ def read_state(path: str | Path) -> dict[str, Array]:
     content = Path(path).read_bytes()
     try:
         return {
-            name: np.frombuffer(bytes(row["data"]), _find_dtype(row["dtype"])).reshape(row["shape"])
+            name: np.frombuffer(bytes(row["data"]), safetensors_dtype(row["dtype"])).reshape(row["shape"])
             for name, row in deserialize(content)  # type: ignore[no-untyped-call]
         }
     except (SafetensorError, InputError, ValueError) as error:
         raise InputError(f"{path} holds no state: {error}.") from error
-
-
-def _find_dtype(code: str) -> np.dtype[Any]:
-    """Return the type of safetensors' name for it: F32, BF16, U8, BOOL."""
-    if code in ("BF16", "BOOL"):
-        return dtype_row({"BF16": "bfloat16", "BOOL": "bool"}[code]).numpy
-    return dtype_row(f"{_KINDS.get(code[:1], code)}{code[1:]}").numpy

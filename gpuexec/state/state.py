@@ -17,6 +17,7 @@ import numpy as np
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.memories import Memory
 from gpuexec.model import Model
+from gpuexec.phases import phase
 from gpuexec.resources.fence import Fence
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import TensorSpec
@@ -24,6 +25,7 @@ from gpuexec.starts import find_starts
 from gpuexec.state.bytes import fetch
 from gpuexec.state.carried import Carried, Entry, has_failed, skip_failed
 from gpuexec.state.file import read_state, write_state
+from gpuexec.state.seeds import begin_keys, check_seed
 from gpuexec.state.values import take_value
 
 Array = np.ndarray[Any, Any]
@@ -45,9 +47,11 @@ class State:
     nothing. A state belongs to one caller at a time, as a Worker does.
     """
 
-    def __init__(self, model: Model, backend: Backend) -> None:
+    def __init__(self, model: Model, backend: Backend, start: Entry | None = None) -> None:
         self._model, self._backend = model, backend
-        self._head: Entry | None = None
+        # What random operators begin with; all else begins with zeros.
+        self._start = start or begin_keys(model)
+        self._head = self._start
         self._lock = threading.RLock()
         self._specs: dict[str, TensorSpec] = {}
 
@@ -109,9 +113,28 @@ class State:
             self.note({name: held.place.spec for name, held in carried.items()})
 
     def reset(self) -> None:
-        """Let all memories hold zeros, as before the first run; what they grew by is gone."""
+        """Let all memories hold zeros, as before the first run; what they grew by is gone.
+
+        Random operators begin anew with the seed they began with.
+        """
         with self._lock:
-            self._head = None
+            self._head = self._start
+
+    def seed(self, seed: int, *, run: int = 0) -> None:
+        """Let random operators draw from a seed, the next run as their first; other memories keep what they hold.
+
+        Args:
+            seed: What they draw from.
+            run: The number of the next run, by which runs of a seed differ. States that share a seed and begin far from
+                each other draw different numbers, nodes with a seed of their own too.
+
+        Raises:
+            InputError: One is no whole number from 0 to 2**64 - 1.
+        """
+        start = begin_keys(self._model, check_seed(seed), check_seed(run, "The number of a run"))
+        if start is not None:
+            with self._lock:
+                self._start, self._head = start, Entry(dict(start.carried), self._head)
 
     def snapshot(self) -> Snapshot:
         """Return what the memories hold after all runs scheduled so far; nothing is copied or waited for."""
@@ -130,11 +153,12 @@ class State:
 
     def fork(self) -> State:
         """Return a state that holds the same and goes its own way from here."""
-        other = State(self._model, self._backend)
+        other = State(self._model, self._backend, self._start)
         with self._lock:
             other._head, other._specs = self._settle(is_committed=True), dict(self._specs)
         return other
 
+    @phase("save state")
     def save(self, path: str | Path) -> None:
         """Write what the memories hold to a safetensors file, by input.
 
@@ -143,6 +167,7 @@ class State:
         """
         write_state(path, {memory.input: self.get(memory.input) for memory in self._model.memories})
 
+    @phase("load state")
     def load(self, path: str | Path) -> None:
         """Let the memories hold what a file has.
 

@@ -23,6 +23,8 @@ from tests.bench.tables import Figures, beside
 
 COMMANDS, SCHEDULE_BOUND_MS = 100, 1.0
 _LAUNCHES = 20_000
+# Of a profiler: what it remembers is let go of as it goes.
+_RUNS_KEPT = 10
 Recorder = Callable[[Segment, Mapping[int, Region]], Recording]
 _STEPS = ("Add", "Tanh", "MatMul", "Sigmoid", "Mul")
 
@@ -54,6 +56,10 @@ def measure_schedule(repeats: int) -> list[Figures]:
         worker.schedule(x)
         whole = repeat_ms(lambda: worker.schedule(x), repeats)
         read = repeat_ms(lambda: worker.run(x), repeats)
+    profiler = gx.Profiler(keep_runs=_RUNS_KEPT)
+    with gx.Worker(gx.load(make_commands(COMMANDS)), backend=backend, profiler=profiler) as worker:
+        worker.schedule(x)
+        profiled = repeat_ms(lambda: worker.schedule(x), repeats)
     forms = measure_forms(backend, repeats)
     launch = _time_launches(backend.device, repeats=5)
     count = len(plan.segment.commands)
@@ -66,6 +72,7 @@ def measure_schedule(repeats: int) -> list[Figures]:
         part = percentile(samples, 0.5)
         share = f"{part / p50:.0%}" if samples is whole else None
         figures.add(name, part * 1e3, percentile(samples, 0.99) * 1e3, share, limit, beside(part * 1e3, limit))
+    figures.add("schedule, profiled", percentile(profiled, 0.5) * 1e3, percentile(profiled, 0.99) * 1e3, None, None, "")
     figures.add("run: schedule and readback", percentile(read, 0.5) * 1e3, percentile(read, 0.99) * 1e3, None, None, "")
     figures.notes.append(f"{repeats} calls each. What is scheduled is launched as a graph from the 4th time on.")
     packing = Figures("One launch on the tracer (ns)", ("part", "best"))

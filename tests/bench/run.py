@@ -24,6 +24,7 @@ from tests.bench.measure import QUIET, Bystanders, describe_machine, describe_nu
 from tests.bench.models import MODELS
 from tests.bench.overlap import measure_overlap
 from tests.bench.tables import Figures, show_rows
+from tests.bench.weights import measure_weights
 
 WIDTH = 150
 BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
@@ -33,6 +34,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "budget": lambda options: measure_budgets(options.repeat),
     "decode": lambda options: measure_decoding(knobs.models_dir()),
     "arenas": lambda options: measure_arenas(knobs.models_dir()),
+    "weights": lambda options: measure_weights(),
 }
 
 

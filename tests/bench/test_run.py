@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from tests.bench import arenas, cpu_models, host_time, measure, overlap, run
+from tests.bench import arenas, cpu_models, host_time, measure, overlap, run, weights
 from tests.bench.cpu_models import open_onnxruntime, open_reference
 from tests.bench.measure import Bystanders, interleave, percentile
 from tests.bench.models import SMALL_MODELS
@@ -70,6 +70,7 @@ def test_tables_are_printed_and_written(
     monkeypatch.setattr(cpu_models, "MODELS", SMALL_MODELS)
     monkeypatch.setattr(overlap, "COMMAND_MS", 1.0)
     monkeypatch.setattr(arenas, "SEEDS", range(1, 2))
+    monkeypatch.setattr(weights, "SIDE", 64)
     monkeypatch.delenv("GPUEXEC_MODELS", raising=False)
     file = tmp_path / "figures.json"
     assert run.main(["--model", "chain", "lstm", "--repeat", "2", "--json", str(file)]) == 0
@@ -77,7 +78,7 @@ def test_tables_are_printed_and_written(
     written = json.loads(file.read_text())
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
-    assert benches == ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas"]
+    assert benches == ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
     assert "Not measured: GPUEXEC_MODELS" in printed
     assert "load average" in printed
 

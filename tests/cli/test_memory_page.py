@@ -13,9 +13,10 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.cli import main
-from gpuexec.cli.memory_page import WIDTH, draw_memory, find_peak, list_stays, name_values
+from gpuexec.cli.memory_page import WIDTH, draw_memory, find_peak
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.template import plan_graph
+from gpuexec.profiling.stays import list_stays, name_values
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.control_models import MODELS

@@ -110,7 +110,7 @@ def test_several_models_are_methods_that_share_weights(capsys: Out, tmp_path: Pa
         (["compile", DIGITS, "-o", DIGITS], "would take the place of a model"),
         (["run", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
         (["info", "{}/absent.gxp"], "There is no file"),
-        (["verify", DIGITS], "no program"),
+        (["verify", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
         (["verify", DIGITS, "--rtol=nan"], "--rtol is a finite number from 0 on, got nan"),
         (["verify", DIGITS, "--atol=-1"], "--atol is a finite number from 0 on, got -1.0"),
         (["verify", DIGITS, "--atol=inf"], "--atol is a finite number from 0 on, got inf"),

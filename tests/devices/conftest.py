@@ -14,8 +14,8 @@ from tests.devices.opening import open_device
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Device:
     """The device that the test's parameter names."""
-    if request.param == "standin":
-        found: Device = request.getfixturevalue("standin_device")
+    if request.param in ("standin", "standin_pixel"):
+        found: Device = request.getfixturevalue(f"{request.param}_device")
         return found
     return open_device(request.param)
 
@@ -30,6 +30,21 @@ def standin_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     below = make_simulator()
     install(monkeypatch, Standin(below, architecture=(8, 0)))
     made = CudaDevice(packed_launch=True)
+    yield made
+    made.close()
+    below.close()
+
+
+@pytest.fixture
+def standin_pixel_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The code for GPUs with textures over a simulator of its own."""
+    from gpuexec.runtime.cuda_pixel import CudaPixelDevice
+    from tests.devices.opening import make_simulator
+    from tests.runtime.cupy_standin import Standin, install
+
+    below = make_simulator(target="pixel_80")
+    install(monkeypatch, Standin(below, architecture=(8, 0)))
+    made = CudaPixelDevice(packed_launch=True)
     yield made
     made.close()
     below.close()

@@ -26,6 +26,8 @@ EXPRESSIONS = {
 def open_device(name: str) -> Device:
     """Return the process's ``cpu``, ``simulator``, ``check`` (a simulator in check mode), ``tracer`` or ``gpu``.
 
+    ``pixel`` and ``pixel_check`` are simulators whose memory is textures, ``gpu_pixel`` is such a GPU.
+
     Raises:
         DeviceNotFoundError: There is no GPU that works.
     """
@@ -36,12 +38,20 @@ def open_device(name: str) -> Device:
             return make_simulator()
         case "check":
             return make_simulator(check_kernels=True)
+        case "pixel":
+            return make_simulator(target="pixel_80")
+        case "pixel_check":
+            return make_simulator(target="pixel_80", check_kernels=True)
         case "tracer":
             return TracerDevice("sm_80")
         case "gpu":
             from gpuexec.runtime.cuda import CudaDevice
 
             return CudaDevice()
+        case "gpu_pixel":
+            from gpuexec.runtime.cuda_pixel import CudaPixelDevice
+
+            return CudaPixelDevice()
     raise ValueError(f"No device is called {name!r}.")
 
 
@@ -65,10 +75,11 @@ def make_simulator(
     *,
     check_order: bool = True,
     check_kernels: bool | None = None,
+    target: str = "sm_80",
 ) -> SimulatorDevice:
     """Return a simulator of its own, with the kernels of the package and of these tests."""
     return SimulatorDevice(
-        list_kernels, "sm_80", schedule=schedule, delay_s=delay_s, check_order=check_order, check_kernels=check_kernels
+        list_kernels, target, schedule=schedule, delay_s=delay_s, check_order=check_order, check_kernels=check_kernels
     )
 
 

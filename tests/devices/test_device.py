@@ -16,8 +16,13 @@ from gpuexec.runtime.device import Device, Memory, Stream
 from tests.devices.opening import SCALE_SOURCE, make_simulator
 
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
-on_all = pytest.mark.parametrize("device", ["cpu", "tracer", "simulator", "standin", GPU], indirect=True)
-on_answering = pytest.mark.parametrize("device", ["cpu", "simulator", "standin", GPU], indirect=True)
+GPUS = [GPU, pytest.param("gpu_pixel", marks=pytest.mark.gpu)]
+on_all = pytest.mark.parametrize(
+    "device", ["cpu", "tracer", "simulator", "standin", "pixel", "standin_pixel", *GPUS], indirect=True
+)
+on_answering = pytest.mark.parametrize(
+    "device", ["cpu", "simulator", "standin", "pixel", "standin_pixel", *GPUS], indirect=True
+)
 on_launching = pytest.mark.parametrize("device", ["simulator", "standin", GPU], indirect=True)
 Array = np.ndarray[Any, Any]
 SHIFT = np.array([0, 0, 5], np.int32).tobytes()
@@ -64,6 +69,25 @@ def test_copies_bring_bytes_there_and_back(device: Device) -> None:
     stream.copy(copy.address, there.address, data.nbytes)
     assert (download(stream, copy, np.float32) == data).all()
     assert stream.is_done()
+
+
+@on_answering
+def test_copies_move_their_own_bytes_alone(device: Device) -> None:
+    """Whatever a device moves at a time: bytes before and behind stay."""
+    stream, expected = device.create_stream(), np.arange(200, dtype=np.uint8)
+    memory = upload(device, stream, expected)
+    for first, count in ((5, 3), (30, 21), (64, 16), (199, 1)):
+        given = np.full(count, 0xE7 - first, np.uint8)
+        stream.copy_to_device(memory.address + first, given)
+        expected[first : first + count] = given
+    stream.copy(memory.address + 101, memory.address + 27, 37)
+    expected[101:138] = expected[27:64]
+    stream.fill(memory.address + 150, b"\x11", 13)
+    expected[150:163] = 0x11
+    part = np.empty(77, np.uint8)
+    stream.copy_to_host(part, memory.address + 93)
+    np.testing.assert_array_equal(download(stream, memory), expected)
+    np.testing.assert_array_equal(part, expected[93:170])
 
 
 @on_answering

@@ -163,6 +163,17 @@ def test_s44_s45_t6_a_request_is_done_when_the_data_is_there(backend: Backend) -
         np.testing.assert_array_equal(request.result(), Y)
 
 
+@on("simulator_pixel")
+def test_t6_a_request_is_done_when_the_data_is_there_on_textures_too(backend: Backend) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
+        y = worker.schedule(X).peek_output()
+        request = y.readback_request()
+        assert not request.is_done() and not y.is_readback_request_done()
+        gate.set()
+        assert request.wait() and y.is_readback_request_done()
+        np.testing.assert_array_equal(request.result(), Y)
+
+
 def test_s45_not_requested_is_not_done(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         run = worker.schedule(X)

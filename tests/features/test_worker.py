@@ -52,11 +52,12 @@ def test_s17_a_new_worker_has_uploaded_and_run_nothing(backend: Backend) -> None
         assert not {"launch", "copy_to_device"} & set(trace(backend))
 
 
-@pytest.mark.parametrize("name", ["CPU", "SIMULATOR"])
+@pytest.mark.parametrize("name", ["CPU", "SIMULATOR", "SIMULATOR_PIXEL"])
 def test_b12_s19_backends_are_chosen_by_name(name: str) -> None:
     with gx.Worker(affine(), backend=gx.BackendType[name]) as worker:
         assert worker.backend_type is worker.schedule(X).peek_output().backend_type is gx.BackendType[name]
-    assert {"AUTO", "GPU_COMPUTE", "CPU", "SIMULATOR"} <= set(gx.BackendType.__members__)
+    members = {"AUTO", "GPU_COMPUTE", "GPU_PIXEL", "CPU", "SIMULATOR", "SIMULATOR_PIXEL"}
+    assert set(gx.BackendType.__members__) == members
     with pytest.raises(gx.InputError, match=rf"BackendType, such as BackendType\.CPU, got {name!r}"):
         gx.Worker(affine(), backend=name)  # type: ignore[arg-type]
 

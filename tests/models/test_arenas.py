@@ -14,28 +14,17 @@ MOST = 1.02
 LACKING = {
     "ArrayFeatureExtractor": ("skl_knn", "skl_poly_logreg"),
     "ConvInteger": ("nnsplit_en_dynquant",),
-    "DequantizeLinear": (
-        "bert_dynquant",
-        "llama_int4_qdq",
-        "resnet_int8_qdq",
-        "resnet_int8_qdq_s8",
-        "ultraface_rfb320_int8_qdq",
-    ),
     "Einsum": ("jax_attn_mlp", "jax_scan_rnn", "moe_dense__l14", "op_kitchen_sink__d21", "sam_encoder__d18"),
     "FusedConv": ("openseeface_det",),
     "GridSample": ("stn_gridsample__d20", "stn_gridsample__l20"),
     "ImageScaler": ("winml_style_candy",),
-    "QuantizeLinear": (
-        "fastestdet_int8_qdq",
-        "magika_v3_3_dynquant",
-        "resnet_int8_qop",
-        "tract_qlstm",
-        "yunet_n_320_int8_qop",
-    ),
+    "MatMulInteger": ("bert_dynquant", "magika_v3_3_dynquant"),
+    "QLinearConv": ("resnet_int8_qop", "tract_qlstm", "yunet_n_320_int8_qop"),
     "RandomNormalLike": ("mlagents_hybrid_v2",),
     "STFT": ("stft_mel_frontend__l17",),
     "Scaler": ("skl_scaler_pca_logreg",),
     "TreeEnsembleClassifier": ("skl_random_forest",),
+    "int4": ("llama_int4_qdq",),
 }
 MODELS = sorted(set(read_manifest()) - {model for models in LACKING.values() for model in models}) or ["no folder"]
 

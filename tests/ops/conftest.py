@@ -1,4 +1,4 @@
-"""Every test of operator cases runs on the host, on the simulator, in check mode, and with ``-m gpu`` on the GPU."""
+"""Every test of operator cases runs on the host, on the simulator, checked and as blits; with ``-m gpu`` on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give tests that run cases the parameter ``checks``, which they need not name."""
     if not runs_cases(metafunc.function, set()):
         return
-    choices: list[Any] = ["host", "simulator", "check"]
+    choices: list[Any] = ["host", "simulator", "check", "pixel"]
     if metafunc.config.option.markexpr == "gpu":
         choices.append(pytest.param("gpu", marks=pytest.mark.gpu))
     if metafunc.config.getoption("launches", None):  # of tests/launches.py

@@ -8,8 +8,10 @@
 5. The simulator's check mode, in a random order of threads, finds nothing in the kernels of the case for dense inputs.
    Cases of more than 65536 elements, inputs and outputs together, are left out: what a kernel does wrong there it does
    wrong in a smaller case of its family too, or its family lacks one.
+6. Planned for a target with textures, the case as blits is within the tolerance too: dense inputs in check mode where
+   they are as small, windows with gaps on the simulator. A case without a blit is refused by name.
 
-`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there; "check" is 5.
+`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there; "check" is 5, "pixel" is 6.
 tests/ops/conftest.py runs every test of cases once for each. "plan" only plans for GPUs and keeps the plans: what
 tests/launches.py asks for.
 """
@@ -107,6 +109,7 @@ def run_case(case: Case) -> None:
                 plan_case(case, op, given, known, target)[0].plan
                 for target in TARGETS
                 for given in (inputs, _spread_all(inputs, known))
+                if not target.has_textures or is_drawn(case, op, given, known, target)
             )
         return
     computed = check_refusal(case, op, inputs) if case.refusal else op.compute(*inputs)
@@ -119,6 +122,8 @@ def run_case(case: Case) -> None:
     for device in ("simulator", "gpu"):
         if device in CHECKS:
             check_device(device, case, op, inputs, known, computed)
+    if "pixel" in CHECKS:
+        check_blits(case, op, inputs, known, computed)
     if "check" in CHECKS and op.lower is not None and count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS:
         run_on("check", case, op, inputs, known)
 
@@ -175,12 +180,39 @@ def check_device(
             compare(case, op, index, got, expected, inputs)
 
 
+def check_blits(
+    case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], computed: Sequence[Array | None]
+) -> None:
+    """Check what blits make of a case, or that one without any is refused."""
+    positions = [index for index, wanted in enumerate(case.outputs) if wanted]
+    is_small = count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
+    for device, given in (("pixel_check" if is_small else "pixel", inputs), ("pixel", _spread_all(inputs, known))):
+        if op.lower is None or not is_drawn(case, op, given, known, open_living(device).target):
+            with pytest.raises(UnsupportedError, match=op.name):
+                run_on(device, case, op, given, known)
+            return
+        outputs = run_on(device, case, op, given, known)
+        for index, got in zip(positions, outputs, strict=True):
+            expected = computed[index]
+            assert expected is not None
+            compare(case, op, index, got, expected, inputs)
+
+
 def run_on(name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> list[Array]:
     """Plan the case as a graph of one node, verify the plan, and run it on a device; return the wanted outputs."""
     device = open_living(name)
     template, graph, arrays = plan_case(case, op, inputs, known, device.target)
     verify(template.plan)
     return run_template(template, graph, arrays, device)
+
+
+def is_drawn(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target) -> bool:
+    """Return whether a target with textures has blits for a case."""
+    try:
+        plan_case(case, op, inputs, known, target)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def plan_case(

@@ -59,7 +59,8 @@ def cases() -> list[Case]:
     rows += [case(f"training-{np.dtype(t).name}", x.astype(t), parameters((3,), t), training_mode=1) for t in FLOATS]
     mixtures = ((np.float16, np.float32, np.float32), (BF16, BF16, np.float32), (np.float16, np.float16, np.float64),
                 (np.float32, np.float16, np.float32), (np.float64, np.float32, BF16), (np.float64, np.float16, BF16),
-                (np.float32, BF16, BF16), (BF16, np.float32, np.float32))  # fmt: skip
+                (np.float32, BF16, BF16), (BF16, np.float32, np.float32),
+                (np.float16, np.float16, np.float32))  # fmt: skip
     for t, affine, statistics in mixtures:
         name = "-".join(np.dtype(each).name for each in (t, affine, statistics))
         rows.append(case(name, x.astype(t), parameters((3,), affine, statistics)))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
+import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ops.dropout import Dropout
+from gpuexec.ops.random import FLOATS, RandomUniform
 from gpuexec.spec import TensorSpec
 from tests.ops.harness import Case, run_case
 
@@ -37,7 +43,87 @@ def test_dropout(case: Case) -> None:
     run_case(case)
 
 
-def test_training_is_refused() -> None:
-    spec = TensorSpec.of(X)
-    with pytest.raises(InputError, match="inference only"):
-        build("Dropout", {}).infer(spec, TensorSpec.of(RATIO), TensorSpec.of(np.array(True)))
+# ---- training
+
+YES = np.array(True)
+KEY = np.array([11, 4], np.uint64)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("outputs", [(True, True), (True, False), (False, True)], ids=str)
+def test_training_kernel_drops_the_same_elements(dtype: Any, outputs: tuple[bool, bool]) -> None:
+    x = np.linspace(-3, 3, 70, dtype=np.float32).reshape(7, 10).astype(dtype)
+    y, mask = Dropout(stream=5).compute(x, RATIO, YES, KEY)
+    assert y is not None and mask is not None
+    attributes = {"stream": 5}
+    case = Case("case", "Dropout", (x, RATIO, YES, KEY), attributes, (1, 2), outputs, expected=(y, mask))
+    run_case(case)
+
+
+@pytest.mark.parametrize("outputs", [["y"], ["", "m"], ["y", "m"]], ids=str)
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)
+def test_training_gives_what_is_wanted_of_both(backend: gx.BackendType, outputs: list[str]) -> None:
+    node = helper.make_node("Dropout", ["x", "", "t"], outputs)
+    types = {"y": TensorProto.FLOAT, "m": TensorProto.BOOL}
+    graph = helper.make_graph(
+        [node],
+        "dropout",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [70])],
+        [helper.make_tensor_value_info(name, types[name], [70]) for name in outputs if name],
+        [helper.make_tensor("t", TensorProto.BOOL, [], [True])],
+    )
+    x = np.linspace(1, 2, 70, dtype=np.float32)
+    with gx.Worker(
+        gx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])), backend=backend, seed=4
+    ) as worker:
+        worker.run(x)
+        made = {name: worker.read_output(name) for name in outputs if name}
+    y, mask = Dropout(stream=1).compute(x, None, YES, np.array([4, 0], np.uint64))
+    for name, expected in {"y": y, "m": mask}.items():
+        if name in made:
+            np.testing.assert_array_equal(made[name], expected)
+
+
+def test_training_keeps_what_draws_the_ratio_itself() -> None:
+    drawn = RandomUniform(shape=(70,), stream=5).compute(KEY)[0]
+    ratio, x = drawn[33], np.ones(70, np.float32)
+    y, mask = Dropout(stream=5).compute(x, np.array(ratio), YES, KEY)
+    assert y is not None and mask is not None and mask[33]
+    given = (x, np.array(ratio), YES, KEY)
+    run_case(Case("case", "Dropout", given, {"stream": 5}, (1, 2), (True, True), expected=(y, mask)))
+
+
+def test_training_scales_what_stays() -> None:
+    x = np.full((200, 50), 3, np.float32)
+    y, mask = Dropout().compute(x, np.array(0.25, np.float32), YES, KEY)
+    assert y is not None and mask is not None
+    np.testing.assert_array_equal(y, np.where(mask, np.float32(4), np.float32(0)))
+    # Six deviations: chance breaks it once in 10**9 times.
+    assert abs(mask.mean() - 0.75) < 6 * math.sqrt(0.75 * 0.25 / x.size)
+    halves, _ = Dropout().compute(x, None, YES, KEY)
+    assert halves is not None and set(np.unique(halves)) == {0.0, 6.0}
+
+
+def test_training_without_dropping_keeps_all() -> None:
+    case = Case("zero", "Dropout", (X, np.array(0.0, np.float32), YES), const=(1, 2), outputs=(True, True))
+    run_case(case)
+
+
+def test_training_with_a_seed_of_its_own_minds_no_other() -> None:
+    first = Dropout(seed=3, stream=1).compute(X, RATIO, YES, KEY)[1]
+    again = Dropout(seed=3, stream=2).compute(X, RATIO, YES, np.array([99, 4], np.uint64))[1]
+    np.testing.assert_array_equal(first, again)
+    masks = [Dropout(seed=seed).compute(np.ones(64, np.float32), RATIO, YES, KEY)[1] for seed in (0, 1, 2**24 + 1)]
+    assert len({mask.tobytes() for mask in masks if mask is not None}) == 3
+
+
+@pytest.mark.parametrize("ratio", [1.0, -0.25, np.nan])
+def test_ratio_outside_is_refused(ratio: float) -> None:
+    with pytest.raises(InputError, match=r"a ratio of \[0, 1\), got"):
+        Dropout().infer(TensorSpec.of(X), TensorSpec.of(np.array(ratio, np.float32)), TensorSpec.of(YES))
+
+
+def test_training_of_integers_is_refused() -> None:
+    spec = TensorSpec((2,), np.dtype(np.int32))
+    with pytest.raises(InputError, match="Dropout expects input of type float32"):
+        Dropout().infer(spec, None, TensorSpec.of(YES))

@@ -129,12 +129,12 @@ def negation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("cls", "breaks"),
     [
-        (InfersWrong, ["host", "simulator"]),
-        (ComputesWrong, ["host", "simulator"]),
+        (InfersWrong, ["host", "simulator", "pixel"]),
+        (ComputesWrong, ["host", "simulator", "pixel"]),
         (WritesWrong, ["host"]),
-        (ForgetsStrides, ["simulator"]),
-        (ReadsTooFar, ["simulator", "check"]),
-        (WritesMoreThanItSays, ["check"]),
+        (ForgetsStrides, ["simulator", "pixel"]),
+        (ReadsTooFar, ["simulator", "check", "pixel"]),
+        (WritesMoreThanItSays, ["check", "pixel"]),
     ],
 )
 def test_fault_is_seen(cls: type[Operator], breaks: list[str]) -> None:

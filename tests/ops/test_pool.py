@@ -153,6 +153,7 @@ BY_HAND = [
     worked("nan_wins", [1, NAN, 2, NAN, 5], [NAN, NAN, NAN], [1, 1, 3], kernel_shape=[3]),
     worked("minus_infinity_is_a_value", [-INF, -INF, -INF], [-INF, -INF], [0, 1], kernel_shape=[2]),
     worked("padding_alone", [7], [LOWEST, 7, LOWEST], [-1, 0, -1], kernel_shape=[1], pads=[1, 1]),
+    worked("half", [1, 3, 2, 2], [3, 3, 2], [1, 1, 2], np.float16, kernel_shape=[2]),
     worked("lowest_integers", [-128, -128], [-128], [0], np.int8, kernel_shape=[2]),
 ]
 

@@ -20,6 +20,7 @@ TEXT = (
 def test_lists_hold_passes_by_name_with_a_summary() -> None:
     assert [each.name for each in AT_LOAD] == [
         "decompose",
+        "narrow_weights",
         "fold_constants",
         "inline_branches",
         "remove_noops",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources.memory import weights_of
+from gpuexec.resources.weights import weights_of
 from gpuexec.runtime.backend import Backend, open_backend
 from tests.small_models import (
     CPU,

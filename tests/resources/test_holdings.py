@@ -10,7 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.resources.holdings import Holding, Holdings
-from gpuexec.resources.memory import weights_of
+from gpuexec.resources.weights import weights_of
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.runtime.simulator.device import SimulatorDevice

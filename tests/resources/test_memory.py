@@ -12,7 +12,8 @@ from gpuexec.errors import OutOfMemoryError
 from gpuexec.operator import kernel_table
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
-from gpuexec.resources.memory import Arena, BorrowedMemory, weights_of
+from gpuexec.resources.memory import Arena, BorrowedMemory
+from gpuexec.resources.weights import weights_of
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.simulator.device import SimulatorDevice

@@ -97,6 +97,7 @@ class Standin:
             memcpyAsync=self._copy,
             eventQuery=self._query,
             streamQuery=self._query,
+            **TextureCalls(self).as_dict(),
         )
         driver = SimpleNamespace(
             CUDADriverError=CUDADriverError, launchKernel=self._launch_packed, ctxGetCurrent=self._find_context
@@ -109,6 +110,14 @@ class Standin:
             Stream=type("Stream", (Stream,), {"_standin": self}),
             Event=lambda block=False, disable_timing=False: Event(self, block, disable_timing),
             get_elapsed_time=lambda start, end: end.below.elapsed_ms(start.below),
+            texture=SimpleNamespace(
+                ChannelFormatDescriptor=lambda *given: given,
+                CUDAarray=functools.partial(CUDAarray, self),
+                ResourceDescriptor=lambda kind, cuArr: cuArr,
+                TextureDescriptor=lambda *given: given,
+                TextureObject=lambda array, sampling: TextureObject(self, array, sampling),
+                SurfaceObject=lambda array: TextureObject(self, array, None),
+            ),
             alloc=lambda nbytes: Pointer(self._call(self.device.allocate, nbytes)),
             alloc_pinned_memory=lambda nbytes: make_pinned_pointer(self._call(self.device.allocate_pinned, nbytes)),
         )
@@ -253,10 +262,97 @@ class Standin:
         arguments = PackedArguments(packed)
         for position, kind in enumerate(raw.signature):
             if kind == "P8":
-                arguments.set_pointer(position, int(values[position].view(np.uint64)[0]))
+                arguments.set_pointer(position, self._resolve(values[position].view(np.uint64)))
         self.calls.append(str(raw.function_kernel))
         launch = functools.partial(self.handles[stream].launch, cooperative=cooperative)
         self._call(launch, raw.function, grid, block, shared_bytes, arguments)
+
+    def _resolve(self, words: np.ndarray) -> int:
+        """Return the address of a pointer, or of a texture or surface and a byte within it."""
+        if words.size == 1 or not words[0]:
+            return int(words[0])
+        found = self.handles[int(words[0])]
+        return int(found.array.below.address + words[1])
+
+
+class CUDAarray:
+    """A CUDA array of texels of 16 bytes, row after row in the memory of the device below."""
+
+    def __init__(self, standin: Standin, channels: Any, width: int, height: int, depth: int, flags: int) -> None:
+        assert channels == (32, 32, 32, 32, 1) and (depth, flags) == (0, 2)
+        standin._require_current()
+        self.width, self.height = width, height
+        self.below = standin._call(standin.device.allocate, 16 * width * height)
+        self.ptr = standin.handles.add(self)
+
+    def __del__(self) -> None:
+        self.below.free()
+
+
+class TextureObject:
+    """A texture object, or without ``sampling`` a surface object."""
+
+    def __init__(self, standin: Standin, array: CUDAarray, sampling: Any) -> None:
+        assert sampling in (None, ((1, 1), 0, 0))  # clamped coordinates, point sampling, elements as they are
+        standin._require_current()
+        self.array, self.ptr = array, standin.handles.add(self)
+
+
+class TextureCalls:
+    """The part of the runtime that copies rectangles between arrays and bytes in a row."""
+
+    def __init__(self, standin: Standin) -> None:
+        self._standin = standin
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "cudaChannelFormatKindUnsigned": 1,
+            "cudaArraySurfaceLoadStore": 2,
+            "cudaResourceTypeArray": 0,
+            "cudaAddressModeClamp": 1,
+            "cudaFilterModePoint": 0,
+            "cudaReadModeElementType": 0,
+            "memcpy2DToArrayAsync": self._write,
+            "memcpy2DFromArrayAsync": self._read,
+        }
+
+    def _write(
+        self,
+        array: int,
+        column: int,
+        row: int,
+        source: int,
+        pitch: int,
+        width: int,
+        height: int,
+        kind: int,
+        stream: int,
+    ) -> None:
+        for line, address in self._lines(array, column, row, pitch, width, height):
+            self._standin._copy(address, source + line, width, kind, stream)
+
+    def _read(
+        self,
+        target: int,
+        pitch: int,
+        array: int,
+        column: int,
+        row: int,
+        width: int,
+        height: int,
+        kind: int,
+        stream: int,
+    ) -> None:
+        for line, address in self._lines(array, column, row, pitch, width, height):
+            self._standin._copy(target + line, address, width, kind, stream)
+
+    def _lines(self, handle: int, column: int, row: int, pitch: int, width: int, height: int) -> list[tuple[int, int]]:
+        array = self._standin.handles[handle]
+        assert column % 16 == width % 16 == 0 and width <= pitch
+        assert column + width <= 16 * array.width and row + height <= array.height
+        return [
+            (line * pitch, array.below.address + 16 * array.width * (row + line) + column) for line in range(height)
+        ]
 
 
 class GraphNode:
@@ -474,7 +570,10 @@ def install(monkeypatch: pytest.MonkeyPatch, standin: Standin) -> None:
 def read_parameters(raw: RawKernel, parameters: int) -> list[np.ndarray]:
     """Return the bytes of each argument behind ``void** kernelParams``."""
     places = view_bytes(parameters, 8 * len(raw.signature)).view(np.uint64)
-    return [view_bytes(int(place), int(kind[1:])).copy() for place, kind in zip(places, raw.signature, strict=True)]
+    # Where the simulator's kernel takes the address of texels, the GPU's takes an object and a byte.
+    wide = 16 if raw.function_kernel.source.startswith("pixel/") else 8
+    sizes = [wide if kind == "P8" else int(kind[1:]) for kind in raw.signature]
+    return [view_bytes(int(place), size).copy() for place, size in zip(places, sizes, strict=True)]
 
 
 def view_bytes(address: int, nbytes: int) -> np.ndarray:

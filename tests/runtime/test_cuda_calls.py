@@ -52,10 +52,15 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "device.cupy": cupy,
         "stream.stream": cupy.cuda.Stream,
     },
+    "cuda_pixel.py": {
+        **dict.fromkeys(("device.cupy", "self._pixel.cupy"), cupy),
+        "runtime": cupy.cuda.runtime,
+        "textures": cupy.cuda.texture,
+    },
     "cuda_errors.py": {"context.device": cupy.cuda.Device},
 }
 # How often each file must be seen to touch the libraries: a guard against reading past the calls.
-EXPECTED_USES = {"cuda.py": 40, "kernel_library.py": 3, "cuda_graph.py": 20, "cuda_errors.py": 2}
+EXPECTED_USES = {"cuda.py": 40, "kernel_library.py": 3, "cuda_graph.py": 20, "cuda_pixel.py": 25, "cuda_errors.py": 2}
 
 
 def resolve(node: ast.expr, meanings: dict[str, Any]) -> Any:

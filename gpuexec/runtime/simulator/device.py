@@ -16,6 +16,7 @@ from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.runtime.pixel.extents import find_extents
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.simulator.findings import Finding, describe
@@ -88,6 +89,8 @@ class SimulatorDevice:
             OutOfMemoryError: The device, or the host, has no room.
         """
         self.check_alive()
+        if self.target.has_textures:
+            find_extents(nbytes, self.name)
         return DeviceMemory(self._blocks, self.ordering, nbytes, self._memory_bytes)
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:

@@ -1,0 +1,271 @@
+"""A tour of the house with the digits model: what each room hands to the next, from bytes to answer.
+
+    python examples/tour.py            all rooms, one after the other
+    python examples/tour.py plan run   some of them
+
+bytes -> Graph -> passes -> commands -> Plan -> recording -> run -> answer
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from digits import HERE, Array, load_images
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import gpuexec as gx
+from gpuexec.command import HostCall, Launch
+from gpuexec.graph import Graph
+from gpuexec.importer.load import ImportedModel, load_graph
+from gpuexec.passes import AT_LOAD, run_passes
+from gpuexec.plan import Plan, Role
+from gpuexec.planner.template import plan_graph
+from gpuexec.profiling.stays import list_stays, name_values
+from gpuexec.runtime.device import Region
+from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
+
+FILE = HERE / "models" / "digits.onnx"
+TARGET = "sm_90"
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+console = Console(highlight=False, width=110)
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """What the rooms hand on: a picture to read, the file's graph, the graph after the load passes, its plan."""
+
+    x: Array
+    label: int
+    imported: ImportedModel
+    graph: Graph
+    plan: Plan
+
+
+def begin() -> Journey:
+    """Go through the rooms once, silently, with one picture."""
+    images, labels = load_images(1)
+    imported = load_graph(FILE)
+    graph = run_passes(imported.graph, AT_LOAD)
+    specs = {"image": TensorSpec(images.shape, images.dtype)}
+    plan = plan_graph(graph, specs, Target.named(TARGET)).plan
+    return Journey(images, int(labels[0]), imported, graph, plan)
+
+
+def show_bytes(journey: Journey) -> None:
+    """An ONNX file is a message of protobuf: nodes, weights, inputs, outputs."""
+    content = FILE.read_bytes()
+    for start in range(0, 96, 16):
+        row = content[start : start + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
+        console.print(f"  [dim]{start:04x}[/]  {row.hex(' ')}  [cyan]{escape(text)}[/]")
+    said = journey.imported
+    console.print(f"  ... {len(content):,} bytes; opset {said.opset}, IR {said.ir_version}, by {said.producer}")
+    for value in (*said.graph.inputs, *said.graph.outputs):
+        console.print(f"  {'takes' if value in said.graph.inputs else 'gives'} [cyan]{value.name}[/]: {value.declared}")
+
+
+def show_graph(journey: Journey) -> None:
+    """The importer brings every node to the newest form of its operator, with its attributes bound."""
+    print_graph(journey.imported.graph)
+
+
+def show_passes(journey: Journey) -> None:
+    """Passes make graphs of graphs; these want no shapes, and are run when a model is loaded."""
+    table = open_table("pass", "nodes", "weights", "what it does")
+    graph = journey.imported.graph
+    for each in AT_LOAD:
+        after = run_passes(graph, [each])
+        is_changed = after is not graph and (len(after.nodes), weigh(after)) != (len(graph.nodes), weigh(graph))
+        counts = [
+            f"{old:,} → {new:,}" if old != new else f"{old:,}"
+            for old, new in ((len(graph.nodes), len(after.nodes)), (weigh(graph), weigh(after)))
+        ]
+        table.add_row(each.name, *counts, each.summary, style="bold" if is_changed else "dim")
+        graph = after
+    console.print(table)
+    console.print("\n  and what is left:")
+    print_graph(graph)
+
+
+def show_commands(journey: Journey) -> None:
+    """The planner infers shapes and asks each operator for its commands: for a GPU launches, for the CPU calls."""
+    specs = {port.name: port.spec for port in journey.plan.inputs}
+    on_cpu = plan_graph(journey.graph, specs, Target.named("cpu")).plan.segment
+    segment = journey.plan.segment
+    calls = {origin: command for origin, command in zip(on_cpu.origins, on_cpu.commands, strict=True)}
+    table = open_table("", "node", f"launched on {TARGET}", "blocks x threads", "called on the CPU", "after")
+    for index, (command, origin) in enumerate(zip(segment.commands, segment.origins, strict=True)):
+        before = ", ".join(str(a) for a, b in segment.edges if b == index)
+        call = calls.get(origin)
+        named = call.operator if isinstance(call, HostCall) else "-"
+        kernel, extent = type(command).__name__, ""
+        if isinstance(command, Launch):
+            kernel = command.kernel.expression if len(command.kernel.expression) < 40 else (
+                command.kernel.expression[:37] + "..."
+            )  # fmt: skip
+            extent = f"{np.prod(command.grid)} x {np.prod(command.block)}"
+        table.add_row(str(index), origin, escape(kernel), extent, named, before)
+    console.print(table)
+
+
+def show_plan(journey: Journey) -> None:
+    """A plan is data, with no pointers: who lies where in the arena, and when. Time goes right, bytes go up."""
+    plan = journey.plan
+    stays = list_stays(plan, name_values(journey.graph))
+    count, rows, width = len(plan.segment.commands), 12, 6
+    unit = max(plan.layout.nbytes / rows, 1)
+    for row in reversed(range(rows)):
+        line = f"  [dim]{int(row * unit):>7,}[/] "
+        for command in range(count):
+            place = (row + 0.5) * unit
+            held = [
+                i for i, stay in enumerate(stays)
+                if stay.first <= command < stay.last and stay.offset <= place < stay.offset + stay.nbytes
+            ]  # fmt: skip
+            line += f"[{COLOURS[held[0] % len(COLOURS)]}]{'█' * width}[/]" if held else "·" * width
+        console.print(line)
+    console.print(f"  {'':7} [dim]{''.join(f'{index:<{width}}' for index in range(count))}[/]")
+    for index, stay in enumerate(stays):
+        colour = COLOURS[index % len(COLOURS)]
+        console.print(
+            f"  [{colour}]██[/] %{stay.buffer:<3} {stay.nbytes:>7,} bytes at {stay.offset:>7,}  {', '.join(stay.names)}"
+        )
+    console.print(f"  arena {plan.layout.nbytes:,} bytes; no layout takes less than {plan.layout.lower_bound:,}")
+    for role in (Role.INPUT, Role.CONSTANT, Role.OUTPUT):
+        of_role = [buffer for buffer in plan.buffers if buffer.role is role]
+        total = sum(buffer.nbytes for buffer in of_role)
+        console.print(f"  and {len(of_role)} of role {role.value}, {total:,} bytes, elsewhere")
+
+
+def show_recording(journey: Journey) -> None:
+    """A recording is a plan with addresses; for another input only the words that hold its address are changed."""
+    plan, device = journey.plan, TracerDevice(TARGET)  # it writes down what it is told, and does nothing
+    arena = device.allocate(plan.layout.nbytes)
+    memory = {number: Region(arena, offset, plan.buffers[number].nbytes) for number, offset in plan.layout.offsets}
+    bound = {}
+    for buffer in plan.buffers:
+        if buffer.id not in memory:
+            region = Region(device.allocate(buffer.nbytes), 0, buffer.nbytes)
+            (memory if buffer.role is Role.CONSTANT else bound)[buffer.id] = region
+    device.load(plan.kernels())
+    recording, stream = device.record(plan.segment, memory), device.create_stream()
+    first, second = submit(device, lambda: recording.submit(stream, bound)), []
+    image = next(port.buffer for port in plan.inputs if port.buffer is not None)
+    bound[image] = Region(device.allocate(plan.buffers[image].nbytes), 0, plan.buffers[image].nbytes)
+    second = submit(device, lambda: recording.submit(stream, bound))
+    for index, ((name, old), (_, new)) in enumerate(zip(first, second, strict=True)):
+        words = [
+            f"[bold yellow]{a.hex()} → {b.hex()}[/]" if a != b else f"[dim]{a.hex()[:16]}[/]"
+            for a, b in zip(old, new, strict=True)
+        ]
+        more = f" [dim]and {len(words) - 3} more[/]" if len(words) > 3 else ""
+        console.print(f"  {index}  {escape(name[:30]):30}  {' '.join(words[:3])}{more}", soft_wrap=True)
+    changed = sum(a != b for (_, old), (_, new) in zip(first, second, strict=True) for a, b in zip(old, new, strict=True))
+    total = sum(len(words) for _, words in first)
+    console.print(f"  {total} arguments packed once; {changed} of them patched for the second submission")
+
+
+def show_run(journey: Journey) -> None:
+    """A run is put on the stream, and nothing waits; what comes back is a Tensor that may be pending."""
+    with gx.Worker(gx.load(FILE)) as worker:
+        console.print(f"  on {worker.backend_type.name}: {worker.backend_reason}")
+        run = worker.schedule(journey.x)
+        y = run.peek_output("logits")
+        console.print(f"  schedule       {run}")
+        console.print(f"  peek_output    {escape(str(y))}")
+        request = y.readback_request()
+        console.print(f"  readback       {request}")
+        others = 0
+        while not request.is_done():
+            others += 1
+        console.print(f"  meanwhile      {others:,} other things were done")
+        console.print(f"  readback       {request}")
+        report = worker.report()
+        console.print(
+            f"  report         {report.runs} run, {report.plans} plan in {report.plan_ms:.1f} ms,"
+            f" host calls {len(report.host_calls)}, host reads {len(report.host_reads)},"
+            f" waits nobody asked for {len(report.host_syncs)}"
+        )
+        for row in worker.memory_report():
+            if row.most_nbytes:
+                console.print(f"  held           {row}")
+
+
+def show_answer(journey: Journey) -> None:
+    """The answer is an array of the caller's own."""
+    with gx.Worker(gx.load(FILE)) as worker:
+        worker.schedule(journey.x)
+        scores = worker.read_output("probabilities")[0]
+    picture = journey.x[0, 0] / journey.x.max()
+    for row in range(max(len(picture), len(scores))):
+        pixels = "".join(" ░▒▓█"[round(4 * float(v))] * 2 for v in picture[row]) if row < len(picture) else " " * 16
+        bar = "█" * round(40 * float(scores[row]))
+        colour = "bold green" if row == scores.argmax() else "dim"
+        console.print(f"  {pixels}   [{colour}]{row} {bar} {scores[row]:.3f}[/]")
+    console.print(f"it is a {journey.label}, and was read as a {scores.argmax()}: {scores.argmax() == journey.label}")
+
+
+ROOMS: dict[str, Callable[[Journey], None]] = {
+    "bytes": show_bytes,
+    "graph": show_graph,
+    "passes": show_passes,
+    "commands": show_commands,
+    "plan": show_plan,
+    "recording": show_recording,
+    "run": show_run,
+    "answer": show_answer,
+}
+
+
+def print_graph(graph: Graph) -> None:
+    """Print a node a line."""
+    table = open_table("operator", "node", "takes", "gives")
+    for node in graph.nodes:
+        takes, gives = (", ".join("-" if value is None else value.name for value in side) for side in (node.inputs, node.outputs))
+        table.add_row(node.operator.name, node.name, takes, gives)
+    console.print(table)
+
+
+def open_table(*columns: str) -> Table:
+    """Return a plain table."""
+    table = Table(*columns, box=None, padding=(0, 2, 0, 2), header_style="dim")
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    return table
+
+
+def weigh(graph: Graph) -> int:
+    """Return the bytes of a graph's weights."""
+    return sum(array.nbytes for array in graph.constants.values())
+
+
+def submit(device: TracerDevice, put: Callable[[], None]) -> list[tuple[str, list[bytes]]]:
+    """Return kernel and arguments of each launch that a call put on the stream."""
+    before = len(device.log)
+    put()
+    return [(str(row[1]), list(row[4])) for row in device.log[before:] if row[0] == "launch"]  # type: ignore[call-overload]
+
+
+def main(rooms: list[str]) -> None:
+    """Show rooms by name; all without a name."""
+    unknown = sorted(set(rooms) - set(ROOMS))
+    if unknown:
+        raise SystemExit(f"There is no room {', '.join(unknown)}; there are {', '.join(ROOMS)}.")
+    journey = begin()
+    for number, name in enumerate(rooms or ROOMS, 1):
+        show = ROOMS[name]
+        console.print()
+        console.rule(f"[bold]{number}  {name}[/]", align="left")
+        console.print(f"[italic]{(show.__doc__ or '').strip()}[/]\n")
+        show(journey)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
