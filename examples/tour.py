@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from digits import HERE, Array, load_images
@@ -22,7 +23,7 @@ import gpuexec as gx
 from gpuexec.command import HostCall, Launch
 from gpuexec.graph import Graph
 from gpuexec.importer.load import ImportedModel, load_graph
-from gpuexec.passes import AT_LOAD, run_passes
+from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.template import plan_graph
 from gpuexec.profiling.stays import list_stays, name_values
@@ -43,6 +44,7 @@ class Journey:
 
     x: Array
     label: int
+    specs: dict[str, TensorSpec]
     imported: ImportedModel
     graph: Graph
     plan: Plan
@@ -52,10 +54,10 @@ def begin() -> Journey:
     """Go through the rooms once, silently, with one picture."""
     images, labels = load_images(1)
     imported = load_graph(FILE)
-    graph = run_passes(imported.graph, AT_LOAD)
     specs = {"image": TensorSpec(images.shape, images.dtype)}
+    graph = run_passes(imported.graph, (*AT_LOAD, *AT_PLAN), specs=specs)
     plan = plan_graph(graph, specs, Target.named(TARGET)).plan
-    return Journey(images, int(labels[0]), imported, graph, plan)
+    return Journey(images, int(labels[0]), specs, imported, graph, plan)
 
 
 def show_bytes(journey: Journey) -> None:
@@ -68,7 +70,8 @@ def show_bytes(journey: Journey) -> None:
     said = journey.imported
     console.print(f"  ... {len(content):,} bytes; opset {said.opset}, IR {said.ir_version}, by {said.producer}")
     for value in (*said.graph.inputs, *said.graph.outputs):
-        console.print(f"  {'takes' if value in said.graph.inputs else 'gives'} [cyan]{value.name}[/]: {value.declared}")
+        verb = "takes" if value in said.graph.inputs else "gives"
+        console.print(f"  {verb} [cyan]{value.name}[/] {escape(str(value.declared))}")
 
 
 def show_graph(journey: Journey) -> None:
@@ -77,17 +80,17 @@ def show_graph(journey: Journey) -> None:
 
 
 def show_passes(journey: Journey) -> None:
-    """Passes make graphs of graphs; these want no shapes, and are run when a model is loaded."""
+    """Passes make graphs of graphs: some when a model is loaded, some when shapes are known."""
     table = open_table("pass", "nodes", "weights", "what it does")
     graph = journey.imported.graph
-    for each in AT_LOAD:
-        after = run_passes(graph, [each])
+    for each in (*AT_LOAD, *AT_PLAN):
+        after = run_passes(graph, [each], specs=journey.specs)
         is_changed = after is not graph and (len(after.nodes), weigh(after)) != (len(graph.nodes), weigh(graph))
         counts = [
             f"{old:,} → {new:,}" if old != new else f"{old:,}"
             for old, new in ((len(graph.nodes), len(after.nodes)), (weigh(graph), weigh(after)))
         ]
-        table.add_row(each.name, *counts, each.summary, style="bold" if is_changed else "dim")
+        table.add_row(each.name, *counts, cut(each.summary, 52), style="bold" if is_changed else "dim")
         graph = after
     console.print(table)
     console.print("\n  and what is left:")
@@ -96,22 +99,18 @@ def show_passes(journey: Journey) -> None:
 
 def show_commands(journey: Journey) -> None:
     """The planner infers shapes and asks each operator for its commands: for a GPU launches, for the CPU calls."""
-    specs = {port.name: port.spec for port in journey.plan.inputs}
-    on_cpu = plan_graph(journey.graph, specs, Target.named("cpu")).plan.segment
+    on_cpu = plan_graph(journey.graph, journey.specs, Target.named("cpu")).plan.segment
     segment = journey.plan.segment
-    calls = {origin: command for origin, command in zip(on_cpu.origins, on_cpu.commands, strict=True)}
-    table = open_table("", "node", f"launched on {TARGET}", "blocks x threads", "called on the CPU", "after")
+    calls = dict(zip(on_cpu.origins, on_cpu.commands, strict=True))
+    table = open_table("", "node", f"on {TARGET}", "grid x block", "on the CPU", "after")
     for index, (command, origin) in enumerate(zip(segment.commands, segment.origins, strict=True)):
         before = ", ".join(str(a) for a, b in segment.edges if b == index)
         call = calls.get(origin)
         named = call.operator if isinstance(call, HostCall) else "-"
         kernel, extent = type(command).__name__, ""
         if isinstance(command, Launch):
-            kernel = command.kernel.expression if len(command.kernel.expression) < 40 else (
-                command.kernel.expression[:37] + "..."
-            )  # fmt: skip
-            extent = f"{np.prod(command.grid)} x {np.prod(command.block)}"
-        table.add_row(str(index), origin, escape(kernel), extent, named, before)
+            kernel, extent = command.kernel.expression, f"{np.prod(command.grid)} x {np.prod(command.block)}"
+        table.add_row(str(index), cut(origin, 25), cut(kernel, 31), extent, cut(named, 17), before)
     console.print(table)
 
 
@@ -120,23 +119,24 @@ def show_plan(journey: Journey) -> None:
     plan = journey.plan
     stays = list_stays(plan, name_values(journey.graph))
     count, rows, width = len(plan.segment.commands), 12, 6
-    unit = max(plan.layout.nbytes / rows, 1)
     for row in reversed(range(rows)):
-        line = f"  [dim]{int(row * unit):>7,}[/] "
+        low, high = (plan.layout.nbytes * edge // rows for edge in (row, row + 1))
+        line = f"  [dim]{low:>7,}[/] "
         for command in range(count):
-            place = (row + 0.5) * unit
-            held = [
-                i for i, stay in enumerate(stays)
-                if stay.first <= command < stay.last and stay.offset <= place < stay.offset + stay.nbytes
-            ]  # fmt: skip
-            line += f"[{COLOURS[held[0] % len(COLOURS)]}]{'█' * width}[/]" if held else "·" * width
+            held = {
+                index: min(high, stay.offset + stay.nbytes) - max(low, stay.offset)
+                for index, stay in enumerate(stays)
+                if stay.first <= command < stay.last
+            }
+            most = max(held, key=lambda index: held[index], default=0)
+            is_free = not held or held[most] <= 0
+            line += "·" * width if is_free else f"[{COLOURS[most % len(COLOURS)]}]{'█' * width}[/]"
         console.print(line)
     console.print(f"  {'':7} [dim]{''.join(f'{index:<{width}}' for index in range(count))}[/]")
     for index, stay in enumerate(stays):
         colour = COLOURS[index % len(COLOURS)]
-        console.print(
-            f"  [{colour}]██[/] %{stay.buffer:<3} {stay.nbytes:>7,} bytes at {stay.offset:>7,}  {', '.join(stay.names)}"
-        )
+        where = f"%{stay.buffer:<3} {stay.nbytes:>7,} bytes at {stay.offset:>7,}"
+        console.print(f"  [{colour}]██[/] {where}  {escape(', '.join(stay.values))}")
     console.print(f"  arena {plan.layout.nbytes:,} bytes; no layout takes less than {plan.layout.lower_bound:,}")
     for role in (Role.INPUT, Role.CONSTANT, Role.OUTPUT):
         of_role = [buffer for buffer in plan.buffers if buffer.role is role]
@@ -149,33 +149,33 @@ def show_recording(journey: Journey) -> None:
     plan, device = journey.plan, TracerDevice(TARGET)  # it writes down what it is told, and does nothing
     arena = device.allocate(plan.layout.nbytes)
     memory = {number: Region(arena, offset, plan.buffers[number].nbytes) for number, offset in plan.layout.offsets}
-    bound = {}
+    bound: dict[int, Region] = {}
     for buffer in plan.buffers:
         if buffer.id not in memory:
             region = Region(device.allocate(buffer.nbytes), 0, buffer.nbytes)
             (memory if buffer.role is Role.CONSTANT else bound)[buffer.id] = region
     device.load(plan.kernels())
     recording, stream = device.record(plan.segment, memory), device.create_stream()
-    first, second = submit(device, lambda: recording.submit(stream, bound)), []
-    image = next(port.buffer for port in plan.inputs if port.buffer is not None)
-    bound[image] = Region(device.allocate(plan.buffers[image].nbytes), 0, plan.buffers[image].nbytes)
+    first = submit(device, lambda: recording.submit(stream, bound))
+    (image,) = (port.buffer for port in plan.inputs if port.buffer is not None)
+    bound[image] = Region(device.allocate(journey.x.nbytes), 0, journey.x.nbytes)
     second = submit(device, lambda: recording.submit(stream, bound))
     for index, ((name, old), (_, new)) in enumerate(zip(first, second, strict=True)):
         words = [
             f"[bold yellow]{a.hex()} → {b.hex()}[/]" if a != b else f"[dim]{a.hex()[:16]}[/]"
             for a, b in zip(old, new, strict=True)
         ]
-        more = f" [dim]and {len(words) - 3} more[/]" if len(words) > 3 else ""
-        console.print(f"  {index}  {escape(name[:30]):30}  {' '.join(words[:3])}{more}", soft_wrap=True)
-    changed = sum(a != b for (_, old), (_, new) in zip(first, second, strict=True) for a, b in zip(old, new, strict=True))
-    total = sum(len(words) for _, words in first)
-    console.print(f"  {total} arguments packed once; {changed} of them patched for the second submission")
+        more = f" [dim]and {len(words) - 2} more[/]" if len(words) > 2 else ""
+        console.print(f"  {index}  {escape(name[:30]):30}  {' '.join(words[:2])}{more}", soft_wrap=True)
+    (packed, again) = ([word for _, words in log for word in words] for log in (first, second))
+    changed = sum(a != b for a, b in zip(packed, again, strict=True))
+    console.print(f"  {len(packed)} arguments packed once; {changed} of them patched for the second submission")
 
 
 def show_run(journey: Journey) -> None:
     """A run is put on the stream, and nothing waits; what comes back is a Tensor that may be pending."""
     with gx.Worker(gx.load(FILE)) as worker:
-        console.print(f"  on {worker.backend_type.name}: {worker.backend_reason}")
+        console.print(f"  on {worker.backend_type.name}: {cut(worker.backend_reason, 90)}")
         run = worker.schedule(journey.x)
         y = run.peek_output("logits")
         console.print(f"  schedule       {run}")
@@ -209,7 +209,7 @@ def show_answer(journey: Journey) -> None:
         bar = "█" * round(40 * float(scores[row]))
         colour = "bold green" if row == scores.argmax() else "dim"
         console.print(f"  {pixels}   [{colour}]{row} {bar} {scores[row]:.3f}[/]")
-    console.print(f"it is a {journey.label}, and was read as a {scores.argmax()}: {scores.argmax() == journey.label}")
+    console.print(f"\nread right: {int(scores.argmax()) == journey.label}")
 
 
 ROOMS: dict[str, Callable[[Journey], None]] = {
@@ -228,17 +228,24 @@ def print_graph(graph: Graph) -> None:
     """Print a node a line."""
     table = open_table("operator", "node", "takes", "gives")
     for node in graph.nodes:
-        takes, gives = (", ".join("-" if value is None else value.name for value in side) for side in (node.inputs, node.outputs))
-        table.add_row(node.operator.name, node.name, takes, gives)
+        takes, gives = (
+            ", ".join("-" if value is None else value.name for value in side) for side in (node.inputs, node.outputs)
+        )
+        table.add_row(cut(node.operator.name, 18), cut(node.name, 25), cut(takes, 40), gives)
     console.print(table)
 
 
 def open_table(*columns: str) -> Table:
     """Return a plain table."""
-    table = Table(*columns, box=None, padding=(0, 2, 0, 2), header_style="dim")
+    table = Table(*columns, box=None, padding=(0, 1, 0, 2), header_style="dim")
     for column in table.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
+        column.no_wrap = True
     return table
+
+
+def cut(text: str, width: int) -> str:
+    """Return the beginning of a text, as the console shows it."""
+    return escape(text if len(text) <= width else f"{text[: width - 1]}…")
 
 
 def weigh(graph: Graph) -> int:
@@ -248,9 +255,10 @@ def weigh(graph: Graph) -> int:
 
 def submit(device: TracerDevice, put: Callable[[], None]) -> list[tuple[str, list[bytes]]]:
     """Return kernel and arguments of each launch that a call put on the stream."""
-    before = len(device.log)
+    device.log.clear()
     put()
-    return [(str(row[1]), list(row[4])) for row in device.log[before:] if row[0] == "launch"]  # type: ignore[call-overload]
+    rows: list[tuple[Any, ...]] = [row for row in device.log if row[0] == "launch"]
+    return [(row[1].partition(":")[2], list(row[4])) for row in rows]
 
 
 def main(rooms: list[str]) -> None:

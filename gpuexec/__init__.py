@@ -167,7 +167,9 @@ class _Package(ModuleType):
 
     @graph.setter
     def graph(self, module: ModuleType) -> None:
-        """Take no notice: importing a module sets it as an attribute of its package."""
+        """Take no notice of the module: importing one sets it as an attribute of its package."""
+        if not isinstance(module, ModuleType):
+            raise AttributeError(f"gpuexec.graph can't be replaced, got {module!r}.")
 
 
 sys.modules[__name__].__class__ = _Package

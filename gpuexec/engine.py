@@ -253,16 +253,13 @@ class Engine:
         with self._issuer.lock:
             limit = self.site.limit
             admit = None if limit is None else limit.admit
-            old = self.site.weights
-            self.site.adopt(model, old.replace(self.model.graph, model.graph, self.stream, admit))
+            # What only the old ones need goes once the runs before are done, and replays that were recorded with them.
+            weights = self.site.weights.replace(self.model.graph, model.graph, self.stream, admit)
+            self.site.adopt(model, weights)
             self.model = self.site.model
             self.acceptor = Acceptor(self.model, self.backend, self.stream)
             self.states.adopt(self.model)
             self._runs.adopt()
-            event = self.backend.device.create_event()
-            self.stream.record(event)
-            # What it alone needs goes once the runs before are done, and the replays that were recorded with it.
-            self.backend.keeper.hold(event, old)
 
     # ---- waiting
 

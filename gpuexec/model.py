@@ -74,7 +74,7 @@ class Model:
         self.inputs = tuple(port for port in ports if port.name not in given)
         self.ports = (*self.inputs, *(port for port in ports if port.name in given))
         self.outputs = tuple(_port(value) for value in graph.outputs if value.name not in taken)
-        # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.memory`.
+        # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.weights`.
         self.slabs: dict[Any, Any] = {}
         # What is run on the graph once the specs of its inputs are known.
         self.plan_passes: Sequence[Pass] = AT_PLAN
@@ -171,8 +171,7 @@ class Model:
         Raises:
             InputError: There is no such input or output, or types or extents contradict each other; names both.
         """
-        parts = joining.join(other._parts(), self._parts(), connections, keeps_first=False)
-        return self._edit(parts, self.disabled_passes | other.disabled_passes)
+        return self._join(other, connections, is_behind=False)
 
     def append(self, other: Model, connections: joining.Connections | None = None) -> Model:
         """Return this model with another one behind, which takes what it makes: post-processing, baked in.
@@ -187,8 +186,7 @@ class Model:
         Raises:
             InputError: There is no such input or output, or types or extents contradict each other; names both.
         """
-        parts = joining.join(self._parts(), other._parts(), connections, keeps_first=True)
-        return self._edit(parts, self.disabled_passes | other.disabled_passes)
+        return self._join(other, connections, is_behind=True)
 
     def with_weights(self, weights: WeightSource) -> Model:
         """Return this model with other content for some of its weights; all else is shared, plans and devices' too.
@@ -253,6 +251,14 @@ class Model:
         graph = naming.fix_dims(self._parts().graph, fixed)
         save_graph(graph, path, self.info, external_data=external_data, allow_custom=allow_custom)
 
+    def _join(self, other: Model, connections: joining.Connections | None, *, is_behind: bool) -> Model:
+        """Return this model with another one behind or in front."""
+        if not isinstance(other, Model):
+            raise InputError(f"Expected a model to join {self.graph.name!r} with, got a {type(other).__name__}.")
+        first, second = (self, other) if is_behind else (other, self)
+        parts = joining.join(first._parts(), second._parts(), connections, keeps_first=is_behind)
+        return self._edit(parts, self.disabled_passes | other.disabled_passes)
+
     def _parts(self) -> Parts:
         # Keys of random operators are given anew to whatever becomes of the parts.
         source, graph = without_keys(self.info.graph), without_keys(self.graph)
@@ -304,22 +310,6 @@ def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
     return changed
 
 
-def check_alike(model: Model, other: Model) -> None:
-    """Check that two models differ in the content of weights alone.
-
-    Raises:
-        InputError: They do not share their weights on devices, or differ in what they take, give or compute.
-    """
-    mine, theirs = (
-        (each.ports, each.outputs, each.memories, each.dims, [str(node) for node in each.info.graph.nodes])
-        for each in (model, other)
-    )
-    if other.slabs is not model.slabs or mine != theirs:
-        raise InputError(
-            f"{other!r} is not {model!r} with other weights; make it by Model.with_weights of the Worker's model."
-        )
-
-
 def load(
     source: Source,
     *,
@@ -351,8 +341,7 @@ def load(
     if memories not in (None, "implicit"):
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
     info = load_graph(source, outputs=outputs, progress=progress)
-    declared = dict(dims or {})
-    check_declared(info.graph, declared)
+    declared = check_declared(info.graph, dims or {})
     disabled = frozenset(disabled_passes)
     graph = run_passes(info.graph, AT_LOAD, disabled)
     drop_pages_of(array for each in walk(graph) for array in each.constants.values())

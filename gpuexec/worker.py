@@ -11,9 +11,9 @@ from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.inspecting.inspector import Inspector
-from gpuexec.model import Model, check_alike
+from gpuexec.model import Model
 from gpuexec.plan import Plan
-from gpuexec.profiling.profiler import Profiler
+from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.progress import Tell
 from gpuexec.replay.replay import Replay, record_replay
 from gpuexec.report import Report, count_memory, describe_memory, make_report, summarise
@@ -34,6 +34,7 @@ from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.runtime.device import Region
 from gpuexec.state.seeds import check_seed
 from gpuexec.state.state import State
+from gpuexec.weights.alike import take_weights
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +76,7 @@ class Worker:
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
-            device's, ``compare_with`` is not the CPU, or ``watch`` is something else.
+            device's, ``compare_with`` is not the CPU, or ``watch`` or ``profiler`` is something else.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Worker:
         inspector = Inspector.of(watch, keeps_all=compare_with is not None)
         if seed is not None:
             check_seed(seed)
+        check_profiler(profiler)
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
@@ -369,8 +371,8 @@ class Worker:
         with these weights; the one the Worker was made of stays as it was, and so do other Workers.
 
         Args:
-            weights: As for `Model.with_weights`; or a model that differs from the Worker's in nothing else, as what
-                that gives, so that several Workers share what lies of it on a device.
+            weights: As for `Model.with_weights`; or a model that differs from the Worker's in nothing else. Where it is
+                what that gave, several Workers share what lies of it on a device.
 
         Raises:
             InputError: There is no weight of that name, or its type or shape is another; tells all that is wrong, and
@@ -380,10 +382,7 @@ class Worker:
             StateError: A run is half scheduled.
         """
         with self._engine.entering():
-            if not isinstance(weights, Model):
-                weights = self.model.with_weights(weights)
-            check_alike(self.model, weights)
-            self._engine.adopt(weights)
+            self._engine.adopt(take_weights(self.model, weights))
             self.model = self._engine.model
 
     # ---- state

@@ -1,4 +1,5 @@
 // Batch normalisation: statistics of channels, and the map by given statistics.
+#include "epilogue.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
 
@@ -6,13 +7,15 @@
 // Shapes   x, y [n, channels, inner] dense; scale, bias, mean, variance [channels].
 // Grid     1024 elements per block.
 // Needs    nothing of alignment.
-// Numerics in Acc<T>, in the order written; one rounding.
-template <class T, class P, class S>
+// Numerics in Acc<T>, in the order written; one rounding; then the epilogue.
+template <class T, class P, class S, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
     const T* __restrict__ x, const P* __restrict__ scale, const P* __restrict__ bias, const S* __restrict__ mean,
-    const S* __restrict__ variance, T* __restrict__ y, i64 count, FastDiv64 inner, FastDiv64 channels, double epsilon) {
+    const S* __restrict__ variance, T* __restrict__ y, i64 count, FastDiv64 inner, FastDiv64 channels, double epsilon,
+    Epilogue... epilogue) {
   typedef Acc<T> A;
   constexpr int kPerThread = 4;
+  const auto finish = finish_by<T>(epilogue...);
   const i64 first = i64(blockIdx.x) * kPerThread * kBlockThreads + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -22,7 +25,7 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
     channels.divide(inner.divide(element), channel);
     const A centered = widen(x[element]) - cast<A>(mean[channel]);
     const A deviation = root_of(cast<A>(variance[channel]) + A(epsilon));
-    y[element] = cast<T>(centered * (cast<A>(scale[channel]) / deviation) + cast<A>(bias[channel]));
+    y[element] = finish(centered * (cast<A>(scale[channel]) / deviation) + cast<A>(bias[channel]), element);
   }
 }
 

@@ -1,4 +1,5 @@
 // Convolution and its transpose over one to three spatial axes, with groups, strides, dilations and any padding.
+#include "epilogue.cuh"
 #include "narrow_loader.cuh"
 #include "windows.cuh"
 
@@ -89,9 +90,9 @@ struct NarrowWeights {
 };
 
 // What a block of conv_gemm does, whatever form the weights have.
-template <class T, class Weights>
+template <class T, class Weights, class Finish>
 __device__ inline void convolve_block(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
-                                      const WindowStrides& strides, const ConvSizes& sizes) {
+                                      const WindowStrides& strides, const ConvSizes& sizes, const Finish& finish) {
   typedef Acc<T> A;
   i64 outputs = i64(sizes.by_outputs.divisor);
   i64 columns = sizes.batch * outputs;
@@ -124,7 +125,8 @@ __device__ inline void convolve_block(const T* x, const Weights& w, const T* bia
       if (row + i >= rows) continue;
       i64 channel = group * rows + row + i;
       A sum = bias ? sums[i][j] + widen(bias[channel]) : sums[i][j];
-      y[(i64(n) * i64(sizes.by_out_channels.divisor) + channel) * outputs + i64(position)] = cast<T>(sum);
+      i64 place = (i64(n) * i64(sizes.by_out_channels.divisor) + channel) * outputs + i64(position);
+      y[place] = finish(sum, place);
     }
     if (++position == u64(outputs)) {
       position = 0;
@@ -138,12 +140,13 @@ __device__ inline void convolve_block(const T* x, const Weights& w, const T* bia
 // Grid      one block of 256 per 64 output channels of a group x 64 windows (of all images in one row):
 //           x = (group * row tiles + row tile) * column tiles + column tile
 // Needs     w, bias, y dense; group_ins * taps < 2^31; bias may be null
-// Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias
-template <class T>
+// Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each; then the bias; then the
+//           epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 2)
     conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
-              Windows windows, WindowStrides strides, ConvSizes sizes) {
-  convolve_block(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes);
+              Windows windows, WindowStrides strides, ConvSizes sizes, Epilogue... epilogue) {
+  convolve_block(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
 // Computes  what conv_gemm computes, w narrow: value (w - zero) * scale, rounded to T
@@ -151,12 +154,12 @@ __global__ void __launch_bounds__(256, 2)
 // Grid      as conv_gemm
 // Needs     all but x dense; bias, scale (of half weights) and zero may be null
 // Numerics  as conv_gemm of the widened weights, to the bit
-template <class T, class W>
+template <class T, class W, class... Epilogue>
 __global__ void __launch_bounds__(256, 2)
     conv_gemm_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                      Windows windows, WindowStrides strides, ConvSizes sizes, const T* __restrict__ scale,
-                     const i8* __restrict__ zero, i64 step) {
-  convolve_block(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes);
+                     const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
+  convolve_block(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
 // The output that a thread makes. False where there is none.
@@ -175,9 +178,9 @@ struct Output {
 };
 
 // What a thread of conv_direct does, whatever form the weights have.
-template <class T, class Weights>
+template <class T, class Weights, class Finish>
 __device__ inline void convolve_output(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
-                                       const WindowStrides& strides, const ConvSizes& sizes) {
+                                       const WindowStrides& strides, const ConvSizes& sizes, const Finish& finish) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Output output;
   if (!output.find(sizes, index)) return;
@@ -206,7 +209,7 @@ __device__ inline void convolve_output(const T* x, const Weights& w, const T* bi
     image += strides.channel;
   }
   if (bias) sum += widen(bias[output.channel]);
-  y[index] = cast<T>(sum);
+  y[index] = finish(sum, index);
 }
 
 // Computes  what conv_gemm computes, for groups of one input or one output channel
@@ -214,12 +217,12 @@ __device__ inline void convolve_output(const T* x, const Weights& w, const T* bi
 // Grid      one thread per output: x = output / 256
 // Needs     w, bias, y dense; bias may be null
 // Numerics  half and bf16 in float, rounded once; order channel, then tap, one fma each, taps in the padding left out;
-//           then the bias
-template <class T>
+//           then the bias; then the epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
-                Windows windows, WindowStrides strides, ConvSizes sizes) {
-  convolve_output(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes);
+                Windows windows, WindowStrides strides, ConvSizes sizes, Epilogue... epilogue) {
+  convolve_output(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
 // Computes  what conv_direct computes, w narrow: value (w - zero) * scale, rounded to T
@@ -227,12 +230,12 @@ __global__ void __launch_bounds__(256, 1)
 // Grid      as conv_direct
 // Needs     as conv_gemm_narrow
 // Numerics  as conv_direct of the widened weights, to the bit
-template <class T, class W>
+template <class T, class W, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     conv_direct_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                        Windows windows, WindowStrides strides, ConvSizes sizes, const T* __restrict__ scale,
-                       const i8* __restrict__ zero, i64 step) {
-  convolve_output(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes);
+                       const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
+  convolve_output(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
 // Whether output position `at` (padding included) is tap `tap` of an input position along an axis, and of which.
@@ -243,9 +246,9 @@ __device__ inline bool find_source(const Windows& windows, int axis, int at, int
 }
 
 // What a thread of conv_transpose does, whatever form the weights have.
-template <class T, class Weights>
+template <class T, class Weights, class Finish>
 __device__ inline void gather_output(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
-                                     const WindowStrides& strides, const ConvSizes& sizes) {
+                                     const WindowStrides& strides, const ConvSizes& sizes, const Finish& finish) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Output output;
   if (!output.find(sizes, index)) return;
@@ -276,7 +279,7 @@ __device__ inline void gather_output(const T* x, const Weights& w, const T* bias
     }
   }
   if (bias) sum += widen(bias[output.channel]);
-  y[index] = cast<T>(sum);
+  y[index] = finish(sum, index);
 }
 
 // Computes  y[n, o, p] = bias[o] + sum over taps t and channels c of o's group of w[c, o, t] * x[n, c, q],
@@ -285,12 +288,13 @@ __device__ inline void gather_output(const T* x, const Weights& w, const T* bias
 //           y [batch, out channels, extents] dense
 // Grid      one thread per output: x = output / 256
 // Needs     w, bias, y dense; bias may be null
-// Numerics  half and bf16 in float, rounded once; order tap, then channel, one fma each; then the bias
-template <class T>
+// Numerics  half and bf16 in float, rounded once; order tap, then channel, one fma each; then the bias; then the
+//           epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
-                   Windows windows, WindowStrides strides, ConvSizes sizes) {
-  gather_output(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes);
+                   Windows windows, WindowStrides strides, ConvSizes sizes, Epilogue... epilogue) {
+  gather_output(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
 // Computes  what conv_transpose computes, w narrow: value (w - zero) * scale, rounded to T
@@ -298,10 +302,10 @@ __global__ void __launch_bounds__(256, 1)
 // Grid      as conv_transpose
 // Needs     all but x dense; bias, scale (of half weights) and zero may be null
 // Numerics  as conv_transpose of the widened weights, to the bit
-template <class T, class W>
+template <class T, class W, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     conv_transpose_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias,
                           T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes,
-                          const T* __restrict__ scale, const i8* __restrict__ zero, i64 step) {
-  gather_output(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes);
+                          const T* __restrict__ scale, const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
+  gather_output(x, NarrowWeights<T, W>{w, {scale, zero}, step}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }

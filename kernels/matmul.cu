@@ -1,4 +1,5 @@
 // MatMul and Gemm: batches of y = alpha * a @ b + beta * c, operands by strides.
+#include "epilogue.cuh"
 #include "narrow_loader.cuh"
 
 constexpr int kMaxBatchAxes = 8;
@@ -39,12 +40,15 @@ __device__ inline A scale_and_add(const Gemm& gemm, A sum, A addend, bool has_ad
   return has_addend ? wrapping_add(sum, addend) : sum;
 }
 
-template <class T>
-__device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c, T* y) {
+// `start` is the offset of the batch in the output.
+template <class T, class Finish>
+__device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c, T* y, i64 start,
+                                    const Finish& finish) {
   typedef Acc<T> A;
   if (row >= gemm.rows || column >= gemm.columns) return;
   A addend = c ? widen(c[row * gemm.c_row + column * gemm.c_column]) : A(0);
-  y[row * gemm.y_row + column * gemm.y_column] = cast<T>(scale_and_add(gemm, sum, addend, c != nullptr));
+  i64 place = start + row * gemm.y_row + column * gemm.y_column;
+  y[place] = finish(scale_and_add(gemm, sum, addend, c != nullptr), place);
 }
 
 // The right operand as it lies.
@@ -85,9 +89,9 @@ struct NarrowRight {
 
 // Up to kFewRows rows and kFewColumns columns: 32 threads share a column. Neighbouring threads are neighbours along k
 // where a column lies dense in k, else along the columns; the sums are the same.
-template <class T, class Right>
+template <class T, class Right, class Finish>
 __device__ inline void multiply_few_rows(const T* a, const Right& right, const T* c, T* y, const Gemm& gemm,
-                                         i64 first_column) {
+                                         i64 first_column, i64 start, const Finish& finish) {
   typedef Acc<T> A;
   __shared__ A partial[kFolds][kFewRows * kFewColumns + 1];
   int thread = threadIdx.x;
@@ -111,12 +115,13 @@ __device__ inline void multiply_few_rows(const T* a, const Right& right, const T
   if (thread >= kFewRows * kFewColumns) return;
   A sum = partial[0][thread];
   for (int i = 1; i < kFolds; ++i) sum = wrapping_add(sum, partial[i][thread]);
-  store_scaled(gemm, thread / kFewColumns, first_column + thread % kFewColumns, sum, c, y);
+  store_scaled(gemm, thread / kFewColumns, first_column + thread % kFewColumns, sum, c, y, start, finish);
 }
 
 // What a block of gemm does, whatever form its right operand has.
-template <class T, class Right>
-__device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm) {
+template <class T, class Right, class Finish>
+__device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm,
+                                      const Finish& finish) {
   bool has_few_rows = gemm.rows <= kFewRows;
   i64 tile_columns = has_few_rows ? kFewColumns : kTile;
   i64 column_tiles = (gemm.columns + tile_columns - 1) / tile_columns;
@@ -126,15 +131,16 @@ __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, con
   tile /= column_tiles;
   i64 first_row = tile % row_tiles * kTile;
   i64 batch = tile / row_tiles;
+  i64 start = 0;
   for (int axis = int(gemm.batch_axes) - 1; axis >= 0; --axis) {
     i64 index = batch % gemm.batch_extents[axis];
     batch /= gemm.batch_extents[axis];
     a += index * gemm.a_batch[axis];
     b.advance(gemm, axis, index);
-    y += index * gemm.y_batch[axis];
+    start += index * gemm.y_batch[axis];
   }
   if (has_few_rows) {
-    multiply_few_rows(a, b, c, y, gemm, first_column);
+    multiply_few_rows(a, b, c, y, gemm, first_column, start, finish);
     return;
   }
   StridedLoader<T> left(a, first_row, gemm.rows, gemm.inner, gemm.a_row, gemm.a_inner, threadIdx.x);
@@ -146,7 +152,7 @@ __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, con
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) store_scaled(gemm, row + i, column + j, sums[i][j], c, y);
+    for (int j = 0; j < kSums; ++j) store_scaled(gemm, row + i, column + j, sums[i][j], c, y, start, finish);
   }
 }
 
@@ -156,11 +162,12 @@ __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, con
 //           x = (batch * row tiles + row tile) * column tiles + column tile
 // Needs     c may be null
 // Numerics  half and bf16 in float, rounded once; integers wrap. Tiles: k in order, one fma each. Few rows: 32 such
-//           sums over every 32nd k, added in order
-template <class T>
+//           sums over every 32nd k, added in order; then the epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
-    gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm) {
-  multiply_block(a, PlainRight<T>{b}, c, y, gemm);
+    gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm,
+         Epilogue... epilogue) {
+  multiply_block(a, PlainRight<T>{b}, c, y, gemm, finish_by<T>(epilogue...));
 }
 
 // Computes  what gemm computes, b narrow: value (b - zero) * scale, rounded to T
@@ -168,9 +175,10 @@ __global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
 // Grid      as gemm
 // Needs     c, scale (of half weights) and zero may be null
 // Numerics  as gemm of the widened b, to the bit
-template <class T, class W>
+template <class T, class W, class... Epilogue>
 __global__ void __launch_bounds__(256, 2)
     gemm_narrow(const T* __restrict__ a, const W* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm,
-                const T* __restrict__ scale, const i8* __restrict__ zero, ScaleSteps steps) {
-  multiply_block(a, NarrowRight<T, W>{b, {scale, zero}, steps}, c, y, gemm);
+                const T* __restrict__ scale, const i8* __restrict__ zero, ScaleSteps steps,
+                Epilogue... epilogue) {
+  multiply_block(a, NarrowRight<T, W>{b, {scale, zero}, steps}, c, y, gemm, finish_by<T>(epilogue...));
 }

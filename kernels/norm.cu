@@ -1,4 +1,5 @@
 // Normalisation of rows: LayerNormalization, RMSNormalization, InstanceNormalization, GroupNormalization.
+#include "epilogue.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
 
@@ -54,11 +55,11 @@ struct Affine {
   i64 has_bias;  // without it `bias` is not read
 };
 
-// Normalises a row into y; `finish` is called with its mean and inverse deviation.
-template <class Row, class V, class A, class F>
+// Normalises a row into y; `report` is called with its mean and inverse deviation.
+template <class Row, class V, class A, class F, class Finish>
 __device__ inline void normalize_row(
     const Row& row, const Team& team, A* shared, const V* scale, const V* bias, V* y, i64 columns, const Affine& affine,
-    A epsilon, bool is_centered, F finish) {
+    A epsilon, bool is_centered, F report, const Finish& finish) {
   A center = A(0);
   if (is_centered) {
     row.visit([&](i64, A x) { center += x; });
@@ -68,39 +69,41 @@ __device__ inline void normalize_row(
   row.visit([&](i64, A x) { squares += (x - center) * (x - center); });
   squares = team.fold(squares, shared, add<A>);
   const A inverse = A(1) / root_of(squares / A(columns) + epsilon);
-  finish(center, inverse);
+  report(center, inverse);
   u64 parameters_row;
   affine.row_period.divide(team.row, parameters_row);
   scale += i64(parameters_row) * affine.scale_stride;
   bias += i64(parameters_row) * affine.bias_stride;
-  y += team.row * columns;
+  const i64 first = team.row * columns;
   row.visit([&](i64 column, A x) {
     const u64 place = affine.column_group.divide(column);
     A result = (x - center) * inverse * cast<A>(scale[place]);
     if (affine.has_bias) result += cast<A>(bias[place]);
-    y[column] = cast<V>(result);
+    y[first + column] = finish(result, first + column);
   });
 }
 
 // Chooses where the row is kept while it is worked on.
-template <class A, class T, class V, class F>
+template <class A, class T, class V, class F, class Finish>
 __device__ inline void normalize(
     const T* x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, const Affine& affine,
-    double epsilon, bool is_centered, F finish) {
+    double epsilon, bool is_centered, F report, const Finish& finish) {
   __shared__ A shared[kBlockThreads];
   const Team team(lanes, 1);
   const bool is_live = team.row < rows;
   const i64 end = is_live ? columns : 0;
   x += is_live ? team.row * columns : 0;
-  const auto finish_live = [&](A mean, A inverse) {
-    if (is_live && team.lane == 0) finish(team.row, mean, inverse);
+  const auto report_live = [&](A mean, A inverse) {
+    if (is_live && team.lane == 0) report(team.row, mean, inverse);
   };
   if (columns <= i64(kHeld<A>) * lanes) {
     const HeldRow<T, A> row(x, team, end);
-    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, finish_live);
+    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live,
+                  finish);
   } else {
     const StreamedRow<T, A> row(x, team, end);
-    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, finish_live);
+    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live,
+                  finish);
   }
 }
 
@@ -108,14 +111,16 @@ __device__ inline void normalize(
 // Shapes   x, y [rows, columns] dense; scale, bias as `affine` says.
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment.
-// Numerics in A (float; double where T or V is), mean before variance, one rounding; rows of up to 16 * lanes columns
+// Numerics in A (float; double where T or V is), mean before variance, one rounding, then the epilogue; rows of up to 16 * lanes columns
 //          (doubles 8 * lanes) are read once, longer ones three times.
-template <class T, class V>
+template <class T, class V, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
     const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias, V* __restrict__ y, i64 rows,
-    i64 columns, int lanes, Affine affine, double epsilon, int is_centered) {
+    i64 columns, int lanes, Affine affine, double epsilon, int is_centered,
+    Epilogue... epilogue) {
   typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
-  normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered, [](i64, A, A) {});
+  normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered, [](i64, A, A) {},
+               finish_by<V>(epilogue...));
 }
 
 // Computes what normalize_rows does, and mean and 1 / sqrt(variance + epsilon) of each row.
@@ -132,5 +137,5 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_and_measure_rows(
   normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, true, [=](i64 row, A center, A inverse) {
     mean[row] = cast<U>(center);
     inverse_deviation[row] = cast<U>(inverse);
-  });
+  }, finish_by<T>());
 }

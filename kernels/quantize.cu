@@ -33,6 +33,22 @@ __device__ inline float round_to(float value, int kind) {
   return kind == 2 ? widen(cast<bf16>(value)) : value;
 }
 
+template <class Y, class X>
+__device__ inline Y scale_difference(X x, X zero, float scale) {
+  return cast<Y>(float(wrapping_sub(i32(x), i32(zero))) * scale);
+}
+
+template <class Y>
+__device__ inline Y round_quotient(float x, float scale, Y zero, int divisor_kind) {
+  float quotient = rintf(round_to(round_to(x, divisor_kind) / scale, divisor_kind));
+  if (!(quotient == quotient)) quotient = 0.0f;
+  // What is beyond 2^24 saturates whatever is added; so the sum below is exact.
+  quotient = fminf(fmaxf(quotient, -16777216.0f), 16777216.0f);
+  const i32 sum = i32(quotient) + i32(zero);
+  const i32 lowest = i32(limits<Y>::lowest()), highest = i32(limits<Y>::max());
+  return Y(sum < lowest ? lowest : sum > highest ? highest : sum);
+}
+
 // Computes  y = (x - zero) * scale
 // Shapes    x and y [outer, axis, inner]; scale and zero as ScaleWalk says, zero may be null
 // Grid      one thread per element: x = element / 256
@@ -45,8 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= walk.count) return;
   i64 place = walk.find_scale(i);
-  i32 difference = wrapping_sub(i32(x[i]), zero ? i32(zero[place]) : 0);
-  y[i] = cast<Y>(float(difference) * load_float(scale, place, walk.scale_kind));
+  y[i] = scale_difference<Y>(x[i], zero ? zero[place] : X(0), load_float(scale, place, walk.scale_kind));
 }
 
 // Computes  y = saturate(round(x / scale) + zero), halves to even
@@ -61,13 +76,6 @@ __global__ void __launch_bounds__(kThreads)
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= walk.count) return;
   i64 place = walk.find_scale(i);
-  float value = round_to(cast<float>(x[i]), walk.divisor_kind);
-  float quotient = rintf(round_to(value / load_float(scale, place, walk.scale_kind), walk.divisor_kind));
-  if (!(quotient == quotient)) quotient = 0.0f;
-  // What is beyond 2^24 saturates whatever is added; so the sum below is exact.
-  quotient = fminf(fmaxf(quotient, -16777216.0f), 16777216.0f);
-  i32 sum = i32(quotient) + (zero ? i32(zero[place]) : 0);
-  i32 lowest = i32(limits<Y>::lowest());
-  i32 highest = i32(limits<Y>::max());
-  y[i] = Y(sum < lowest ? lowest : sum > highest ? highest : sum);
+  float divisor = load_float(scale, place, walk.scale_kind);
+  y[i] = round_quotient(cast<float>(x[i]), divisor, zero ? zero[place] : Y(0), walk.divisor_kind);
 }

@@ -5,11 +5,11 @@
 
 constexpr int kMostBins = 256;
 
-// What is known of some elements. Places are -1 where there is none; the extrema and sums are those of finite elements, the
-// sums about a shift that all share.
+// What is known of some elements. Places are -1 where there is none; the last four are of finite elements: extrema, mean,
+// and the sum of squared distances from it.
 struct Sample {
   i64 nans, positive_infs, negative_infs, first_nan, first_inf, finite;
-  double least, most, sum, squares;
+  double least, most, mean, squares;
 };
 
 __device__ inline Sample sample_nothing() {
@@ -28,8 +28,9 @@ __device__ inline Sample merge_samples(const Sample& a, const Sample& b) {
   both.finite = a.finite + b.finite;
   both.least = lesser_of(a.least, b.least);
   both.most = greater_of(a.most, b.most);
-  both.sum = a.sum + b.sum;
-  both.squares = a.squares + b.squares;
+  const double share = both.finite > 0 ? double(b.finite) / double(both.finite) : 0.0, apart = b.mean - a.mean;
+  both.mean = a.mean + apart * share;
+  both.squares = a.squares + b.squares + apart * apart * share * double(a.finite);
   return both;
 }
 
@@ -47,68 +48,79 @@ __device__ inline Sample fold_block(const Sample& mine, Sample (&shared)[kBlockT
 
 __device__ inline bool is_finite(double x) { return x - x == 0.0; }
 
-// The first element, if it is finite: sums of distances from it lose fewer digits than sums of the elements.
-template <class T>
-__device__ inline double find_shift(const T* x, i64 count) {
-  const double first = count > 0 ? cast<double>(x[0]) : 0.0;
-  return is_finite(first) ? first : 0.0;
-}
-
-// Computes samples[b] = what is known of the elements of block b: those at b * 256 + thread, and every 256 * gridDim on.
-// Shapes   x of any strides, walked in row-major order; samples [gridDim].
-// Grid     1 to 1024 blocks, as many as follow from the number of elements.
-// Needs    nothing of alignment.
-// Numerics in double; a thread adds its elements in order, threads merge in a fixed tree. Sums are left out unless has_sums.
-template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 1) take_samples(
-    const T* __restrict__ x, Sample* __restrict__ samples, Strided<kMaxRank, 1> walk, int has_sums) {
-  __shared__ Sample shared[kBlockThreads];
-  const double shift = has_sums ? find_shift(x, walk.count) : 0.0;
+// Elements taken one by one. Until all are, `mean` and `squares` of the sample are sums of distances from its first finite
+// element, which lose fewer digits than sums of the elements.
+struct Taken {
   Sample sample = sample_nothing();
-  for (i64 i = i64(blockIdx.x) * kBlockThreads + threadIdx.x; i < walk.count;
-       i += i64(gridDim.x) * kBlockThreads) {
-    i64 offset[1];
-    walk.locate(i, offset);
-    const double value = cast<double>(x[offset[0]]);
+  double shift = 0.0;
+
+  __device__ inline void add(double value, i64 place, bool has_sums) {
     if (is_finite(value)) {
+      if (sample.finite == 0) shift = value;
       sample.finite += 1;
       sample.least = lesser_of(sample.least, value);
       sample.most = greater_of(sample.most, value);
       if (has_sums) {
         const double distance = value - shift;
-        sample.sum += distance;
+        sample.mean += distance;
         sample.squares += distance * distance;
       }
     } else if (value != value) {
       sample.nans += 1;
-      sample.first_nan = earlier_of(sample.first_nan, i);
+      sample.first_nan = earlier_of(sample.first_nan, place);
     } else {
       if (value > 0) sample.positive_infs += 1;
       else sample.negative_infs += 1;
-      sample.first_inf = earlier_of(sample.first_inf, i);
+      sample.first_inf = earlier_of(sample.first_inf, place);
     }
   }
-  sample = fold_block(sample, shared);
+
+  __device__ inline Sample all() const {
+    Sample whole = sample;
+    if (whole.finite == 0) return whole;
+    const double offset = sample.mean / double(sample.finite);
+    whole.mean = shift + offset;
+    whole.squares = sample.squares - sample.mean * offset;
+    return whole;
+  }
+};
+
+// Computes samples[b] = what is known of the elements of block b: those at b * 256 + thread, and every 256 * gridDim on.
+// Shapes   x of any strides, walked in row-major order; samples [gridDim].
+// Grid     1 to 1024 blocks, as many as follow from the number of elements.
+// Needs    nothing of alignment.
+// Numerics in double; a thread adds its elements in order, threads merge in a fixed tree. Sums, of distances from each
+//          thread's first finite element, are left out unless has_sums.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads, 1) take_samples(
+    const T* __restrict__ x, Sample* __restrict__ samples, Strided<kMaxRank, 1> walk, int has_sums) {
+  __shared__ Sample shared[kBlockThreads];
+  Taken taken;
+  for (i64 i = i64(blockIdx.x) * kBlockThreads + threadIdx.x; i < walk.count;
+       i += i64(gridDim.x) * kBlockThreads) {
+    i64 offset[1];
+    walk.locate(i, offset);
+    taken.add(cast<double>(x[offset[0]]), i, has_sums);
+  }
+  const Sample sample = fold_block(taken.all(), shared);
   if (threadIdx.x == 0) samples[blockIdx.x] = sample;
 }
 
 // Computes words = [NaNs, infinities above and below, first NaN, first infinity, least, most, mean, standard deviation]:
 //          a place is -1 where there is none; the last four are of finite elements, and NaN where there are none.
-// Shapes   x as take_samples had it; samples [blocks]; words [9].
+// Shapes   samples [blocks]; words [9].
 // Grid     one block.
 // Needs    nothing.
 // Numerics in double; a thread merges every 256th sample in order, threads merge in a fixed tree. The deviation is that of
 //          all elements (no Bessel), never below 0; without has_sums it and the mean are NaN.
-template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1) merge_all_samples(
-    const T* __restrict__ x, const Sample* __restrict__ samples, double* __restrict__ words, i64 count, int blocks,
-    int has_sums) {
+    const Sample* __restrict__ samples, double* __restrict__ words, int blocks, int has_sums) {
   __shared__ Sample shared[kBlockThreads];
   Sample sample = sample_nothing();
   for (int b = threadIdx.x; b < blocks; b += kBlockThreads) sample = merge_samples(sample, samples[b]);
   sample = fold_block(sample, shared);
   if (threadIdx.x != 0) return;
-  const double nan = limits<double>::nan(), finite = double(sample.finite);
+  const double nan = limits<double>::nan(), variance = sample.squares / double(sample.finite);
   const bool has_any = sample.finite > 0;
   words[0] = double(sample.nans);
   words[1] = double(sample.positive_infs);
@@ -117,9 +129,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) merge_all_samples(
   words[4] = double(sample.first_inf);
   words[5] = has_any ? sample.least : nan;
   words[6] = has_any ? sample.most : nan;
-  const double offset = sample.sum / finite;
-  const double variance = sample.squares / finite - offset * offset;
-  words[7] = has_any && has_sums ? find_shift(x, count) + offset : nan;
+  words[7] = has_any && has_sums ? sample.mean : nan;
   words[8] = has_any && has_sums ? root_of(variance < 0 ? 0.0 : variance) : nan;
 }
 

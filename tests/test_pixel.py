@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -147,11 +149,50 @@ def test_gpu_reads_by_the_texture_and_writes_by_the_surface(backend: Backend) ->
     if backend.type is PIXEL:
         assert not hasattr(device, "find_texture")  # its memory has addresses
         return
-    first, second = device.allocate(100), device.allocate(100)
-    assert len({each for memory in (first, second) for each in (memory.texture, memory.surface, memory.handle)}) == 6
-    for memory in (first, second):
-        assert device.find_texture(memory.address + 5, is_write=False) == (memory.texture, 5)
-        assert device.find_texture(memory.address + 99, is_write=True) == (memory.surface, 99)
+    seen: set[int] = set()
+    held = [device.allocate(100), device.allocate(100)]
+    for memory in held:
+        handles, offset = device.space.find(memory.address)
+        seen |= {handles.array, handles.texture, handles.surface}
+        assert offset == 0
+        assert device.find_texture(memory.address + 5, is_write=False) == (handles.texture, 5)
+        assert device.find_texture(memory.address + 99, is_write=True) == (handles.surface, 99)
+    assert len(seen) == 6
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_texture_goes_back_when_it_is_freed_and_when_nobody_holds_it(backend: Backend) -> None:
+    """On the stand-in while its GPU is current, since CUDA's handles mean something else on another."""
+    device: Any = backend.device
+    freed, dropped = device.allocate(100), device.allocate(100)
+    first, second = freed.address, dropped.address
+    freed.free()
+    freed.free()
+    del dropped
+    gc.collect()
+    stream = device.create_stream()
+    for address in (first, second):
+        with pytest.raises(gx.DeviceError):
+            stream.copy_to_device(address, np.zeros(4, np.uint8))
+
+
+@pytest.mark.parametrize("backend", ["standin"], indirect=True)
+def test_workers_leave_no_memory_behind(backend: Backend) -> None:
+    device: Any = backend.device
+    model, x = small_network(), np.ones((2, 2, 7, 9), np.float32)
+    left = []
+    for is_closed in (True, True, False, False):
+        worker = gx.Worker(model, backend=backend)
+        kept = worker.schedule(x).peek_output()
+        kept.readback_and_clone()
+        if is_closed:
+            worker.close()
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            del worker, kept
+            gc.collect()
+            backend.keeper.prune()
+        left.append(len(device.space))
+    assert left == left[:1] * 4
 
 
 def test_results_wait_for_the_layers_and_the_caller_does_not() -> None:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,15 @@ import pytest
 
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ours_for_theirs
-import gpuexec.ops  # noqa: F401  (registers the operators)
+import gpuexec.ops
 from gpuexec.cli import main
 from gpuexec.compat import executorch
 from gpuexec.operator import operator_names
 from gpuexec.runtime import backend as backends
 from gpuexec.runtime.backend import find_backend
 from tests.conformance.passing import list_path, read_passing
+from tests.features.marks import find_tests
+from tests.features.rows import ROWS
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +131,7 @@ BLOCKS, TABLES = read_blocks(), read_tables()
 
 
 @pytest.fixture(params=["as it is", "simulator"])
-def checkout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def checkout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder like a checkout; AUTO takes what works here, or the simulator in the place of a GPU."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
@@ -138,7 +140,7 @@ def checkout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         simulator = backends.open_backend(gx.BackendType.SIMULATOR)
         monkeypatch.setattr(backends, "_open", {})
         monkeypatch.setitem(backends._OPENERS, gx.BackendType.GPU_COMPUTE, lambda ordinal: simulator)
-    yield tmp_path
+    return tmp_path
 
 
 def run_python(block: str, names: dict[str, Any], where: str) -> None:
@@ -198,9 +200,7 @@ def test_every_block_runs_and_gives_what_it_says(checkout: Path, capsys: pytest.
                     # The same lines once more, on a stream like those of CuPy and torch that the text speaks of.
                     names["mine"] = find_backend(gx.BackendType.AUTO, None)[0].device.create_stream()
                     run_python(STREAM.sub("", block.text), names, f"README.md, block at line {block.line}, streamed")
-            elif block.language == "console":
-                run_console(block.text, capsys)
-            elif block.text.startswith("make "):
+            elif block.language == "console" or block.text.startswith("make "):
                 run_console(block.text, capsys)
             if all(later.section != block.section for later in BLOCKS[index + 1 :]):
                 for claim in GIVES.get(block.section, ()):
@@ -272,6 +272,9 @@ def test_counts_in_the_text_are_those_of_the_code() -> None:
     assert passing and [int(each) for each in passing.groups()] == [
         len(read_passing(list_path(device))) for device in ("cpu", "simulator")
     ]
+    musts = [row.number for row in ROWS.values() if row.judgement == "M"]
+    assert f"all {len(musts)} rows that must be there" in TEXT
+    assert set(musts) <= set(find_tests(ROOT / "tests" / "features"))
 
 
 def test_files_and_commands_that_the_text_names_are_there() -> None:

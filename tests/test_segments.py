@@ -129,6 +129,16 @@ def test_output_that_the_host_computes_along_is_there_all_the_same(backend: Back
             np.testing.assert_array_equal(y, x)
 
 
+def test_output_that_one_host_call_makes_for_the_next_stays_known(backend: Backend) -> None:
+    chain = StagedModel("(float[n] x) => (float[n] a, float[n] y) { a = test.NoKernel (x) y = test.NoKernel (a) }")
+    with gx.Worker(chain.load(), backend=backend) as worker:
+        for n in (3, 2000, 5):
+            x = np.arange(n, dtype=np.float32)
+            a, y = worker.run(x)
+            np.testing.assert_array_equal(a, -x)
+            np.testing.assert_array_equal(y, x)
+
+
 def test_run_after_run_takes_the_same_plans_and_memory(staged: StagedModel, own_backend: Backend) -> None:
     with gx.Worker(staged.load(), backend=own_backend) as worker:
         held = []

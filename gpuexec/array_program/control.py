@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuexec.array_program.promotion import BOOL, INT64, as_symbolic, cast
+from gpuexec.array_program.scope import Scope
 from gpuexec.array_program.shaping import as_weak, reshape
 from gpuexec.array_program.symbolic import SymbolicArray
-from gpuexec.array_program.tracer import Scope, Tracer, current_tracer
+from gpuexec.array_program.tracer import Tracer, current_tracer
 from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.operator import Operator, build
 from gpuexec.spec import Dim
+
+__all__ = ["cond", "fori_loop", "scan", "while_loop"]
 
 Dims = tuple[Dim, ...] | None
 
@@ -38,7 +41,9 @@ def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any]
     scopes, results = [], []
     for function in (then, otherwise):
         with tracer.open_scope() as scope:
-            leaves, rebuild = flatten(function(*operands), tracer)
+            # Each branch may change its operands in place.
+            own = [each.copy() if isinstance(each, SymbolicArray) else each for each in operands]
+            leaves, rebuild = flatten(function(*own), tracer)
             results.append((leaves, [tracer.take(leaf) for leaf in leaves]))
             scopes.append(scope)
     (first, first_values), (second, second_values) = results

@@ -13,18 +13,26 @@ from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import find_tracer
 from gpuexec.errors import InputError
 
+__all__ = [
+    "arange", "array", "as_strided", "asarray", "astype", "clone", "diag", "diagonal", "empty", "empty_like", "eye",
+    "full", "full_like", "identity", "linspace", "logspace", "ones", "ones_like", "trace", "tri", "vander", "zeros",
+    "zeros_like",
+]  # fmt: skip
+
 
 def asarray(a: Any, dtype: Any = None) -> SymbolicArray:
     """Take numbers, arrays or nests of them into the program."""
     return as_symbolic(a, dtype)
 
 
-array = asarray
+def array(a: Any, dtype: Any = None) -> SymbolicArray:
+    """Take numbers, arrays or nests of them into the program as an array of its own."""
+    return as_symbolic(a, dtype).copy()
 
 
 def astype(a: Any, dtype: Any) -> SymbolicArray:
-    """Convert the elements."""
-    return as_symbolic(a, dtype)
+    """Convert the elements, in an array of its own."""
+    return as_symbolic(a, dtype).copy()
 
 
 def clone(a: Any) -> SymbolicArray:

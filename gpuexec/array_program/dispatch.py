@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from gpuexec.array_program import fn
+from gpuexec.array_program.assigning import put_in_place
 from gpuexec.array_program.elementwise import UFUNCS
+from gpuexec.array_program.selecting import choose_first
+from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.errors import InputError
 
 # Functions that reduce, by the elementwise one they repeat.
@@ -20,8 +25,15 @@ _REDUCTIONS: Mapping[np.ufunc, Callable[..., Any]] = {
     np.logical_or: fn.any,
     np.logical_and: fn.all,
 }
-# NumPy's functions that ours go by another name, or that only look like ones.
-_OTHER_NAMES = {"amax": "max", "amin": "min", "concat": "concatenate"}
+# NumPy's functions that do something else than those of this name here.
+_OTHERS: Mapping[Any, Callable[..., Any]] = {
+    np.copy: fn.array,
+    np.digitize: lambda x, bins, right=False: fn.searchsorted(bins, x, side="left" if right else "right"),
+    np.put_along_axis: put_in_place,
+    np.select: choose_first,
+    np.linalg.diagonal: lambda x, offset=0: fn.diagonal(x, offset, -2, -1),
+    np.linalg.trace: lambda x, offset=0, dtype=None: fn.sum(fn.diagonal(x, offset, -2, -1), -1, dtype),
+}
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -59,12 +71,51 @@ def call_function(function: Any, arguments: Sequence[Any], options: Mapping[str,
     Raises:
         InputError: There is none of that name here, or it does not take the arguments.
     """
-    name = _OTHER_NAMES.get(function.__name__, function.__name__)
-    ours = getattr(fn, name, None) if name in fn.__all__ else None
+    name = function.__name__
+    ours = _OTHERS.get(function) or (getattr(fn, name, None) if name in fn.__all__ else None)
     if ours is None:
-        raise InputError(f"np.{function.__name__} has no form for symbolic arrays; compose it from others of gx.fn.")
-    given = {key: value for key, value in options.items() if value is not np._NoValue}
+        raise InputError(f"np.{name} has no form for symbolic arrays; compose it from others of gx.fn.")
+    positional, given = _match_arguments(function, ours, arguments, options)
     try:
-        return ours(*arguments, **given)
+        return ours(*positional, **given)
     except TypeError as error:
-        raise InputError(f"np.{function.__name__} on symbolic arrays: {error}.") from error
+        raise InputError(f"np.{name} on symbolic arrays: {error}.") from error
+
+
+def _match_arguments(
+    function: Any, ours: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a function of NumPy's as ours takes them.
+
+    From the second on they go by NumPy's names, whose order is another here and there; what is as if it were not given
+    (``out=None``) is left out.
+    """
+    theirs, known = _parameters(function), _parameters(ours)
+    names = [each.name for each in theirs.values() if each.kind in _BY_POSITION]
+    positional: list[Any] = []
+    given = {key: value for key, value in options.items() if key in known or not _is_default(theirs, key, value)}
+    for index, value in enumerate(arguments):
+        name = names[index] if 0 < index < len(names) else None
+        if name is not None and name in known and name not in given:
+            given[name] = value
+        elif name is None or not _is_default(theirs, name, value):
+            positional.append(value)
+    return positional, {key: value for key, value in given.items() if value is not np._NoValue}
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@cache
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}  # some of NumPy's written in C
+
+
+def _is_default(parameters: Mapping[str, inspect.Parameter], name: str, value: Any) -> bool:
+    default = parameters[name].default if name in parameters else inspect.Parameter.empty
+    if isinstance(value, (SymbolicArray, np.ndarray)):
+        return False
+    return value is np._NoValue or value is default or (type(value) is type(default) and bool(value == default))

@@ -17,6 +17,11 @@ from gpuexec.array_program.tracer import find_tracer
 from gpuexec.errors import InputError
 from gpuexec.spec import dtype_row
 
+__all__ = [
+    "bernoulli", "multinomial", "normal", "normal_like", "rand", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "random_choice",
+]  # fmt: skip
+
 
 def rand(shape: Any, dtype: Any = FLOAT32, seed: float | None = None) -> SymbolicArray:
     """Draw numbers from 0 to before 1, all equally likely."""

@@ -15,14 +15,27 @@ import numpy as np
 
 from gpuexec.array_program import recipes
 from gpuexec.array_program.nodes import add_node
-from gpuexec.array_program.promotion import BOOL, INT64, as_symbolic, cast, kind_of, promote, resolve, unify
+from gpuexec.array_program.promotion import BOOL, FLOAT64, as_symbolic, cast, kind_of, promote, resolve, unify
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import find_tracer
 from gpuexec.errors import InputError
 
+__all__ = [
+    "abs", "absolute", "acos", "acosh", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh",
+    "around", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "cbrt", "ceil", "clamp", "clip", "copysign", "cos", "cosh", "deg2rad", "divide", "divmod", "equal", "erf", "exp",
+    "exp2", "expm1", "fabs", "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "frac", "greater",
+    "greater_equal", "heaviside", "hypot", "invert", "isclose", "isfinite", "isinf", "isnan", "left_shift", "lerp",
+    "less", "less_equal", "log", "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "maximum", "minimum", "mod", "multiply", "nan_to_num", "negative", "not_equal", "positive", "pow",
+    "power", "rad2deg", "reciprocal", "remainder", "right_shift", "rint", "round", "rsqrt", "sign", "sin", "sinh",
+    "sqrt", "square", "subtract", "tan", "tanh", "true_divide", "trunc", "where",
+]  # fmt: skip
+
 Recipe = Callable[..., SymbolicArray]
 # By NumPy's function; what __array_ufunc__ looks up.
 UFUNCS: dict[np.ufunc, Callable[..., SymbolicArray]] = {}
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 
 def define(ufunc: np.ufunc, recipe: str | Recipe, *, on_bool: str | None = None) -> Callable[..., SymbolicArray]:
@@ -38,17 +51,27 @@ def define(ufunc: np.ufunc, recipe: str | Recipe, *, on_bool: str | None = None)
         if len(values) != ufunc.nin:
             raise InputError(f"{ufunc.__name__} takes {ufunc.nin} arrays, got {len(values)}.")
         tracer = find_tracer(*values)
+        if ufunc in _COMPARISONS:
+            values = tuple(_widen(value, *values) for value in values)
         *dtypes, result = resolve(ufunc, values)
         operands = [as_symbolic(value, dtype, tracer) for value, dtype in zip(values, dtypes, strict=True)]
         chosen = on_bool if on_bool and all(dtype == BOOL for dtype in dtypes) else recipe
         made = add_node(chosen, *operands, dtype=result) if isinstance(chosen, str) else cast(chosen(*operands), result)
-        is_weak = made.dtype == INT64 and all(kind_of(value) is int for value in values)
-        return SymbolicArray(tracer, made._value, made.dtype, made.dims, is_weak) if is_weak else made
+        return made.copy() if any(made is value for value in values) else made
 
     function.__name__ = function.__qualname__ = ufunc.__name__
     function.__doc__ = f"Do elementwise what numpy.{ufunc.__name__} does."
     UFUNCS[ufunc] = function
     return function
+
+
+def _widen(value: Any, *operands: Any) -> Any:
+    """Return a Python int as an int64 where the dtype it is compared with can't hold it, else the value itself."""
+    if type(value) is not int or not -(2**63) <= value < 2**63 or any(kind_of(each) == np.uint64 for each in operands):
+        return value
+    kinds = [kind for kind in map(kind_of, operands) if isinstance(kind, np.dtype) and kind.kind in "iu"]
+    is_held = all(np.iinfo(kind).min <= value <= np.iinfo(kind).max for kind in kinds)
+    return value if is_held else np.int64(value)
 
 
 add = define(np.add, "Add", on_bool="Or")
@@ -67,8 +90,8 @@ fmin = define(np.fmin, lambda x, y: recipes.ignore_nan("Min", x, y), on_bool="An
 arctan2 = atan2 = define(np.arctan2, recipes.arctan2)
 hypot = define(np.hypot, recipes.hypot)
 logaddexp = define(np.logaddexp, recipes.logaddexp)
-copysign = define(np.copysign, lambda x, y: choose(y < 0, -abs(x), abs(x)))
-heaviside = define(np.heaviside, lambda x, y: choose(x == 0, y, choose(x < 0, 0, 1)))
+copysign = define(np.copysign, recipes.copysign)
+heaviside = define(np.heaviside, lambda x, y: choose(x == 0, y, choose(x < 0, 0, choose(x > 0, 1, x))))
 
 equal = define(np.equal, "Equal")
 not_equal = define(np.not_equal, lambda x, y: add_node("Not", add_node("Equal", x, y, dtype=BOOL)))
@@ -90,7 +113,7 @@ right_shift = define(np.right_shift, lambda x, y: recipes.shift(x, y, "RIGHT"))
 
 negative = define(np.negative, recipes.negative)
 positive = define(np.positive, lambda x: x)
-absolute = abs_ = define(np.absolute, recipes.absolute, on_bool="Identity")
+absolute = abs = define(np.absolute, recipes.absolute, on_bool="Identity")
 fabs = define(np.fabs, "Abs")
 sign = define(np.sign, "Sign")
 ceil = define(np.ceil, lambda x: recipes.whole("Ceil", x))
@@ -105,8 +128,8 @@ exp = define(np.exp, "Exp")
 exp2 = define(np.exp2, lambda x: add_node("Pow", as_symbolic(2, x.dtype, x._tracer), x))
 expm1 = define(np.expm1, recipes.expm1)
 log = define(np.log, "Log")
-log2 = define(np.log2, lambda x: add_node("Log", x) / float(np.log(2)))
-log10 = define(np.log10, lambda x: add_node("Log", x) / float(np.log(10)))
+log2 = define(np.log2, lambda x: recipes.logarithm(x, 2))
+log10 = define(np.log10, lambda x: recipes.logarithm(x, 10))
 log1p = define(np.log1p, recipes.log1p)
 sin = define(np.sin, "Sin")
 cos = define(np.cos, "Cos")
@@ -148,7 +171,7 @@ def choose(condition: Any, x: Any, y: Any) -> SymbolicArray:
 def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> SymbolicArray:
     """Limit elements to an interval; a bound that is None is none."""
     low, high = a_min if a_min is not None else min, a_max if a_max is not None else max
-    result = as_symbolic(a)
+    result = as_symbolic(a).copy()
     if low is not None:
         result = maximum(result, low)
     return result if high is None else minimum(result, high)
@@ -183,7 +206,7 @@ def round(a: Any, decimals: int = 0) -> SymbolicArray:
     """Round to even at a number of decimals."""
     array = as_symbolic(a)
     if array.dtype.kind in "iub" and decimals >= 0:
-        return array
+        return array.copy()
     if not decimals:
         return rint(array)
     scale = 10.0 ** builtins.abs(decimals)
@@ -200,11 +223,21 @@ def divmod(x: Any, y: Any) -> tuple[SymbolicArray, SymbolicArray]:
     return floor_divide(x, y), remainder(x, y)
 
 
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> SymbolicArray:
+    """Say which elements differ by no more than ``atol`` and ``rtol`` of the second."""
+    first, second = unify(a, b)
+    if first.dtype.kind in "iub":
+        first, second = (cast(each, FLOAT64) for each in (first, second))
+    near = isfinite(second) & (absolute(first - second) <= atol + rtol * absolute(second))
+    close = near | equal(first, second)
+    return close | (isnan(first) & isnan(second)) if equal_nan else close
+
+
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> SymbolicArray:
     """Replace NaN and infinities by numbers, infinities by default by the largest there are."""
     array = as_symbolic(x)
     if array.dtype.kind in "iub":
-        return array
+        return array.copy()
     limits: Any = ml_dtypes.finfo(array.dtype)  # type: ignore[no-untyped-call]
     bounds = [float(limits.max) if posinf is None else posinf, float(limits.min) if neginf is None else neginf]
     top, low = (as_symbolic(bound, array.dtype, array._tracer) for bound in bounds)

@@ -6,20 +6,28 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.array_program import reducing
+from gpuexec.array_program.elementwise import choose, isnan
 from gpuexec.array_program.nodes import add_node
-from gpuexec.array_program.promotion import BOOL, FLOAT32, INT64, as_symbolic, cast
+from gpuexec.array_program.promotion import BOOL, FLOAT32, FLOAT64, INT64, as_symbolic, cast
 from gpuexec.array_program.shaping import (
     constant_ints,
     expand_dims,
     extent,
     find_axis,
     ravel,
+    reshape,
     shape_vector,
     squeeze,
     swapaxes,
 )
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.errors import InputError
+
+__all__ = [
+    "argsort", "argwhere", "compress", "flatnonzero", "median", "nms", "non_zero", "nonzero", "one_hot", "searchsorted",
+    "sort", "top_k", "topk", "unique",
+]  # fmt: skip
 
 _NARROW = {np.dtype(np.bool_): np.uint8, np.dtype(np.int16): np.int32, np.dtype(np.uint16): np.uint32}
 
@@ -90,6 +98,22 @@ def argsort(a: Any, axis: int | None = -1, kind: str | None = None, stable: bool
     if axis is None:
         array, axis = ravel(array), 0
     return topk(array, extent(array, axis), axis, largest=False)[1]
+
+
+def median(a: Any, axis: int | None = None, keepdims: bool = False) -> SymbolicArray:
+    """Give the element in the middle of the sorted ones, or the mean of the two that are. A NaN makes it NaN."""
+    array = as_symbolic(a)
+    array = cast(array, FLOAT64) if array.dtype.kind in "iub" else array
+    rank = array.ndim
+    row, place = (ravel(array), 0) if axis is None else (array, find_axis(array, axis))
+    count, ordered = extent(row, place), sort(row, place)
+    front = [slice(None)] * place
+    middle = [ordered[(*front, position)] for position in ((count - 1) // 2, count // 2)]
+    found = (middle[0] + middle[1]) / 2
+    found = choose(reducing.any(isnan(row), place), np.nan, found)
+    if not keepdims:
+        return found
+    return reshape(found, (1,) * rank) if axis is None else expand_dims(found, place)
 
 
 def unique(a: Any) -> SymbolicArray:

@@ -16,6 +16,8 @@ from gpuexec.operator import Operator
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.spec import DeclaredSpec
 
+__all__ = ["forward"]
+
 
 def forward(model: Model, *arrays: Any, **named: Any) -> Any:
     """Put a model into the program, as often as wanted; weights are shared, not copied.

@@ -1,8 +1,7 @@
-"""Indexing as NumPy has it, and assignment as a function.
+"""Indexing as NumPy has it.
 
 An index is taken apart in this order: slices and plain positions (views), new axes, then arrays of positions. A mask is
-the positions where it holds. Assignment numbers the elements, indexes the numbers, and scatters; so it can do all that
-indexing can.
+the positions where it holds.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.array_program.elementwise import choose
 from gpuexec.array_program.finding import count_name, nonzero_rows
 from gpuexec.array_program.joining import concatenate
 from gpuexec.array_program.promotion import BOOL, INT64, as_symbolic, cast
@@ -25,12 +23,13 @@ from gpuexec.array_program.shaping import (
     ravel,
     reshape,
     shape_vector,
-    size,
     squeeze,
     transpose,
 )
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.errors import InputError
+
+__all__ = ["getitem", "narrow", "take", "take_along_axis"]
 
 _LAST = 2**63 - 1
 
@@ -38,10 +37,10 @@ _LAST = 2**63 - 1
 def getitem(a: Any, key: Any) -> SymbolicArray:
     """Return the elements an index of NumPy's kinds names: ints, slices, None, ..., arrays of ints, masks."""
     array = as_symbolic(a)
-    mask = _single_mask(array, key)
+    mask = find_mask(array, key)
     if mask is not None:
         return _compress(array, mask)
-    entries = _read_key(array, key)
+    entries = read_key(array, key)
     if any(isinstance(entry, SymbolicArray) and entry.dims != () for entry in entries):
         # A position beside arrays is an array of none.
         entries = [
@@ -62,86 +61,13 @@ def getitem(a: Any, key: Any) -> SymbolicArray:
     return _gather(array, places, arrays, is_joined)
 
 
-def setitem(a: Any, key: Any, values: Any, reduction: str = "none") -> SymbolicArray:
-    """Return an array with the elements that an index names replaced by values, or joined with them."""
-    array = as_symbolic(a)
-    mask = _single_mask(array, key)
-    new = as_symbolic(values, array.dtype, array._tracer)
-    if mask is not None and reduction == "none" and new.dims == ():
-        return choose(expand_dims(mask, list(range(mask.ndim, array.ndim))), new, array)
-    if reduction == "none":
-        placed = _place_block(array, key, new)
-        if placed is not None:
-            return placed
-    count = size(array)
-    if isinstance(count, int) and _is_plain(key):
-        numbers = as_symbolic(np.arange(count).reshape(array.shape)[key], INT64, array._tracer)
-    else:
-        numbers = getitem(_number_elements(array), key)
-    if new.ndim > numbers.ndim:
-        new = squeeze(new, list(range(new.ndim - numbers.ndim)))
-    spread = ravel(broadcast_to(new, numbers.shape))
-    flat = ravel(array)
-    if array.dtype == BOOL and reduction != "none":
-        raise InputError(f"elements of {array!r} can't be changed by {reduction!r}; convert by astype.")
-    inputs = [flat, ravel(numbers), spread]
-    (changed,) = array._tracer.apply("ScatterElements", inputs, attributes={"axis": 0, "reduction": reduction})
-    return reshape(changed, array.shape)
-
-
-def _is_plain(key: Any) -> bool:
-    parts = key if isinstance(key, tuple) else (key,)
-    return not any(
-        isinstance(part, SymbolicArray)
-        or (isinstance(part, slice) and any(isinstance(b, SymbolicArray) for b in (part.start, part.stop, part.step)))
-        for part in parts
-    )
-
-
-def _is_full(entry: Any) -> bool:
+def is_full(entry: Any) -> bool:
+    """Return whether an entry of an index takes a whole axis as it is."""
     # Comparing slices would compare symbolic bounds.
     return isinstance(entry, slice) and entry.start is None and entry.stop is None and entry.step in (None, 1)
 
 
-def _number_elements(array: SymbolicArray) -> SymbolicArray:
-    tracer = array._tracer
-    count = as_symbolic(size(array), INT64, tracer)
-    zero, one = (tracer.add_constant(np.int64(n)) for n in (0, 1))
-    (row,) = tracer.apply("Range", [zero, count, one], otherwise=[(INT64, (None,))])
-    return reshape(row, array.shape)
-
-
-def _place_block(array: SymbolicArray, key: Any, new: SymbolicArray) -> SymbolicArray | None:
-    """Return the array with a block along one axis of fixed extent replaced, by joining; None where it is no block."""
-    if not _is_plain(key):
-        return None
-    entries = _read_key(array, key)
-    cut = [i for i, entry in enumerate(entries) if not _is_full(entry)]
-    if len(cut) != 1 or len(entries) != array.ndim:
-        return None
-    axis, entry, length = cut[0], entries[cut[0]], array._known_dims()[cut[0]]
-    if not isinstance(length, int) or not isinstance(entry, (int, slice)):
-        return None
-    whole = entry if isinstance(entry, slice) else slice(entry, entry + 1)
-    start, stop, step = whole.indices(length)
-    if step != 1:
-        return None
-    stop = max(start, stop)
-    before, after = array.shape[:axis], array.shape[axis + 1 :]
-    block = (*before, *after) if isinstance(entry, int) else (*before, stop - start, *after)
-    if new.ndim > len(block):
-        new = squeeze(new, list(range(new.ndim - len(block))))
-    new = broadcast_to(new, block)
-    parts = [expand_dims(new, axis) if isinstance(entry, int) else new]
-    front = [slice(None)] * axis
-    if start:
-        parts.insert(0, array[(*front, slice(0, start))])
-    if stop < length:
-        parts.append(array[(*front, slice(stop, None))])
-    return concatenate(parts, axis)
-
-
-def _single_mask(array: SymbolicArray, key: Any) -> SymbolicArray | None:
+def find_mask(array: SymbolicArray, key: Any) -> SymbolicArray | None:
     """Return the index as a mask if it is one, over the array's first axes."""
     if isinstance(key, tuple) and len(key) == 1:
         (key,) = key
@@ -169,7 +95,7 @@ def _compress(array: SymbolicArray, mask: SymbolicArray) -> SymbolicArray:
     return array._tracer.apply("Compress", [flat, ravel(mask)], attributes={"axis": 0}, otherwise=otherwise)[0]
 
 
-def _read_key(array: SymbolicArray, key: Any) -> list[Any]:
+def read_key(array: SymbolicArray, key: Any) -> list[Any]:
     """Return an entry for each axis of array or result: a slice, an int, None, or an array of positions."""
     parts = list(key) if isinstance(key, tuple) else [key]
     taken = sum(_count_axes(part) for part in parts)
@@ -232,6 +158,7 @@ def _check_position(array: SymbolicArray, position: Any, axis: int) -> int:
 
 def _take_slices(array: SymbolicArray, entries: list[Any]) -> SymbolicArray:
     """Apply slices and plain positions; the axes of the latter go."""
+    array, entries = _turn_from_the_end(array, entries)
     tracer, axis = array._tracer, 0
     rows: list[tuple[Any, Any, int, int]] = []  # start, stop, axis, step
     dropped = []
@@ -241,7 +168,7 @@ def _take_slices(array: SymbolicArray, entries: list[Any]) -> SymbolicArray:
         if isinstance(entry, int):
             rows.append((entry, entry + 1 if entry != -1 else _LAST, axis, 1))
             dropped.append(axis)
-        elif isinstance(entry, slice) and not _is_full(entry):
+        elif isinstance(entry, slice) and not is_full(entry):
             rows.append(_read_slice(array, entry, axis))
         axis += 1
     if rows:
@@ -254,10 +181,32 @@ def _take_slices(array: SymbolicArray, entries: list[Any]) -> SymbolicArray:
     return squeeze(array, dropped) if dropped else array
 
 
+def _turn_from_the_end(array: SymbolicArray, entries: list[Any]) -> tuple[SymbolicArray, list[Any]]:
+    """Cut axes of free extent before ``x[-3::-1]`` turns them: ONNX would begin with 0 if there are less than 3."""
+    entries, axis = list(entries), 0
+    for place, entry in enumerate(entries):
+        if entry is None:
+            continue
+        if isinstance(entry, slice) and not isinstance(array._known_dims()[axis], int):
+            start, step = entry.start, 1 if entry.step is None else as_int(entry.step)
+            if isinstance(start, int) and start < -1 and entry.stop is None and step is not None and step < 0:
+                array = array[(*[slice(None)] * axis, slice(None, start + 1))]
+                entries[place] = slice(None, None, step)
+        axis += 1
+    return array, entries
+
+
 def _read_slice(array: SymbolicArray, entry: slice, axis: int) -> tuple[Any, Any, int, int]:
     step = 1 if entry.step is None else as_int(entry.step)
     if not step:
         raise InputError(f"a slice step must be an integer other than 0 that is known while tracing, got {entry.step}.")
+    length, bounds = array._known_dims()[axis], (entry.start, entry.stop)
+    if isinstance(length, int) and not any(isinstance(bound, SymbolicArray) for bound in bounds):
+        places = range(length)[entry]
+        if not places:
+            return 0, 0, axis, 1
+        # Below 0 ONNX counts from the end.
+        return places.start, places.stop if places.stop >= 0 else -_LAST, axis, step
     start = (0 if step > 0 else _LAST) if entry.start is None else entry.start
     stop = (_LAST if step > 0 else -_LAST) if entry.stop is None else entry.stop
     return start, stop, axis, step
@@ -307,15 +256,6 @@ def take_along_axis(a: Any, indices: Any, axis: int) -> SymbolicArray:
         wide = [extent(array, i) if array._known_dims()[i] != 1 else extent(given, i) for i in range(array.ndim)]
         array = broadcast_to(array, (*wide[:axis], extent(array, axis), *wide[axis + 1 :]))
     return array._tracer.apply("GatherElements", [array, given], attributes={"axis": axis})[0]
-
-
-def put_along_axis(a: Any, indices: Any, values: Any, axis: int, reduction: str = "none") -> SymbolicArray:
-    """Return the array with one element for each position listed replaced, or joined with a value."""
-    array = as_symbolic(a)
-    given = cast(as_symbolic(indices, None, array._tracer), INT64)
-    new = broadcast_to(as_symbolic(values, array.dtype, array._tracer), given.shape)
-    attributes = {"axis": axis % array.ndim, "reduction": reduction}
-    return array._tracer.apply("ScatterElements", [array, given, new], attributes=attributes)[0]
 
 
 def narrow(a: Any, axis: int, start: Any, length: Any) -> SymbolicArray:

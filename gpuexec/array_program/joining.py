@@ -27,6 +27,12 @@ from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import find_tracer
 from gpuexec.errors import InputError
 
+__all__ = [
+    "append", "array_split", "column_stack", "concat", "concatenate", "dstack", "flip", "flip_lr", "flip_ud", "fliplr",
+    "flipud", "hstack", "meshgrid", "pad", "repeat", "roll", "split", "split_sizes", "stack", "tile", "tri_l", "tri_u",
+    "tril", "triu", "unstack", "vstack",
+]  # fmt: skip
+
 _PAD_MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
 
 
@@ -44,7 +50,7 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> SymbolicArray:
         ):
             raise InputError(f"{given[0]!r} and {array!r} can't be joined along axis {axis}.")
     if len(given) == 1:
-        return given[0]
+        return given[0].copy()
     return given[0]._tracer.apply("Concat", given, attributes={"axis": axis})[0]
 
 
@@ -65,6 +71,17 @@ def hstack(arrays: Sequence[Any]) -> SymbolicArray:
     """Put arrays side by side: along the second axis, or the first of those with one."""
     given = [atleast_1d(array) for array in unify(*arrays)]
     return concatenate(given, 0 if given[0].ndim == 1 else 1)
+
+
+def column_stack(arrays: Sequence[Any]) -> SymbolicArray:
+    """Put arrays side by side, those of one axis as columns."""
+    given = unify(*arrays)
+    return concatenate([expand_dims(array, 1) if array.ndim == 1 else array for array in given], 1)
+
+
+def append(a: Any, values: Any, axis: int | None = None) -> SymbolicArray:
+    """Join two arrays along an axis, or all their elements in a row."""
+    return concatenate([a, values], axis)
 
 
 def dstack(arrays: Sequence[Any]) -> SymbolicArray:

@@ -1,4 +1,4 @@
-"""Layers of neural networks, channels first: activations, normalization, convolution, pooling, resizing, attention."""
+"""Layers of neural networks, channels first: convolution, pooling, resizing, attention."""
 
 from __future__ import annotations
 
@@ -8,168 +8,22 @@ from typing import Any
 import numpy as np
 
 from gpuexec.array_program.nodes import add_node
-from gpuexec.array_program.promotion import FLOAT32, FLOAT64, as_symbolic, cast, kind_of, promote
-from gpuexec.array_program.shaping import extent, find_axis, reshape, shape_vector, transpose
+from gpuexec.array_program.promotion import FLOAT32, FLOAT64, as_float, as_symbolic, kind_of, promote
+from gpuexec.array_program.shaping import reshape, shape_vector, transpose
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import find_tracer
 from gpuexec.errors import InputError
 
+__all__ = [
+    "avg_pool", "avg_pool_1d", "avg_pool_2d", "avg_pool_3d", "conv", "conv_1d", "conv_2d", "conv_3d", "conv_transpose",
+    "conv_transpose_1d", "conv_transpose_2d", "conv_transpose_3d", "dropout", "global_avg_pool", "global_max_pool",
+    "interpolate", "max_pool", "max_pool_1d", "max_pool_2d", "max_pool_3d", "pixel_shuffle", "pixel_unshuffle",
+    "scaled_dot_product_attention",
+]  # fmt: skip
+
 Ints = int | Sequence[int]
 _RESIZE_MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear",
                  "cubic": "cubic", "bicubic": "cubic"}  # fmt: skip
-
-
-def _float(x: Any) -> SymbolicArray:
-    """Return an array of floating-point numbers; integers become float64, as NumPy has it."""
-    array = as_symbolic(x)
-    return cast(array, FLOAT64) if array.dtype.kind in "iub" else array
-
-
-def relu(x: Any) -> SymbolicArray:
-    """Let no element be below 0."""
-    return add_node("Relu", as_symbolic(x))
-
-
-def relu6(x: Any) -> SymbolicArray:
-    """Let no element be below 0 or above 6."""
-    array = as_symbolic(x)
-    low, high = (as_symbolic(n, array.dtype, array._tracer) for n in (0, 6))
-    return add_node("Clip", array, low, high)
-
-
-def sigmoid(x: Any) -> SymbolicArray:
-    """Give 1 / (1 + exp(-x))."""
-    return add_node("Sigmoid", _float(x))
-
-
-def hard_sigmoid(x: Any, alpha: float = 1 / 6, beta: float = 0.5) -> SymbolicArray:
-    """Give alpha x + beta between 0 and 1."""
-    return add_node("HardSigmoid", _float(x), alpha=float(alpha), beta=float(beta))
-
-
-def hard_swish(x: Any) -> SymbolicArray:
-    """Give x times its hard sigmoid."""
-    return add_node("HardSwish", _float(x))
-
-
-def swish(x: Any, alpha: float = 1.0) -> SymbolicArray:
-    """Give x times the sigmoid of alpha x."""
-    array = _float(x)
-    return array * sigmoid(array * alpha if alpha != 1 else array)
-
-
-silu = swish
-
-
-def elu(x: Any, alpha: float = 1.0) -> SymbolicArray:
-    """Give alpha (exp(x) - 1) below 0."""
-    return add_node("Elu", _float(x), alpha=float(alpha))
-
-
-def selu(x: Any) -> SymbolicArray:
-    """Give the scaled exponential unit, with the constants of its paper."""
-    return add_node("Selu", _float(x))
-
-
-def celu(x: Any, alpha: float = 1.0) -> SymbolicArray:
-    """Give alpha (exp(x / alpha) - 1) below 0."""
-    return add_node("Celu", _float(x), alpha=float(alpha))
-
-
-def leaky_relu(x: Any, alpha: float = 0.01) -> SymbolicArray:
-    """Multiply by alpha below 0."""
-    return add_node("LeakyRelu", _float(x), alpha=float(alpha))
-
-
-def prelu(x: Any, slope: Any) -> SymbolicArray:
-    """Multiply by slopes below 0; they broadcast to the array."""
-    array = _float(x)
-    return add_node("PRelu", array, as_symbolic(slope, array.dtype, array._tracer))
-
-
-p_relu = prelu
-
-
-def gelu(x: Any, approximate: str = "none") -> SymbolicArray:
-    """Weigh by the Gaussian distribution, exactly or by ``"tanh"``."""
-    return add_node("Gelu", _float(x), approximate=approximate)
-
-
-def mish(x: Any) -> SymbolicArray:
-    """Give x tanh(softplus(x))."""
-    return add_node("Mish", _float(x))
-
-
-def softsign(x: Any) -> SymbolicArray:
-    """Give x / (1 + |x|)."""
-    return add_node("Softsign", _float(x))
-
-
-def softplus(x: Any) -> SymbolicArray:
-    """Give log(1 + exp(x))."""
-    return add_node("Softplus", _float(x))
-
-
-def softmax(x: Any, axis: int = -1) -> SymbolicArray:
-    """Give exponentials of an axis divided by their sum."""
-    array = _float(x)
-    return add_node("Softmax", array, axis=find_axis(array, axis))
-
-
-def log_softmax(x: Any, axis: int = -1) -> SymbolicArray:
-    """Give the logarithm of the softmax."""
-    array = _float(x)
-    return add_node("LogSoftmax", array, axis=find_axis(array, axis))
-
-
-def batch_norm(x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float = 1e-5) -> SymbolicArray:
-    """Normalize each channel by a mean and a variance that are given."""
-    array = _float(x)
-    rows = [as_symbolic(each, array.dtype, array._tracer) for each in (scale, bias, mean, variance)]
-    return array._tracer.apply("BatchNormalization", [array, *rows], attributes={"epsilon": float(epsilon)})[0]
-
-
-def instance_norm(x: Any, scale: Any, bias: Any, epsilon: float = 1e-5) -> SymbolicArray:
-    """Normalize each channel of each item by its own mean and variance."""
-    array = _float(x)
-    rows = [as_symbolic(each, array.dtype, array._tracer) for each in (scale, bias)]
-    return array._tracer.apply("InstanceNormalization", [array, *rows], attributes={"epsilon": float(epsilon)})[0]
-
-
-def group_norm(x: Any, num_groups: int, scale: Any, bias: Any, epsilon: float = 1e-5) -> SymbolicArray:
-    """Normalize groups of channels of each item by their mean and variance."""
-    array = _float(x)
-    rows = [as_symbolic(each, array.dtype, array._tracer) for each in (scale, bias)]
-    attributes = {"num_groups": num_groups, "epsilon": float(epsilon)}
-    return array._tracer.apply("GroupNormalization", [array, *rows], attributes=attributes)[0]
-
-
-def layer_norm(x: Any, scale: Any = None, bias: Any = None, axis: int = -1, epsilon: float = 1e-5) -> SymbolicArray:
-    """Normalize the axes from ``axis`` on by their mean and variance."""
-    array = _float(x)
-    axis = find_axis(array, axis)
-    if scale is None:
-        scale = np.ones([_fixed(array, i, "layer_norm") for i in range(axis, array.ndim)])
-    rows = [None if each is None else as_symbolic(each, array.dtype, array._tracer) for each in (scale, bias)]
-    attributes = {"axis": axis, "epsilon": float(epsilon)}
-    return array._tracer.apply("LayerNormalization", [array, *rows], attributes=attributes)[0]
-
-
-def rms_norm(x: Any, scale: Any = None, axis: int = -1, epsilon: float = 1e-5) -> SymbolicArray:
-    """Divide the axes from ``axis`` on by the root of their mean square."""
-    array = _float(x)
-    axis = find_axis(array, axis)
-    if scale is None:
-        scale = np.ones([_fixed(array, i, "rms_norm") for i in range(axis, array.ndim)])
-    attributes = {"axis": axis, "epsilon": float(epsilon)}
-    weight = as_symbolic(scale, array.dtype, array._tracer)
-    return array._tracer.apply("RMSNormalization", [array, weight], attributes=attributes)[0]
-
-
-def local_response_norm(x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> SymbolicArray:
-    """Normalize each element by the squares of channels beside its own."""
-    array = _float(x)
-    return add_node("LRN", array, size=size, alpha=float(alpha), beta=float(beta), bias=float(k))
 
 
 def conv(
@@ -204,7 +58,7 @@ def avg_pool(
     count_include_pad: bool = True,
 ) -> SymbolicArray:  # fmt: skip
     """Average windows; they stand side by side unless a stride is given."""
-    array = _float(x)
+    array = as_float(x)
     attributes = _window(array, kernel_size, stride, padding, ceil_mode)
     return add_node("AveragePool", array, count_include_pad=int(count_include_pad), **attributes)
 
@@ -213,7 +67,7 @@ def max_pool(
     x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1, ceil_mode: bool = False
 ) -> SymbolicArray:
     """Give the largest of windows; they stand side by side unless a stride is given."""
-    array = _float(x)
+    array = as_float(x)
     attributes = _window(array, kernel_size, stride, padding, ceil_mode)
     return add_node("MaxPool", array, dilations=_spread(dilation, array.ndim - 2), **attributes)
 
@@ -242,12 +96,12 @@ max_pool_1d, max_pool_2d, max_pool_3d = (_of_rank(max_pool, n, f"max_pool_{n}d")
 
 def global_avg_pool(x: Any) -> SymbolicArray:
     """Average each channel."""
-    return add_node("GlobalAveragePool", _float(x))
+    return add_node("GlobalAveragePool", as_float(x))
 
 
 def global_max_pool(x: Any) -> SymbolicArray:
     """Give the largest of each channel."""
-    return add_node("GlobalMaxPool", _float(x))
+    return add_node("GlobalMaxPool", as_float(x))
 
 
 def pixel_shuffle(x: Any, upscale_factor: int) -> SymbolicArray:
@@ -344,10 +198,3 @@ def _window(
     kernel = _spread(kernel_size, rank)
     strides = kernel if stride is None else _spread(stride, rank)
     return {"kernel_shape": kernel, "strides": strides, "ceil_mode": int(ceil_mode), **_read_padding(padding, rank)}
-
-
-def _fixed(array: SymbolicArray, axis: int, what: str) -> int:
-    length = extent(array, axis)
-    if not isinstance(length, int):
-        raise InputError(f"{what} of {array!r} wants a scale: its extent {axis} is free.")
-    return length

@@ -14,6 +14,8 @@ from gpuexec.array_program.shaping import broadcast_to, expand_dims, extent, rav
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.errors import InputError
 
+__all__ = ["cross", "dot", "einsum", "inner", "linear", "matmul", "multi_dot", "outer", "tensordot", "vdot"]
+
 
 def matmul(x1: Any, x2: Any) -> SymbolicArray:
     """Multiply matrices, the last two axes of arrays; others broadcast. Rows of one axis count as matrices of one."""
@@ -72,8 +74,11 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> SymbolicArray:
     return _contract(x, left, y, right, kept)
 
 
-def einsum(subscripts: str, *operands: Any) -> SymbolicArray:
-    """Sum products by labels of axes, as ``"bij,bjk->bik"``; ``...`` stands for axes that broadcast."""
+def einsum(subscripts: str, *operands: Any, optimize: Any = False) -> SymbolicArray:
+    """Sum products by labels of axes, as ``"bij,bjk->bik"``; ``...`` stands for axes that broadcast.
+
+    Arrays are taken in their order; NumPy's ``optimize``, which finds another, is taken and does nothing.
+    """
     given = list(unify(*operands))
     terms, result = _read_labels(subscripts, given)
     current: list[tuple[SymbolicArray, list[Any]]] = []

@@ -6,15 +6,14 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from gpuexec.array_program.lines import find_definition, find_raised
 from gpuexec.array_program.promotion import as_symbolic
 from gpuexec.array_program.symbolic import SymbolicArray
-from gpuexec.array_program.tracer import Tracer, is_foreign
+from gpuexec.array_program.tracer import Tracer
 from gpuexec.errors import GpuexecError, InputError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.importer.export import EXPORT_IR_VERSION, EXPORT_OPSET
@@ -65,7 +64,7 @@ def graph(
             results = _name_results(_call(function, given, inputs), tracer)
             written = _finish(tracer, inputs, results, title)
         except GpuexecError as error:
-            raise locate(error, _find_line(error.__traceback__) or _find_definition(function)) from error.__cause__
+            raise locate(error, find_raised(error.__traceback__) or find_definition(function)) from error.__cause__
     counts = Counter(node.operator.name for node in written.nodes)
     info = ImportedModel(
         graph=written,
@@ -78,8 +77,10 @@ def graph(
         operators=dict(counts.most_common()),
     )
     named = {dim for value in written.inputs for dim in _dims_of(value) if isinstance(dim, str)}
-    declared = {key: extent for key, extent in (dims or {}).items() if key in named or key not in fixed}
-    check_declared(written, declared)
+    # Those fixed are no dimensions any more; what no input names is refused.
+    gone = {dim for spec in given.values() for dim in spec.dims or ()} - named
+    wanted = {key: extent for key, extent in (dims or {}).items() if key not in gone}
+    declared = check_declared(written, wanted)
     disabled = frozenset(disabled_passes)
     return Model(info, run_passes(written, AT_LOAD, disabled), declared, disabled)
 
@@ -179,19 +180,3 @@ def _finish(tracer: Tracer, inputs: Sequence[SymbolicArray], results: Mapping[st
     renamed = tuple(Node(n.operator, name_all(n.inputs), name_all(n.outputs), n.name) for n in nodes)
     constants = {stands_for.get(value, value): array for value, array in tracer.scope.constants.items()}
     return remove_dead(Graph(given, tuple(outputs), renamed, constants, title))
-
-
-def _find_line(traceback: TracebackType | None) -> str:
-    """Return ``file.py:12``: the innermost line of the user's that an error went through."""
-    where = ""
-    while traceback is not None:
-        path = traceback.tb_frame.f_code.co_filename
-        if not is_foreign(path):
-            where = f"{Path(path).name}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return where
-
-
-def _find_definition(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    return repr(function) if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"

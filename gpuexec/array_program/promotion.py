@@ -18,6 +18,7 @@ from gpuexec.spec import BFLOAT16, dtype_row
 
 DType = np.dtype[Any]
 BOOL, INT64, FLOAT32, FLOAT64 = (np.dtype(t) for t in (np.bool_, np.int64, np.float32, np.float64))
+_WEAK: dict[str, type] = {"b": bool, "i": int}
 
 
 def as_symbolic(value: Any, dtype: Any = None, tracer: Tracer | None = None) -> SymbolicArray:
@@ -62,10 +63,35 @@ def cast(array: SymbolicArray, dtype: Any) -> SymbolicArray:
     return array._tracer.apply("Cast", [array], attributes={"to": row.code}, otherwise=otherwise)[0]
 
 
+def cast_in_place(array: SymbolicArray, target: SymbolicArray) -> SymbolicArray:
+    """Return what an operator such as ``+=`` gave in the dtype of the array that is to hold it.
+
+    Raises:
+        InputError: It has another shape, or elements that the array can't hold.
+    """
+    if array.dims is not None and target.dims is not None:
+        pairs = zip(array.dims, target.dims, strict=False)
+        fixed = [(made, held) for made, held in pairs if isinstance(made, int) and isinstance(held, int)]
+        if len(array.dims) != len(target.dims) or any(made != held for made, held in fixed):
+            raise InputError(f"what is assigned in place must keep the shape of {target!r}, got {array!r}.")
+    if not np.can_cast(array.dtype, target.dtype, "same_kind"):
+        raise InputError(
+            f"{array.dtype.name} can't be put in place into {target!r}; write x = x + y, or convert it by "
+            f"astype({target.dtype.name!r})."
+        )
+    return cast(array, target.dtype)
+
+
+def as_float(x: Any) -> SymbolicArray:
+    """Return an array of floating-point numbers; integers become float64, as NumPy has it."""
+    array = as_symbolic(x)
+    return cast(array, FLOAT64) if array.dtype.kind in "iub" else array
+
+
 def kind_of(value: Any) -> Any:
     """Return what a value is for promotion: its dtype, or ``bool``, ``int`` or ``float`` where it is weak."""
     if isinstance(value, SymbolicArray):
-        return int if value._is_weak else value.dtype
+        return _WEAK.get(value.dtype.kind, float) if value._is_weak else value.dtype
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return type(value)
     if isinstance(value, (list, tuple)) and _holds_symbolic(value):

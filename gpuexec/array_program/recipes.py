@@ -59,7 +59,9 @@ def floor_divide(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
     if x.dtype.kind in "ub":
         return add_node("Div", x, y)
     if not is_float(x):
-        return add_node("Div", add_node("Sub", x, add_node("Mod", x, y)), y)
+        # The remainders differ where the two ways of rounding do; x less the remainder might be no number of the type.
+        is_below = add_node("Not", add_node("Equal", add_node("Mod", x, y), fmod(x, y), dtype=BOOL))
+        return add_node("Div", x, y) - cast(is_below, x.dtype)
     rest = add_node("Mod", x, y, fmod=1)
     quotient = (x - rest) / y
     quotient = select((rest != 0) & ((rest < 0) != (y < 0)), quotient - 1, quotient)
@@ -131,6 +133,20 @@ def expm1(x: SymbolicArray) -> SymbolicArray:
     is_plain = (power == 1) | (less == -1) | isinf(power)
     factor = x / add_node("Log", select(is_plain, 2, power))
     return select(power == 1, x, select(is_plain, less, less * factor))
+
+
+def logarithm(x: SymbolicArray, base: int) -> SymbolicArray:
+    """Give the logarithm to a base; of its powers exactly the exponent, so that it may be rounded down."""
+    exponent = add_node("Log", x) / float(np.log(base))
+    nearest = add_node("Round", exponent)
+    return select(add_node("Pow", constant(x, base), nearest) == x, nearest, exponent)
+
+
+def copysign(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
+    """Give x with the sign of y, that of a zero too. A NaN has none."""
+    is_negative = (y < 0) | ((y == 0) & (add_node("Reciprocal", y) < 0))
+    size = add_node("Abs", x)
+    return select(is_negative, add_node("Neg", size), size)
 
 
 def logaddexp(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:

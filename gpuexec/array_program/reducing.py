@@ -8,13 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.array_program.elementwise import absolute, divide, isnan, multiply, sqrt, square, where
+from gpuexec.array_program.elementwise import divide, isclose, sqrt, square
 from gpuexec.array_program.nodes import add_node
-from gpuexec.array_program.promotion import BOOL, FLOAT64, INT64, as_symbolic, cast
-from gpuexec.array_program.shaping import constant_ints, expand_dims, find_axis, ravel, reshape, size
+from gpuexec.array_program.promotion import BOOL, FLOAT64, INT64, as_symbolic, cast, kind_of, promote
+from gpuexec.array_program.shaping import broadcast_to, constant_ints, expand_dims, find_axis, ravel, reshape, size
 from gpuexec.array_program.symbolic import SymbolicArray
+from gpuexec.array_program.tracer import find_tracer
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axes
+
+__all__ = [
+    "all", "allclose", "amax", "amin", "any", "arg_max", "arg_min", "argmax", "argmin", "average", "count_nonzero",
+    "cum_sum", "cumprod", "cumsum", "logsumexp", "max", "mean", "min", "prod", "ptp", "reduce_l1", "reduce_l2",
+    "reduce_log_sum", "reduce_log_sum_exp", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum",
+    "reduce_sum_square", "reduce_variance", "std", "sum", "var",
+]  # fmt: skip
 
 Axes = int | Sequence[int] | None
 _WIDER = {
@@ -231,35 +239,26 @@ def logsumexp(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArra
     return reduce_node("ReduceLogSumExp", cast(array, FLOAT64) if array.dtype.kind in "iub" else array, axis, keepdims)
 
 
-def norm(a: Any, ord: float | None = None, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the length of vectors: by squares (2, the default), by sums (1), or by the largest (inf)."""
-    array = as_symbolic(a)
-    array = cast(array, FLOAT64) if array.dtype.kind in "iub" else array
-    if ord in (None, 2):
-        return reduce_node("ReduceL2", array, axis, keepdims)
-    if ord == 1:
-        return reduce_node("ReduceL1", array, axis, keepdims)
-    if ord == np.inf:
-        return max(absolute(array), axis, keepdims)
-    raise InputError(f"norm has ord None, 1, 2 and inf, got {ord!r}.")
-
-
-def average(a: Any, axis: Axes = None, weights: Any = None) -> SymbolicArray:
-    """Average, by weights that broadcast with the array."""
+def average(a: Any, axis: Axes = None, weights: Any = None, keepdims: bool = False) -> SymbolicArray:
+    """Average, by weights of the array's shape or, along one axis, a row of them."""
     if weights is None:
-        return mean(a, axis)
-    weighted = multiply(a, weights)
-    return divide(sum(weighted, axis), sum(multiply(weighted * 0 + 1, weights), axis))
+        return mean(a, axis, keepdims=keepdims)
+    dtype = promote(kind_of(a), kind_of(weights))
+    dtype = FLOAT64 if dtype.kind in "iub" else dtype
+    tracer = find_tracer(a, weights)
+    array, given = as_symbolic(a, dtype, tracer), as_symbolic(weights, dtype, tracer)
+    if given.ndim == 1 and array.ndim > 1 and isinstance(axis, int):
+        place = find_axis(array, axis)
+        given = expand_dims(given, [i for i in range(array.ndim) if i != place])
+    elif given.ndim != array.ndim:
+        raise InputError(f"average of {array!r}: expected weights of its shape or a row along axis, got {given!r}.")
+    weighed = broadcast_to(given, array.shape)
+    return divide(sum(array * given, axis, keepdims=keepdims), sum(weighed, axis, keepdims=keepdims))
 
 
-def nansum(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Add up what is a number."""
-    return sum(where(isnan(a), 0, a), axis, keepdims=keepdims)
-
-
-def nanmean(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Average what is a number."""
-    return divide(nansum(a, axis, keepdims), count_nonzero(~isnan(a), axis, keepdims).astype(as_symbolic(a).dtype))
+def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> SymbolicArray:
+    """Say whether all elements are close, as `isclose` has it."""
+    return all(isclose(a, b, rtol, atol, equal_nan))
 
 
 def reduce_max(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
@@ -279,7 +278,8 @@ def reduce_l1(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArra
 
 def reduce_l2(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
     """Give the root of the sum of squares."""
-    return norm(a, 2, axis, keepdims)
+    array = as_symbolic(a)
+    return reduce_node("ReduceL2", cast(array, FLOAT64) if array.dtype.kind in "iub" else array, axis, keepdims)
 
 
 def reduce_log_sum(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:

@@ -13,6 +13,8 @@ from gpuexec.array_program.shaping import broadcast_to, expand_dims, extent, res
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.errors import InputError
 
+__all__ = ["grid_sample"]
+
 _MODES, _PADDINGS = ("bilinear", "nearest"), ("zeros", "border", "reflection")
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from gpuexec.array_program.indexing import getitem, put_along_axis, setitem, take
-from gpuexec.array_program.promotion import INT64, as_symbolic, cast
+from gpuexec.array_program.assigning import put_along_axis, setitem
+from gpuexec.array_program.elementwise import choose
+from gpuexec.array_program.indexing import getitem, take
+from gpuexec.array_program.promotion import INT64, as_symbolic, cast, kind_of, promote
 from gpuexec.array_program.symbolic import SymbolicArray
+from gpuexec.array_program.tracer import find_tracer
+from gpuexec.errors import InputError
+
+__all__ = ["gather", "index_select", "scatter", "scatter_add", "select", "select_scatter", "slice_scatter"]
 
 
 def _key(array: SymbolicArray, axis: int, part: Any) -> tuple[Any, ...]:
@@ -38,6 +45,17 @@ def select(a: Any, axis: int, index: Any) -> SymbolicArray:
     """Take one slice along an axis, which goes."""
     array = as_symbolic(a)
     return getitem(array, _key(array, axis, index))
+
+
+def choose_first(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> SymbolicArray:
+    """Choose elements of the first choice whose condition holds, as numpy.select does."""
+    if not condlist or len(condlist) != len(choicelist):
+        raise InputError(f"select wants a choice for each condition, got {len(choicelist)} for {len(condlist)}.")
+    dtype = promote(*(kind_of(each) for each in (*choicelist, default)))
+    result = as_symbolic(default, dtype, find_tracer(condlist, choicelist, default))
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        result = choose(condition, as_symbolic(choice, dtype, result._tracer), result)
+    return result
 
 
 def select_scatter(a: Any, values: Any, axis: int, index: Any) -> SymbolicArray:

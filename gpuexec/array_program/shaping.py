@@ -15,6 +15,12 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axes, normalize_axis
 from gpuexec.spec import Dim
 
+__all__ = [
+    "at_least_1d", "at_least_2d", "at_least_3d", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays",
+    "broadcast_to", "expand_dims", "extent", "flatten", "matrix_transpose", "move_dim", "moveaxis", "ndim", "permute",
+    "permute_dims", "ravel", "reshape", "shape", "size", "squeeze", "swapaxes", "transpose", "unsqueeze",
+]  # fmt: skip
+
 
 def shape(a: Any) -> tuple[Any, ...]:
     """Return the extents: ints, and symbolic scalars for free dimensions."""
@@ -205,7 +211,9 @@ def ravel(a: Any) -> SymbolicArray:
     return array if array.dims is not None and len(array.dims) == 1 else reshape(array, (-1,))
 
 
-flatten = ravel
+def flatten(a: Any) -> SymbolicArray:
+    """Put all elements in one row, an array of its own."""
+    return ravel(a).copy()
 
 
 def broadcast_to(a: Any, shape: Any) -> SymbolicArray:

@@ -1,4 +1,4 @@
-"""Windows, and spectra of stretches of a signal, by a product with the matrix of a Fourier transform."""
+"""Signals: windows, differences, and spectra of stretches by a product with the matrix of a Fourier transform."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from gpuexec.array_program.creation import arange
-from gpuexec.array_program.elementwise import cos
+from gpuexec.array_program.elementwise import cos, not_equal, subtract
 from gpuexec.array_program.joining import stack
 from gpuexec.array_program.products import matmul
-from gpuexec.array_program.promotion import FLOAT32, as_symbolic, cast
-from gpuexec.array_program.shaping import as_int, expand_dims, extent
+from gpuexec.array_program.promotion import BOOL, FLOAT32, as_symbolic, cast
+from gpuexec.array_program.shaping import as_int, expand_dims, extent, find_axis
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.errors import InputError
+
+__all__ = ["blackman_window", "diff", "hamming_window", "hann_window", "stft"]
 
 
 def hann_window(size: Any, periodic: bool = True, dtype: Any = FLOAT32) -> SymbolicArray:
@@ -39,6 +41,16 @@ def _window(size: Any, periodic: bool, weights: tuple[float, ...], dtype: Any) -
     for order, weight in enumerate(weights[1:], 1):
         total = total + weight * cos(angle * order)
     return cast(total, dtype)
+
+
+def diff(a: Any, n: int = 1, axis: int = -1) -> SymbolicArray:
+    """Subtract from each element the one before it, ``n`` times; the first goes. Of bools, whether they differ."""
+    array = as_symbolic(a)
+    front = [slice(None)] * find_axis(array, axis)
+    for _ in range(n):
+        later, earlier = array[(*front, slice(1, None))], array[(*front, slice(None, -1))]
+        array = not_equal(later, earlier) if array.dtype == BOOL else subtract(later, earlier)
+    return array
 
 
 def stft(

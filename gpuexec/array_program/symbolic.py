@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from gpuexec.array_program.members import (
+    functions,
+    make_array_method,
+    make_in_place,
+    make_method,
+    make_operator,
+    make_unary,
+)
+from gpuexec.array_program.places import Places
 from gpuexec.errors import InputError
 from gpuexec.graph import Value
 from gpuexec.spec import Dim
@@ -15,37 +24,14 @@ if TYPE_CHECKING:
     from gpuexec.array_program.tracer import Tracer
 
 
-def _functions() -> Any:
-    from gpuexec.array_program import fn
-
-    return fn
-
-
-def _method(name: str) -> Callable[..., SymbolicArray]:
-    """Return a method that is the function of this name, the array its first argument."""
-
-    def method(self: SymbolicArray, *arguments: Any, **options: Any) -> SymbolicArray:
-        return getattr(_functions(), name)(self, *arguments, **options)  # type: ignore[no-any-return]
-
-    method.__name__, method.__doc__ = name, f"Do as gx.fn.{name}."
-    return method
-
-
-def _operator(name: str) -> tuple[Callable[..., SymbolicArray], Callable[..., SymbolicArray]]:
-    """Return the methods of an operator between two arrays: the array on its left, and on its right."""
-
-    def reflected(self: SymbolicArray, other: Any) -> SymbolicArray:
-        return getattr(_functions(), name)(other, self)  # type: ignore[no-any-return]
-
-    return _method(name), reflected
-
-
 class SymbolicArray:
     """An array of a program being traced: dtype and shape are known, content is not.
 
     It behaves as a NumPy array does: operators, indexing, methods, NumPy's functions and its promotion rules. Python
-    scalars are weak, they take the array's dtype where it can hold them. What needs the content while tracing (`if`,
-    `float`, iterating over a free dimension) raises and says what to use.
+    scalars are weak, they take the array's dtype where it can hold them; so are extents, and what Python's operators
+    make of them. Assignments and ``+=`` change the array under all its names, but not what was sliced from it before
+    nor what it was sliced from: slices are no views here. What needs the content while tracing (`if`, `float`,
+    iterating over a free dimension) raises and says what to use.
 
     Attributes:
         dtype: Element type.
@@ -65,7 +51,7 @@ class SymbolicArray:
         is_weak: bool = False,
     ) -> None:
         self._tracer, self._value, self.dtype, self.dims = tracer, value, np.dtype(dtype), dims
-        # An extent taken from a shape: an int as far as promotion goes.
+        # An extent taken from a shape, or made of such by operators: Python's number as far as promotion goes.
         self._is_weak = is_weak
 
     def __repr__(self) -> str:
@@ -82,22 +68,22 @@ class SymbolicArray:
     @property
     def shape(self) -> tuple[Any, ...]:
         """Extents: an int each, or where a dimension is free a symbolic scalar that stands for it in arithmetic."""
-        return tuple(_functions().extent(self, axis) for axis in range(self.ndim))
+        return tuple(functions().extent(self, axis) for axis in range(self.ndim))
 
     @property
     def size(self) -> Any:
         """Number of elements: an int, or a symbolic scalar."""
-        return _functions().size(self)
+        return functions().size(self)
 
     @property
     def T(self) -> SymbolicArray:  # noqa: N802
         """The array with its axes in reverse order."""
-        return _functions().transpose(self)  # type: ignore[no-any-return]
+        return functions().transpose(self)  # type: ignore[no-any-return]
 
     @property
     def mT(self) -> SymbolicArray:  # noqa: N802
         """The array with its last two axes exchanged."""
-        return _functions().swapaxes(self, -1, -2)  # type: ignore[no-any-return]
+        return functions().swapaxes(self, -1, -2)  # type: ignore[no-any-return]
 
     @property
     def at(self) -> Places:
@@ -116,82 +102,103 @@ class SymbolicArray:
     # -------------------------------------------------------------- indexing
 
     def __getitem__(self, key: Any) -> SymbolicArray:
-        return _functions().getitem(self, key)  # type: ignore[no-any-return]
+        return functions().getitem(self, key)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """Let this name stand for a changed array from here on; arrays made of it before stay as they were."""
-        changed = _functions().setitem(self, key, values)
+        """Let this array be a changed one from here on; arrays made of it before stay as they were."""
+        changed = functions().setitem(self, key, values)
         self._value, self._is_weak = changed._value, False
 
     # -------------------------------------------------------------- operators
 
-    __add__, __radd__ = _operator("add")
-    __sub__, __rsub__ = _operator("subtract")
-    __mul__, __rmul__ = _operator("multiply")
-    __truediv__, __rtruediv__ = _operator("true_divide")
-    __floordiv__, __rfloordiv__ = _operator("floor_divide")
-    __mod__, __rmod__ = _operator("remainder")
-    __divmod__, __rdivmod__ = _operator("divmod")
-    __pow__, __rpow__ = _operator("power")
-    __matmul__, __rmatmul__ = _operator("matmul")
-    __and__, __rand__ = _operator("bitwise_and")
-    __or__, __ror__ = _operator("bitwise_or")
-    __xor__, __rxor__ = _operator("bitwise_xor")
-    __lshift__, __rlshift__ = _operator("left_shift")
-    __rshift__, __rrshift__ = _operator("right_shift")
-    __eq__ = _method("equal")  # type: ignore[assignment]
-    __ne__ = _method("not_equal")  # type: ignore[assignment]
-    __lt__ = _method("less")
-    __le__ = _method("less_equal")
-    __gt__ = _method("greater")
-    __ge__ = _method("greater_equal")
-    __neg__ = _method("negative")
-    __pos__ = _method("positive")
-    __abs__ = _method("absolute")
-    __invert__ = _method("invert")
+    __add__, __radd__ = make_operator("add")
+    __sub__, __rsub__ = make_operator("subtract")
+    __mul__, __rmul__ = make_operator("multiply")
+    __truediv__, __rtruediv__ = make_operator("true_divide")
+    __floordiv__, __rfloordiv__ = make_operator("floor_divide")
+    __mod__, __rmod__ = make_operator("remainder")
+    __divmod__, __rdivmod__ = make_operator("divmod")
+    __pow__, __rpow__ = make_operator("power")
+    __matmul__, __rmatmul__ = make_operator("matmul")
+    __and__, __rand__ = make_operator("bitwise_and")
+    __or__, __ror__ = make_operator("bitwise_or")
+    __xor__, __rxor__ = make_operator("bitwise_xor")
+    __lshift__, __rlshift__ = make_operator("left_shift")
+    __rshift__, __rrshift__ = make_operator("right_shift")
+    __eq__ = make_method("equal")  # type: ignore[assignment]
+    __ne__ = make_method("not_equal")  # type: ignore[assignment]
+    __lt__ = make_method("less")
+    __le__ = make_method("less_equal")
+    __gt__ = make_method("greater")
+    __ge__ = make_method("greater_equal")
+    __neg__ = make_unary("negative")
+    __pos__ = make_unary("positive")
+    __abs__ = make_unary("absolute")
+    __invert__ = make_unary("invert")
+    __iadd__ = make_in_place("add")
+    __isub__ = make_in_place("subtract")
+    __imul__ = make_in_place("multiply")
+    __itruediv__ = make_in_place("true_divide")
+    __ifloordiv__ = make_in_place("floor_divide")
+    __imod__ = make_in_place("remainder")
+    __ipow__ = make_in_place("power")
+    __imatmul__ = make_in_place("matmul")
+    __iand__ = make_in_place("bitwise_and")
+    __ior__ = make_in_place("bitwise_or")
+    __ixor__ = make_in_place("bitwise_xor")
+    __ilshift__ = make_in_place("left_shift")
+    __irshift__ = make_in_place("right_shift")
 
     # -------------------------------------------------------------- methods that NumPy's arrays have
 
-    all = _method("all")
-    any = _method("any")
-    argmax = _method("argmax")
-    argmin = _method("argmin")
-    argsort = _method("argsort")
-    clip = _method("clip")
-    cumprod = _method("cumprod")
-    cumsum = _method("cumsum")
-    diagonal = _method("diagonal")
-    dot = _method("dot")
-    flatten = _method("flatten")
-    max = _method("max")
-    mean = _method("mean")
-    min = _method("min")
-    nonzero = _method("nonzero")
-    prod = _method("prod")
-    ravel = _method("ravel")
-    repeat = _method("repeat")
-    round = _method("round")
-    sort = _method("sort")
-    squeeze = _method("squeeze")
-    std = _method("std")
-    sum = _method("sum")
-    swapaxes = _method("swapaxes")
-    take = _method("take")
-    trace = _method("trace")
-    var = _method("var")
+    all = make_array_method("all")
+    any = make_array_method("any")
+    argmax = make_array_method("argmax")
+    argmin = make_array_method("argmin")
+    argsort = make_array_method("argsort")
+    clip = make_array_method("clip")
+    cumprod = make_array_method("cumprod")
+    cumsum = make_array_method("cumsum")
+    diagonal = make_array_method("diagonal")
+    dot = make_array_method("dot")
+    flatten = make_method("flatten")
+    max = make_array_method("max")
+    mean = make_array_method("mean")
+    min = make_array_method("min")
+    nonzero = make_array_method("nonzero")
+    prod = make_array_method("prod")
+    ravel = make_array_method("ravel")
+    repeat = make_array_method("repeat")
+    round = make_array_method("round")
+    searchsorted = make_array_method("searchsorted")
+    squeeze = make_array_method("squeeze")
+    std = make_array_method("std")
+    sum = make_array_method("sum")
+    swapaxes = make_array_method("swapaxes")
+    take = make_array_method("take")
+    trace = make_array_method("trace")
+    var = make_array_method("var")
 
     def astype(self, dtype: Any) -> SymbolicArray:
         """Convert the elements."""
-        return _functions().astype(self, dtype)  # type: ignore[no-any-return]
+        return functions().astype(self, dtype)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> SymbolicArray:
         """Give the same elements another shape; one extent may be -1."""
-        return _functions().reshape(self, shape[0] if len(shape) == 1 else shape)  # type: ignore[no-any-return]
+        return functions().reshape(self, shape[0] if len(shape) == 1 else shape)  # type: ignore[no-any-return]
 
     def transpose(self, *axes: Any) -> SymbolicArray:
         """Reorder the axes; without an order, reverse them."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
-        return _functions().transpose(self, order)  # type: ignore[no-any-return]
+        return functions().transpose(self, order)  # type: ignore[no-any-return]
+
+    def sort(self, axis: int = -1) -> None:
+        """Sort this array along an axis; gx.fn.sort leaves it and returns a sorted one."""
+        self[...] = functions().sort(self, axis)
+
+    def fill(self, value: Any) -> None:
+        """Let all elements be a value."""
+        self[...] = value
 
     def copy(self) -> SymbolicArray:
         """Return an array of its own, which assignments to this one do not change."""
@@ -240,51 +247,6 @@ class SymbolicArray:
         if self.dims is None:
             raise InputError(f"{self!r}: how many axes it has is not known while tracing; give it a shape by reshape.")
         return self.dims
-
-
-class Places:
-    """Places of an array, to be followed by an index."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: SymbolicArray) -> None:
-        self._array = array
-
-    def __getitem__(self, key: Any) -> Update:
-        return Update(self._array, key)
-
-
-class Update:
-    """Places chosen by an index; each method returns the array with them changed."""
-
-    __slots__ = ("_array", "_key")
-
-    def __init__(self, array: SymbolicArray, key: Any) -> None:
-        self._array, self._key = array, key
-
-    def get(self) -> SymbolicArray:
-        """Return what is there."""
-        return self._array[self._key]
-
-    def set(self, values: Any) -> SymbolicArray:
-        """Put values there. Of places named twice, the last counts."""
-        return _functions().setitem(self._array, self._key, values)  # type: ignore[no-any-return]
-
-    def add(self, values: Any) -> SymbolicArray:
-        """Add values, each as often as its place is named."""
-        return _functions().setitem(self._array, self._key, values, "add")  # type: ignore[no-any-return]
-
-    def multiply(self, values: Any) -> SymbolicArray:
-        """Multiply by values, each as often as its place is named."""
-        return _functions().setitem(self._array, self._key, values, "mul")  # type: ignore[no-any-return]
-
-    def min(self, values: Any) -> SymbolicArray:
-        """Keep the smaller of what is there and the values."""
-        return _functions().setitem(self._array, self._key, values, "min")  # type: ignore[no-any-return]
-
-    def max(self, values: Any) -> SymbolicArray:
-        """Keep the larger of what is there and the values."""
-        return _functions().setitem(self._array, self._key, values, "max")  # type: ignore[no-any-return]
 
 
 _INSTEAD_OF_IF = (

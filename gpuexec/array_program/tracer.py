@@ -6,27 +6,23 @@ the line that makes it (`trials`).
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
+from gpuexec.array_program.lines import find_line
+from gpuexec.array_program.scope import Scope
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.trials import Declared, Trials
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graph import Array, Node, Value
 from gpuexec.operator import Operator, build, find_operator
 from gpuexec.spec import DeclaredSpec, Dim, dtype_row
 
-_PACKAGE = str(Path(__file__).parent.parent)
-_FOREIGN = (_PACKAGE, str(Path(np.__file__).parent))
 _CURRENT: ContextVar[Tracer] = ContextVar("tracer")
 # Constants of up to this many bytes are shared where they are equal.
 _SHARED_BYTES = 256
@@ -35,26 +31,6 @@ _SHARED_BYTES = 256
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-
-
-@dataclass(eq=False)
-class Scope:
-    """A graph being written: the program's, or a body's, which takes what it needs from ``outer`` as captures."""
-
-    outer: Scope | None = None
-    inputs: list[Value] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[Value, Array] = field(default_factory=dict)
-    made: set[Value] = field(default_factory=set)
-    captures: dict[Value, Value] = field(default_factory=dict)
-    small: dict[Any, Value] = field(default_factory=dict)
-    shared: dict[int, tuple[Any, Value]] = field(default_factory=dict)
-    results: dict[Any, tuple[SymbolicArray, ...]] = field(default_factory=dict)
-
-    def close(self, outputs: Sequence[Value], captures: Sequence[Value], name: str) -> Graph:
-        """Return the graph; ``captures`` are values of the outer scope, whose stand-ins are its last inputs."""
-        inputs = (*self.inputs, *(self.captures[value] for value in captures))
-        return Graph(tuple(inputs), tuple(outputs), tuple(self.nodes), dict(self.constants), name)
 
 
 class Tracer:
@@ -154,7 +130,7 @@ class Tracer:
 
     def name_node(self, operator: str) -> str:
         """Return a name that says where in the user's source a node comes from: ``"net.py:12 MatMul"``."""
-        return self.unique_name(f"{_find_line()} {operator}")
+        return self.unique_name(f"{find_line()} {operator}")
 
     # -------------------------------------------------------------- nodes
 
@@ -294,16 +270,3 @@ def find_tracer(*arguments: Any) -> Tracer:
                 if isinstance(item, SymbolicArray):
                     return item._tracer
     return current_tracer()
-
-
-def is_foreign(path: str) -> bool:
-    """Return whether a source file is not the user's: this package or NumPy."""
-    return path.startswith(_FOREIGN)
-
-
-def _find_line() -> str:
-    """Return ``file.py:12``: the innermost line of the user's that is being executed."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "program" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

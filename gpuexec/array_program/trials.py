@@ -3,12 +3,13 @@
 Free dimensions are tried with sizes: what comes out equal each time is an extent, what comes out as a named dimension's
 size each time is that dimension, and the rest is free. Two sizes are large and tell dimensions apart; what they refuse
 is refused. The third is 1 and finds what is cut to a fixed size from less; where an operator does not take it, it is
-guessed what of the result may be cut.
+guessed what of the result may be cut. The fourth is huge and finds what is cut from more; what it refuses is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from gpuexec.spec import Dim, TensorSpec
 
 # Large sizes are multiples of this, so that they can be divided, by primes of their own.
 _UNIT = 240
-_PRIMES = [n for n in range(11, 2000) if all(n % d for d in range(2, int(n**0.5) + 1))]
-_SMALL = 2  # the walk whose free dimensions are 1
+# The last is a multiple of this too, above the sizes that programs cut to.
+_HUGE_UNIT = _UNIT << 16
+_SMALL, _HUGE = 2, 3  # the walks whose free dimensions are 1, and beyond all that is usual
 
-Sizes = tuple[int, int, int]
+Sizes = tuple[int, int, int, int]
 Declared = tuple[np.dtype[Any], tuple[Dim, ...] | None]
 
 
@@ -35,9 +37,9 @@ class Trials:
 
     def __init__(self) -> None:
         self._named: dict[str, Sizes] = {}
-        self._primes = iter(_PRIMES)
+        self._primes = (n for n in count(11) if all(n % d for d in range(2, int(n**0.5) + 1)))
         self._producers: dict[Value, Node] = {}
-        self._given: tuple[dict[Value, TensorSpec], ...] = ({}, {}, {})
+        self._given: tuple[dict[Value, TensorSpec], ...] = ({}, {}, {}, {})
         self._walks = tuple(Walk(self._producers, {}, given) for given in self._given)
 
     def add_input(self, value: Value, dtype: np.dtype[Any], dims: tuple[Dim, ...]) -> None:
@@ -85,7 +87,7 @@ class Trials:
             except InputError as error:
                 for value in node.outputs:
                     walk.analysis.specs.pop(value, None)  # type: ignore[arg-type]
-                if isinstance(error, NeedsHostValue):
+                if isinstance(error, NeedsHostValue) or number == _HUGE:
                     continue
                 if number != _SMALL:
                     raise self._explain(error) from error
@@ -93,18 +95,23 @@ class Trials:
 
     def spec_of(self, value: Value) -> Declared | None:
         """Return dtype and dims of a value; None where they are not known."""
-        first, second, small = self._specs_of(value)
+        first, second, *extreme = self._specs_of(value)
         if first is None or second is None:
             return None
-        names = {sizes: name for name, sizes in self._named.items()}
+        shapes = [None if spec is None else spec.shape for spec in extreme]
         dims: list[Dim] = []
-        for axis, (one, other) in enumerate(zip(first.shape, second.shape, strict=True)):
-            least = None if small is None else small.shape[axis]
-            if one == other:
-                dims.append(one if least in (None, one) else None)
-            else:
-                dims.append(names.get((one, other, 1)) if least in (None, 1) else None)
+        for axis, pair in enumerate(zip(first.shape, second.shape, strict=True)):
+            found = (*pair, *(None if shape is None else shape[axis] for shape in shapes))
+            dims.append(self._recognize(found))
         return first.dtype, tuple(dims)
+
+    def _recognize(self, found: tuple[int | None, ...]) -> Dim:
+        """Return the dim that has these sizes, None those not known; None where there is no such."""
+        fixed = found[0]
+        for name, sizes in ((fixed, (fixed,) * len(found)), *self._named.items()):
+            if all(size is None or size == wanted for size, wanted in zip(found, sizes, strict=True)):
+                return name
+        return None
 
     def declare(self, value: Value, declared: Declared) -> Declared:
         """Enter what is known of a value without inferring; free extents are as large as any of their name."""
@@ -114,7 +121,10 @@ class Trials:
 
     def content_of(self, value: Value) -> Array | None:
         """Return the content of a value where it is the same whatever the free dimensions are, else None."""
-        contents = [None if spec is None else spec.value for spec in self._specs_of(value)]
+        specs = self._specs_of(value)
+        if specs[_HUGE] is None:
+            specs.pop()
+        contents = [None if spec is None else spec.value for spec in specs]
         known = [each.array for each in contents if each is not None]
         if len(known) < len(contents) or any(
             each is not known[0] and (each.shape, each.tobytes()) != (known[0].shape, known[0].tobytes())
@@ -135,12 +145,12 @@ class Trials:
         """Say what an operator would give for small extents that it does not take: what may be cut stays so."""
         doubtful = set()
         for each in node.inputs:
-            first, second, small = self._specs_of(each) if each is not None else (None, None, None)
+            first, second, small, _ = self._specs_of(each) if each is not None else (None,) * 4
             if first is not None and second is not None and small is not None:
                 axes = zip(first.shape, second.shape, small.shape, strict=True)
                 doubtful |= {one for one, other, least in axes if one == other != least}
         for each in node.outputs:
-            first, second, _ = self._specs_of(each) if each is not None else (None, None, None)
+            first, second, *_ = self._specs_of(each) if each is not None else (None,) * 4
             if each is not None and first is not None and second is not None:
                 pairs = zip(first.shape, second.shape, strict=True)
                 shape = tuple(1 if one != other or one in doubtful else one for one, other in pairs)
@@ -148,14 +158,15 @@ class Trials:
 
     def _make_specs(self, dtype: np.dtype[Any], dims: tuple[Dim, ...]) -> list[TensorSpec]:
         pairs = [self._size(dim) for dim in dims]
-        return [TensorSpec(tuple(pair[which] for pair in pairs), dtype) for which in range(3)]
+        return [TensorSpec(tuple(pair[which] for pair in pairs), dtype) for which in range(len(self._walks))]
 
     def _size(self, dim: Dim) -> Sizes:
         if isinstance(dim, int):
-            return dim, dim, dim
+            return dim, dim, dim, dim
         if dim is not None and dim in self._named:
             return self._named[dim]
-        sizes = (_UNIT * next(self._primes), _UNIT * next(self._primes), 1)
+        first, second = next(self._primes), next(self._primes)
+        sizes = (_UNIT * first, _UNIT * second, 1, _HUGE_UNIT * first)
         if dim is not None:
             self._named[dim] = sizes
         return sizes

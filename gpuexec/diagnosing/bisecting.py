@@ -20,6 +20,7 @@ import numpy as np
 from gpuexec.diagnosing.observing import name_inputs, observe, run_plainly
 from gpuexec.diagnosing.references import EngineReference, History, keep_all
 from gpuexec.diagnosing.verdict import Blame, Trial, Verdict
+from gpuexec.errors import InputError
 from gpuexec.graph import Node, Value, walk
 from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.importer.oracle import run_oracle
@@ -27,6 +28,7 @@ from gpuexec.importer.read import Source
 from gpuexec.inspecting.gaps import ATOL, Gap, gap_of
 from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
+from gpuexec.passes.add_random_key import find_keys
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
 
@@ -63,11 +65,14 @@ def bisect(
 
     Raises:
         ModelError: No other engine runs the model.
-        InputError: An input does not fit.
+        InputError: An input does not fit, or the model draws random numbers.
     """
     info = load_graph(source)
     declared = dict(dims or {})
-    feeds = name_inputs(Model(info, info.graph, declared), inputs)
+    model = Model(info, info.graph, declared)
+    if find_keys(model.graph):
+        raise InputError("The model draws random numbers, which another engine draws otherwise: nothing to bisect by.")
+    feeds = name_inputs(model, inputs)
     name, expected = run_oracle(source, feeds, engine)
     trying = _Trying(info, declared, find_backend(backend, None)[0], feeds, (*at_load, *at_plan), len(at_load))
     search = _Search(trying, name, expected, rtol, atol)

@@ -11,6 +11,7 @@ import numpy as np
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError
 from gpuexec.model import Model
+from gpuexec.passes.add_random_key import find_keys
 from gpuexec.running.comparing import Observe
 from gpuexec.runtime.backend import Backend
 
@@ -39,12 +40,18 @@ def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Arr
 def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
     """Return inputs by name, given as for `gpuexec.Worker.schedule`, as arrays of the host.
 
+    What random operators draw from is none: runs that are held against each other all draw from seed 0.
+
     Raises:
         InputError: There are too many, or the model has memories, which start from elsewhere.
     """
-    if model.memories:
-        names = ", ".join(memory.input for memory in model.memories)
-        raise InputError(f"The model has memories ({names}); load it without, and give them as inputs.")
+    keys = find_keys(model.graph)
+    memories = [memory.input for memory in model.memories if memory.input not in keys]
+    if memories:
+        raise InputError(
+            f"The model has memories ({', '.join(memories)}), which start from elsewhere: take the model as it was"
+            " before they were bound, and give them as inputs."
+        )
     if isinstance(inputs, Mapping):
         return {str(name): np.asarray(array) for name, array in inputs.items()}
     given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
@@ -64,6 +71,7 @@ def _read_outputs(engine: Engine, inputs: object) -> dict[str, Array]:
 @contextlib.contextmanager
 def _opened(model: Model, backend: Backend, look: Observe | None) -> Iterator[Engine]:
     engine = Engine(model, backend, 1, observe=look)
+    engine.states.state.seed(0)
     try:
         yield engine
     finally:

@@ -176,7 +176,7 @@ def _tell_apart(
     connected = set(links.values())
     outside = [
         [v for v in (*first.graph.inputs, *first.graph.outputs) if v not in connected or v in first.graph.inputs],
-        [v for v in (*second.graph.inputs, *second.graph.outputs) if v not in links],
+        [v for v in (*second.graph.inputs, *second.graph.outputs) if v not in links or v in second.graph.outputs],
     ]
     inner = [list(first.graph.values()), [value for value in second.graph.values() if value not in links]]
     order = (0, 1) if keeps_first else (1, 0)

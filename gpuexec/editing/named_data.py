@@ -51,7 +51,7 @@ class NamedDataMap(Mapping[str, Array]):
 
         Args:
             *sources: Paths of .safetensors, .npz or .onnx files (of those the initializers, external data too), or
-                mappings of arrays.
+                mappings of arrays. What is of a type that there is none for here is left out.
 
         Raises:
             InputError: A source is none of these, or two have the same key.
@@ -70,6 +70,8 @@ class NamedDataMap(Mapping[str, Array]):
         """
         rows: dict[str, _Row] = {}
         for each in maps:
+            if not isinstance(each, NamedDataMap):
+                raise InputError(f"merge takes NamedDataMaps, as load gives them; got a {type(each).__name__}.")
             for key, row in each._rows.items():
                 if key in rows:
                     raise InputError(f"The key {key!r} is in {rows[key].source} and in {row.source}.", value=key)
@@ -116,7 +118,11 @@ class NamedDataMap(Mapping[str, Array]):
         """
         row = self._find(key)
         spec = row.spec
-        target = out if isinstance(out, np.ndarray) else np.frombuffer(out, np.uint8)
+        try:
+            target = out if isinstance(out, np.ndarray) else np.frombuffer(out, np.uint8)
+        except (TypeError, ValueError, BufferError) as error:
+            message = f"{key!r} is {spec}, {spec.nbytes} bytes; expected as much to write to, got {type(out).__name__}:"
+            raise InputError(f"{message} {error}.", value=key) from None
         is_bytes = target.dtype == np.uint8 and target.ndim == 1 and spec.dtype != np.uint8
         fits = target.nbytes == spec.nbytes if is_bytes else (target.dtype, target.shape) == (spec.dtype, spec.shape)
         if not fits or not target.flags.writeable:
@@ -194,11 +200,15 @@ def _open_safetensors(path: Path) -> NamedDataMap:
         header = json.loads(bytes(content[_LENGTH_NBYTES:start]))
         arrays = {}
         for name, row in header.items():
-            if name != "__metadata__":
-                low, high = row["data_offsets"]
+            if name == "__metadata__":
+                continue
+            try:
                 dtype = safetensors_dtype(row["dtype"])
-                arrays[name] = np.frombuffer(content[start + low : start + high], dtype).reshape(row["shape"])
-    except (SafetensorError, InputError, ValueError, KeyError, TypeError) as error:
+            except InputError:
+                continue
+            low, high = row["data_offsets"]
+            arrays[name] = np.frombuffer(content[start + low : start + high], dtype).reshape(row["shape"])
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} holds no weights: {error}.") from error
     return _hold(arrays, str(path))
 
@@ -207,8 +217,8 @@ def _open_npz(path: Path) -> NamedDataMap:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError, AttributeError) as error:
-        raise ModelError(f"{path} holds no weights: {error}.") from error
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{path} holds no weights: {str(error).rstrip('.')}.") from error
     return _hold(arrays, str(path))
 
 

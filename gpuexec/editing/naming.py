@@ -9,7 +9,7 @@ from gpuexec.editing.parts import Parts
 from gpuexec.editing.values import exchange, find_free
 from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Value
-from gpuexec.planner.classes import DeclaredDims
+from gpuexec.planner.classes import DeclaredDims, check_declared
 
 
 def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
@@ -46,10 +46,14 @@ def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
 
 
 def bind(parts: Parts, dims: DeclaredDims) -> Parts:
-    """Return parts with extents or ranges for dimensions, over those declared before."""
+    """Return parts with extents or ranges for dimensions, over those declared before.
+
+    Raises:
+        InputError: There is no such dimension, or what is declared of it is no extent.
+    """
     if not isinstance(dims, Mapping):
         raise InputError(f"bind takes extents by dimension, {{'batch': 1}}, got a {type(dims).__name__}.")
-    return Parts(parts.graph, parts.memories, {**parts.dims, **dims})
+    return Parts(parts.graph, parts.memories, {**parts.dims, **check_declared(parts.graph, dims)})
 
 
 def fix_dims(graph: Graph, extents: Mapping[str, int]) -> Graph:

@@ -85,7 +85,7 @@ def put_together(
         InputError: Memories or dimensions don't fit the graph.
     """
     check(parts.graph)
-    parts = replace(parts, dims=check_declared(parts.graph, parts.dims))
+    check_declared(parts.graph, parts.dims)
     graph = run_passes(parts.graph, AT_LOAD, frozenset(disabled))
     if known is not None:
         graph = reuse_arrays(graph, known)

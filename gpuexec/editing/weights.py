@@ -88,7 +88,7 @@ def _freeze(name: str, item: Any) -> Array:
         ) from None
     if find_source(array) is not None and array.flags.c_contiguous:
         return array
-    own = np.array(array, order="C", copy=True)
+    own = np.array(array, array.dtype.newbyteorder("="), order="C", copy=True)
     own.flags.writeable = False
     return own
 

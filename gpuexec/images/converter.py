@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
-
-import numpy as np
 
 from gpuexec.errors import ClosedError, GpuexecError, InputError
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.images.strided import Picture, look_at
+from gpuexec.images.target import check_out, fill_host, open_target, show_bytes
 from gpuexec.images.transform import ImageTransform, make_step
 from gpuexec.operator import Operator
 from gpuexec.ops.strided_view import StridedView
@@ -24,11 +22,9 @@ from gpuexec.replay.replay import Replay
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.unclosed import warn_unless_closed
-from gpuexec.results.arenas import is_on_host, take_memory, wrap_region
+from gpuexec.results.arenas import is_on_host
 from gpuexec.results.tensor import Tensor
-from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
-from gpuexec.runtime.device import Region
 from gpuexec.spec import DeclaredSpec, TensorSpec
 from gpuexec.worker import Worker
 
@@ -64,8 +60,9 @@ class ImageConverter:
                 reads (copied before this returns), an array of another package on the device (read where it lies, and
                 borrowed until then), or a Tensor. On the device, what its stream does is waited for there.
             transform: What to do with its pixels.
-            out: Where to: a Tensor of one's own (made here, or by `Worker.copy_output`), which is returned; an array of
-                another package on the device; a NumPy array, which is filled before this returns. None: a new Tensor.
+            out: Where to: a Tensor of one's own (made here, or by `Worker.copy_output`), which is returned; a dense
+                array of another package on the device, part of a batch too, whose later work comes after ours only on
+                ``stream``; a NumPy array of any strides, which is filled before this returns. None: a new Tensor.
             stream: A stream of yours: the work comes after what is on it now, and what you put on it afterwards comes
                 after the work.
 
@@ -73,8 +70,7 @@ class ImageConverter:
             InputError: The image, or ``out``, does not fit; says expected and got. Nothing was done.
         """
         picture = look_at(image, self._backend)
-        transform = transform or ImageTransform()
-        return self._run(picture, transform.to_tensor_operator(picture.spec), out, stream)
+        return self._run(picture, _take_transform(transform).to_tensor_operator(picture.spec), out, stream)
 
     def to_image(
         self, tensor: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
@@ -93,16 +89,15 @@ class ImageConverter:
         picture = look_at(tensor, self._backend)
         if picture.spec.rank == 4 and picture.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
             picture = picture.as_single()
-        transform = transform or ImageTransform()
-        return self._run(picture, transform.to_image_operator(picture.spec), out, stream)
+        return self._run(picture, _take_transform(transform).to_image_operator(picture.spec), out, stream)
 
     def close(self) -> None:
         """Wait for its work and give everything back; Tensors it made stay. Twice is harmless."""
         with self._lock:
             self._is_closed = True
             self._unclosed.detach()
-            while self._recorded:
-                self._forget()
+            for key in list(self._recorded):
+                self._forget(key)
 
     def __enter__(self) -> ImageConverter:
         return self
@@ -115,59 +110,45 @@ class ImageConverter:
     def _run(self, picture: Picture, op: Operator, out: object, given_stream: object) -> Tensor:
         self._backend.check_process()
         (spec,) = op.infer(picture.spec)
-        _check_out(out, spec)
+        check_out(out, spec)
         is_far = out is not None and not isinstance(out, Tensor) and is_on_host(out)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("The ImageConverter is closed.")
             caller = None if given_stream is None else CallerStream.of(self._backend, given_stream)
-            target = self._open_target(spec, None if is_far else out)
+            target = open_target(self._backend, spec, None if is_far else out, _OUT)
             replay = self._record(picture, op, target)
             self._submit(replay, picture.source, target, caller)
         if is_far:
-            _fill_host(out, target)
+            fill_host(out, target)
         return target
-
-    def _open_target(self, spec: TensorSpec, out: Any) -> Tensor:
-        """Return the Tensor to write: the caller's, one over the caller's memory, or a new one.
-
-        Raises:
-            InputError: It lies elsewhere, or is a Worker's.
-        """
-        backend = self._backend
-        if isinstance(out, Tensor):
-            content = out._content
-            content.check()
-            if not content.lease.is_own or content.backend.device is not backend.device:
-                raise InputError(f"`out` is {out!r}; expected a tensor of your own on {backend.device.name}.")
-            return out
-        with backend.transfers.issuing() as stream:
-            if out is None:
-                region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
-            else:
-                memory = take_memory(out, backend, stream, spec.nbytes, f"`out` ({spec})", is_host=False)
-                region = Region(memory, 0, spec.nbytes)
-            return wrap_region(backend, region, spec, _OUT, stream)
 
     def _record(self, picture: Picture, op: Operator, target: Tensor) -> Replay:
         """Return what runs the operator over such arrays; recorded anew where it was not, or not lately."""
         key = (op, picture.spec, picture.taken, picture.strides, picture.start)
         found = self._recorded.pop(key, None)
         if found is None:
-            while len(self._recorded) >= MOST_RECORDED:
-                self._forget()
+            self._make_room()
             worker = Worker(make_step(_draw(picture, op, target.spec)), backend=self._backend, frames=1)
             try:
-                replay = worker.record({_IN: picture.taken}, outputs={_OUT: target})
+                replay = worker.record({_IN: picture.taken})
             except BaseException:
                 worker.close()
                 raise
+            # The kernel writes element by element.
+            replay.output_alignment = target.spec.dtype.itemsize
             found = (worker, replay, target.spec)
         self._recorded[key] = found
         return found[1]
 
-    def _forget(self) -> None:
-        _, (worker, replay, _) = self._recorded.popitem(last=False)
+    def _make_room(self) -> None:
+        """Forget the layouts met longest ago, but for those under way, which would have to be waited for."""
+        done = [key for key, (_, replay, _) in self._recorded.items() if replay.is_done()]
+        for key in done[: max(0, len(self._recorded) - MOST_RECORDED + 1)]:
+            self._forget(key)
+
+    def _forget(self, key: object) -> None:
+        worker, replay, _ = self._recorded.pop(key)
         replay.close()
         worker.close()
 
@@ -185,7 +166,10 @@ class ImageConverter:
                 readers.hold_back(stream, write)
                 if caller is not None:
                     caller.lead(stream)
-                replay.submit({_IN: source}, outputs={_OUT: target}, stream=stream)
+                try:
+                    replay.submit({_IN: source}, outputs={_OUT: show_bytes(target)}, stream=stream)
+                finally:
+                    replay.let_go()
                 event = backend.device.create_event()
                 stream.record(event)
                 content.stream = stream
@@ -253,20 +237,12 @@ def _draw(picture: Picture, op: Operator, made: TensorSpec) -> Graph:
     return Graph((source,), (target,), tuple(nodes), {}, op.name)
 
 
-def _check_out(out: Any, spec: TensorSpec) -> None:
-    if out is None:
-        return
-    shape, dtype = getattr(out, "shape", None), getattr(out, "dtype", None)
-    # torch spells its dtypes torch.float32.
-    fits = shape is not None and tuple(shape) == spec.shape and str(dtype).rpartition(".")[2] == spec.dtype.name
-    if not fits:
-        raise InputError(f"`out` is a {type(out).__name__}, {dtype} of shape {shape}; expected {spec}.")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise InputError(f"`out` is a read-only {type(out).__name__}; give memory that can be written.")
-
-
-def _fill_host(out: Any, made: Tensor) -> None:
-    made.download_to_array(out if isinstance(out, np.ndarray) else dlpack.view_host(dlpack.take(out)))
+def _take_transform(given: object) -> ImageTransform:
+    if given is None:
+        return ImageTransform()
+    if not isinstance(given, ImageTransform):
+        raise InputError(f"transform takes an ImageTransform, got {given!r}.")
+    return given
 
 
 def _wait_issued(fence: Fence) -> None:

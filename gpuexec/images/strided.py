@@ -68,8 +68,11 @@ def look_at(item: Any, backend: Backend) -> Picture:
     if isinstance(item, Tensor):
         return Picture(item.spec, item, item.shape)
     if is_on_host(item) or not backend.device.target.has_kernels:
+        if not is_on_host(item):
+            raise InputError(
+                f"a {type(item).__name__} lies on a GPU, expected on the host: the work is done on the CPU."
+            )
         array = _read_host(item)
-        dtype_row(array.dtype)
         return Picture(TensorSpec(array.shape, array.dtype), array, array.shape)
     if hasattr(item, "__cuda_array_interface__"):
         given = item.__cuda_array_interface__
@@ -96,7 +99,12 @@ def look_at(item: Any, backend: Backend) -> Picture:
 def _read_host(item: Any) -> np.ndarray[Any, Any]:
     try:
         if not isinstance(item, np.ndarray) and hasattr(item, "__dlpack_device__"):
-            return dlpack.view_host(dlpack.take(item))
-        return np.asarray(item)
-    except (TypeError, ValueError, BufferError) as error:
-        raise InputError(f"a {type(item).__name__} can't be read as an image: {error}.") from error
+            array = dlpack.view_host(dlpack.take(item))
+        else:
+            array = np.asarray(item)
+        # Files often hold their numbers in the other order of bytes.
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        dtype_row(array.dtype)
+    except (TypeError, ValueError, BufferError, InputError) as error:
+        raise InputError(f"a {type(item).__name__} can't be read as an image: {str(error).rstrip('.')}.") from error
+    return array

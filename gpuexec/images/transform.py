@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value
+from gpuexec.images.options import take_dtype, take_mask, take_number, take_numbers, take_size
 from gpuexec.importer.load import ImportedModel
 from gpuexec.model import Model
 from gpuexec.ops.image import LAYOUTS, NUMBERS, ORIGINS, PIXELS, ImageToTensor, TensorToImage
@@ -66,7 +67,7 @@ class ImageTransform:
                     f"ImageTransform expects {name} among {', '.join(known)}, got {getattr(self, name)!r}."
                 )
         for name, dtypes in (("dtype", NUMBERS), ("pixel_dtype", PIXELS)):
-            object.__setattr__(self, name, _take_dtype(name, getattr(self, name), dtypes))
+            object.__setattr__(self, name, take_dtype(name, getattr(self, name), dtypes))
         for name in ("pixels", "swizzle"):
             letters = getattr(self, name)
             if letters is not None and (not isinstance(letters, str) or not letters):
@@ -74,17 +75,18 @@ class ImageTransform:
         if self.pixels is not None and len(set(self.pixels)) < len(self.pixels):
             raise InputError(f"ImageTransform expects pixels that name each channel once, got {self.pixels!r}.")
         if self.size is not None:
-            object.__setattr__(self, "size", _take_size(self.size))
+            object.__setattr__(self, "size", take_size(self.size))
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _take_numbers(name, getattr(self, name)))
+            object.__setattr__(self, name, take_numbers(name, getattr(self, name)))
         if 0.0 in _numbers(self.std):
             raise InputError(f"ImageTransform divides by std, got {self.std!r}.")
         if self.scale is not None:
-            object.__setattr__(self, "scale", _take_numbers("scale", self.scale)[0])
+            object.__setattr__(self, "scale", take_number("scale", self.scale))
             if self.scale == 0.0:
                 raise InputError("ImageTransform expects a scale other than 0.")
-        pairs = self.mask.items() if isinstance(self.mask, Mapping) else self.mask
-        object.__setattr__(self, "mask", tuple((str(letter), float(value)) for letter, value in pairs))
+        if self.antialias not in (False, True):
+            raise InputError(f"ImageTransform expects antialias as True or False, got {self.antialias!r}.")
+        object.__setattr__(self, "mask", take_mask(self.mask))
 
     def to_tensor_operator(self, image: TensorSpec) -> ImageToTensor:
         """Return the operator that makes the tensor of an image.
@@ -254,29 +256,7 @@ def _check_masked(masked: Mapping[str, float], wanted: str) -> None:
         raise InputError(f"ImageTransform masks channel {strange[0]!r}, the result has {wanted!r}.")
 
 
-def _take_dtype(name: str, given: Any, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    dtype = dtype_row(given).numpy
-    if dtype not in known:
-        names = ", ".join(dtype_row(each).name for each in known)
-        raise InputError(f"ImageTransform expects {name} among {names}, got {dtype.name}.")
-    return dtype
-
-
-def _take_size(given: Sequence[int]) -> tuple[int, int]:
-    size = tuple(given) if isinstance(given, (tuple, list)) else ()
-    if len(size) != 2 or not all(isinstance(each, (int, np.integer)) and each >= 1 for each in size):
-        raise InputError(f"ImageTransform expects size as (height, width), 1 or more, got {given!r}.")
-    return int(size[0]), int(size[1])
-
-
-def _take_numbers(name: str, given: float | Sequence[float]) -> tuple[float, ...]:
-    numbers = np.asarray(given, np.float64)
-    if numbers.ndim > 1 or not numbers.size or not np.isfinite(numbers).all():
-        raise InputError(f"ImageTransform expects {name} as one finite number, or one per channel, got {given!r}.")
-    return tuple(numbers.reshape(-1).tolist())
-
-
 def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
-    """Return what `_take_numbers` made of a field."""
+    """Return what `take_numbers` made of a field."""
     assert isinstance(given, tuple)
     return given

@@ -130,8 +130,11 @@ def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
     schema = find_schema(op_type, domain, opset)
     inputs = ["" if value is None else names[value] for value in node.inputs]
     outputs = ["" if value is None else names[value] for value in node.outputs]
-    if schema is not None and schema.needs_all_outputs:
-        outputs = [name or f"{node.name}.unwanted{index}" for index, name in enumerate(outputs)]
+    if schema is not None:
+        optional = schema.optional_outputs
+        outputs = [
+            name or ("" if index in optional else f"{node.name}.unwanted{index}") for index, name in enumerate(outputs)
+        ]
     proto = helper.make_node(op_type, inputs, outputs, name=node.name, domain=domain or None)
     given = {key: value for key, value in attributes if value is not None}
     if bodies(node.operator):

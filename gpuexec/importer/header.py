@@ -12,14 +12,15 @@ import onnx
 class ModelHeader:
     """Fields of a ModelProto and its graph.
 
-    ``overridable`` are initializers that are inputs too, which ONNX lets callers give anew from IR version 4 on.
+    ``model_version`` is None where it isn't said. ``overridable`` are initializers that are inputs too, which ONNX lets
+    callers give anew from IR version 4 on.
     ``denotations`` are what inputs' dimensions stand for (``"DATA_BATCH"``), by input and axis; ``""``: it isn't said.
     """
 
     producer_name: str = ""
     producer_version: str = ""
     domain: str = ""
-    model_version: int = 0
+    model_version: int | None = None
     graph_description: str = ""
     overridable: tuple[str, ...] = ()
     denotations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -33,7 +34,7 @@ def read_header(model: onnx.ModelProto) -> ModelHeader:
         producer_name=model.producer_name,
         producer_version=model.producer_version,
         domain=model.domain,
-        model_version=model.model_version,
+        model_version=model.model_version if model.HasField("model_version") else None,
         graph_description=graph.doc_string,
         overridable=tuple(info.name for info in graph.input if info.name in initialized and model.ir_version >= 4),
         denotations={

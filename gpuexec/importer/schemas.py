@@ -23,8 +23,8 @@ class Schema:
 
     ``required`` are positions of inputs that can't be absent, as can't any from ``variadic_from`` on;
     ``required_attributes`` such attributes, but for bodies, which are checked where they are read. Of the first
-    ``min_outputs`` outputs a node may leave out the last, as one that nobody wants. With
-    ``needs_all_outputs``, no output can be absent.
+    ``min_outputs`` outputs a node may leave out the last, as one that nobody wants. Of all, only ``optional_outputs``
+    may be there without a name.
     """
 
     required: tuple[int, ...]
@@ -32,7 +32,7 @@ class Schema:
     max_inputs: int
     min_outputs: int
     max_outputs: int
-    needs_all_outputs: bool
+    optional_outputs: frozenset[int]
     attribute_types: Mapping[str, int]
     required_attributes: tuple[str, ...]
     has_body: bool
@@ -55,7 +55,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         max_inputs=schema.max_input,
         min_outputs=schema.min_output,
         max_outputs=schema.max_output,
-        needs_all_outputs=any(formal.option == option.Variadic for formal in schema.outputs),
+        optional_outputs=frozenset(i for i, formal in enumerate(schema.outputs) if formal.option == option.Optional),
         attribute_types={name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
         required_attributes=tuple(
             name

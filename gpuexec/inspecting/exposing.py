@@ -103,9 +103,14 @@ class Exposure:
         """Whether statistics are taken of anything."""
         return self.watches or bool(self.taps)
 
-    def expose(self, graph: Graph) -> Exposed:
-        """Return a graph that computes the same, and what is looked at; outputs come behind those it has."""
-        exposed = self._add_statistics(graph) if self.has_statistics else Exposed(graph, graph.nodes)
+    def expose(self, graph: Graph, untold: AbstractSet[Value]) -> Exposed:
+        """Return a graph that computes the same, and what is looked at; outputs come behind those it has.
+
+        Args:
+            graph: What is planned.
+            untold: Those of its inputs and weights that no tap told of before.
+        """
+        exposed = self._add_statistics(graph, untold) if self.has_statistics else Exposed(graph, graph.nodes)
         if self.keeps_all:
             made = [value for node in graph.nodes for value in node.outputs if value is not None]
             exposed = replace(exposed, graph=_with_outputs(exposed.graph, made))
@@ -121,7 +126,7 @@ class Exposure:
                 rows.append(Row(value, node, taps))
         return rows
 
-    def _add_statistics(self, graph: Graph) -> Exposed:
+    def _add_statistics(self, graph: Graph, untold: AbstractSet[Value]) -> Exposed:
         names = {value.name for value in graph.values()}
         rows: list[Row] = []
         nodes: list[Node] = []
@@ -144,8 +149,9 @@ class Exposure:
                 if row.has_tensor:
                     tensors[row.value] = add(Identity(), row.value)
 
-        look(self.rows_of(None, graph.inputs))
-        look([row for row in self.rows_of(None, graph.constants) if row.taps])
+        given = [row if row.value in untold else replace(row, taps=()) for row in self.rows_of(None, graph.inputs)]
+        look([row for row in given if row.taps or self.watches])
+        look([row for row in self.rows_of(None, graph.constants) if row.taps and row.value in untold])
         for node in graph.nodes:
             nodes.append(node)
             look(self.rows_of(node, node.outputs))

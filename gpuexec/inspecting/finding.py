@@ -22,7 +22,8 @@ class NonFinite:
     fault, and the NaN that a node makes of them is.
 
     Attributes:
-        node: Its name; empty where no node made the NaN: an input of the model or a weight has it.
+        node: Its name; empty where no node made the NaN: an input of the model or a weight has it, and a node passed it
+            on.
         operator: Its operator; else ``"input"`` or ``"weight"``.
         output: Statistics of what it gave.
         inputs: Statistics of what it took, but for integers.
@@ -86,10 +87,10 @@ def find_nonfinite(
         return None if array is None else _take(value.name, array)
 
     for place, row in enumerate(exposed.rows):
-        if row.node is None and row.value in given and words[place, 0]:
-            return NonFinite("", "input", read_words(row.value.name, "", find_spec(place), words[place]))
         if row.node is not None and words[place, :3].any():
-            found = judge_node(row.node, row.value, read) or _blame_weight(row.node, exposed.graph.constants)
+            found = judge_node(row.node, row.value, read)
+            if found is None and words[place, 0]:
+                found = _blame_source(row.node, given, exposed.graph.constants, read)
             if found is not None:
                 return found
     return None
@@ -107,13 +108,15 @@ def judge_node(node: Node, output: Value, read: Callable[[Value], Statistics | N
     return None
 
 
-def _blame_weight(node: Node, constants: Mapping[Value, Array]) -> NonFinite | None:
-    """Return the weight with NaN that a node takes, if it takes one."""
+def _blame_source(
+    node: Node, given: Collection[Value], constants: Collection[Value], read: Callable[[Value], Statistics | None]
+) -> NonFinite | None:
+    """Return the input of the model, or the weight, whose NaN a node passed on, if it takes one."""
     for value in node.inputs:
-        if value is not None and value in constants:
-            taken = _take(value.name, constants[value])
-            if taken.nans:
-                return NonFinite("", "weight", taken)
+        if value is not None and (value in given or value in constants):
+            taken = read(value)
+            if taken is not None and taken.nans:
+                return NonFinite("", "input" if value in given else "weight", taken)
     return None
 
 

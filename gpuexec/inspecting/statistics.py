@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ class Statistics:
         nans, positive_infs, negative_infs: How many elements are that.
         first_nan, first_inf: Where the first of them lies, of the flattened tensor; -1 where there is none.
         histogram: Of the finite elements, if it was asked for.
-        results: What reducers of the caller's own gave, by their names.
+        results: What reducers of the caller's own gave, by their names; of two lambdas, the second is ``"<lambda> 2"``.
     """
 
     value: str
@@ -151,6 +151,14 @@ def check_reducers(name: str, reducers: object) -> tuple[str | Reducer, ...]:
     return tuple(dict.fromkeys(given))
 
 
-def name_of(reducer: Reducer) -> str:
-    """Return what the result of a caller's own reducer goes by."""
-    return str(getattr(reducer, "__name__", type(reducer).__name__))
+def reduce_with(reducers: Iterable[Reducer], array: Array) -> dict[str, Any]:
+    """Return what the caller's own reducers give, by their names; of some with one name the later are numbered."""
+    results: dict[str, Any] = {}
+    for reducer in dict.fromkeys(reducers):
+        name = wanted = str(getattr(reducer, "__name__", type(reducer).__name__))
+        number = 1
+        while name in results:
+            number += 1
+            name = f"{wanted} {number}"
+        results[name] = reducer(array)
+    return results

@@ -16,6 +16,7 @@ from gpuexec.ops import elementwise_pow as elementwise_pow
 from gpuexec.ops import elementwise_select as elementwise_select
 from gpuexec.ops import elementwise_unary as elementwise_unary
 from gpuexec.ops import elementwise_variadic as elementwise_variadic
+from gpuexec.ops import fused as fused
 from gpuexec.ops import gather as gather
 from gpuexec.ops import heads as heads
 from gpuexec.ops import image as image
@@ -35,6 +36,7 @@ from gpuexec.ops import pixel as pixel
 from gpuexec.ops import pool as pool
 from gpuexec.ops import quantize as quantize
 from gpuexec.ops import random as random
+from gpuexec.ops import random_key as random_key
 from gpuexec.ops import reduce as reduce
 from gpuexec.ops import reduce_arg as reduce_arg
 from gpuexec.ops import reduce_pool as reduce_pool

@@ -14,7 +14,8 @@ from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar
 from gpuexec.ops.philox import Draw
-from gpuexec.ops.random import FLOATS, check_key, launch_draws, take_key
+from gpuexec.ops.random import FLOATS, launch_draws
+from gpuexec.ops.random_key import check_key, take_key
 from gpuexec.spec import TensorSpec, accumulator, dtype_row
 
 _RATIO = 0.5  # where none is given
@@ -28,7 +29,7 @@ class Dropout(Operator):
     """x itself, as a view, and a mask of True; where ``training_mode`` is true, x / (1 - ratio) or 0 by chance.
 
     In training each element stays with a chance of 1 - ratio. Ratio and mode are read while planning; ``seed``, ``key``
-    and ``stream`` are those of `gpuexec.ops.random`.
+    and ``stream`` are those of `gpuexec.ops.random_key`.
     """
 
     seed: int | None = None
@@ -128,7 +129,9 @@ def _drop_is_test(node: RawNode) -> RawNode:
         InputError: The node trains.
     """
     if not node.attributes.get("is_test", 0):
-        raise InputError("Dropout runs as inference only, got a form below opset 7 without is_test = 1.")
+        raise InputError(
+            "Dropout below opset 7 runs as inference only, expected is_test = 1; to train, save with opset 12 or later."
+        )
     return node.without("is_test")
 
 

@@ -98,7 +98,7 @@ class Elementwise(Operator):
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast the shapes; the inputs must agree in dtype."""
         row = self.row
-        self._form()
+        self.pick_form()
         specs = require_inputs(row.name, inputs, self.arity)
         dtype = require_same_dtype(row.name, specs, row.dtypes)
         shape = broadcast(*(spec.shape for spec in specs))
@@ -113,7 +113,7 @@ class Elementwise(Operator):
         """Apply the NumPy form."""
         arrays = [x for x in inputs if x is not None]
         dtype = self.row.result or arrays[0].dtype
-        return (apply(self._form().function, arrays, dtype, out, self._parameters()),)
+        return (apply(self.pick_form().function, arrays, dtype, out, self.parameters()),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch the kernel once."""
@@ -122,15 +122,20 @@ class Elementwise(Operator):
         if y is None:
             return
         types = f"{row.storage(slots[0].dtype)}, {row.output_type(slots[0].dtype)}"
-        kernel = Kernel(self.source, f"{self.template}<{self._form().functor}, {types}>")
+        kernel = Kernel(self.source, f"{self.template}<{self.pick_form().functor}, {types}>")
         if row.is_swapped:
             slots.reverse()
         scalars: list[np.generic] = []
         if self.arity == 1:
-            scalars = [np.float64(value) for value in (*self._parameters(), 0.0, 0.0)[:2]]
+            scalars = [np.float64(value) for value in (*self.parameters(), 0.0, 0.0)[:2]]
         launch_units(emit, kernel, slots, y, scalars)
 
-    def _form(self) -> Form:
+    def pick_form(self) -> Form:
+        """Return the form that the attribute ``choice`` names.
+
+        Raises:
+            InputError: It names none.
+        """
         form = self.row.form
         if isinstance(form, Form):
             return form
@@ -140,7 +145,7 @@ class Elementwise(Operator):
             raise InputError(f"{self.row.name} expects {self.row.choice} to be {expected}, got {key!r}.")
         return form[key]
 
-    def _parameters(self) -> tuple[float, ...]:
+    def parameters(self) -> tuple[float, ...]:
         """Return the numeric attributes; ONNX keeps them in float32."""
         names = (name for name, _ in self.row.attributes if name != self.row.choice)
         return tuple(float(np.float32(getattr(self, name))) for name in names)

@@ -14,7 +14,8 @@ from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, o
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.philox import Draw
-from gpuexec.ops.random import FLOATS, check_key, take_key
+from gpuexec.ops.random import FLOATS
+from gpuexec.ops.random_key import check_key, take_key
 from gpuexec.spec import TensorSpec, dtype_row
 
 _INDICES = (np.dtype(np.int32), np.dtype(np.int64))

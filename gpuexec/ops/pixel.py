@@ -26,6 +26,8 @@ from gpuexec.operator import Emitter, instantiate, kernel_table
 from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
     batch_norm,
     conv,
+    cumulative,
+    dropout,
     elementwise_binary,
     elementwise_cast,
     elementwise_pow,
@@ -34,16 +36,24 @@ from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
     elementwise_variadic,
     gather,
     image,
+    lp_norm,
     lrn,
     matmul,
+    narrow,
     norm_channels,
+    one_hot,
     pad,
     pool,
+    quantize,
+    random,
+    random_key,
     reduce_arg,
     reduce_pool,
     resize,
+    reverse_sequence,
     softmax,
     statistics,
+    trilu,
 )
 from gpuexec.ops import shape as _shape  # noqa: F401
 from gpuexec.ops.layout import window
@@ -61,7 +71,12 @@ _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 # has a blit for each, by the position of the argument.
 _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "batch_norm.cu": {"normalize_channels": ""},
-    "conv.cu": {"conv_gemm": "conv", "conv_direct": "conv", "conv_transpose": ""},
+    "conv.cu": {
+        **dict.fromkeys(("conv_gemm", "conv_direct"), "conv"),
+        **dict.fromkeys(("conv_gemm_narrow", "conv_direct_narrow"), "conv_narrow"),
+        **dict.fromkeys(("conv_transpose", "conv_transpose_narrow"), ""),
+    },
+    "cumulative.cu": {"cumulative": ""},
     "elementwise_binary.cu": {"binary": ""},
     "elementwise_cast.cu": {"convert": ""},
     "elementwise_pow.cu": {"power": ""},
@@ -71,19 +86,33 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "gather.cu": {"gather_slices": "", "gather_elements": ""},
     "generate.cu": {"range": "", "store": ""},
     "image.cu": {"transform_image": ""},
+    "lp_norm.cu": {"normalize_lp": ""},
     "lrn.cu": {"normalize_neighbours": ""},
-    "matmul.cu": {"gemm": ""},
+    "matmul.cu": {"gemm": "", "gemm_narrow": ""},
     "norm.cu": {"normalize_rows": ""},
+    "one_hot.cu": {"one_hot": ""},
     "pad.cu": {"pad": ""},
     "pool.cu": {"max_pool": {1: "max_pool", 2: "max_pool_places"}, "average_pool": "", "lp_pool": ""},
+    "quantize.cu": {"quantize": "", "dequantize": ""},
+    "random.cu": {
+        **dict.fromkeys(("random_uniform", "random_normal", "bernoulli", "next_key"), ""),
+        "dropout": {1: "dropout", 2: "dropout_mask"},
+    },
     "reduce.cu": {"reduce": "", "lp_norm": "", "reduce_chunks": "", "reduce_partials": "", "find_extremum": ""},
     "resize.cu": {"resize_nearest": "", "resize_blend": ""},
+    "reverse_sequence.cu": {"reverse_sequence": ""},
     "softmax.cu": {"softmax": "", "hardmax": ""},
     "statistics.cu": {"take_samples": "", "merge_all_samples": "", "count_bins": ""},
+    "trilu.cu": {"trilu": ""},
 }
-# Small floats beside half, doubles and small signed integers are left to the host, but for what tells of a tensor.
-_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16)\b")
-_OF_ALL_TYPES = ("statistics.cu",)
+# Small floats beside half, doubles and small signed integers are left to the host, but for what tells of a tensor, and
+# small integers where they stand for numbers. So are kernels with an epilogue: each operator is a blit of its own.
+_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16|Steps)\b")
+_LEFT_OUT_IN = {
+    **dict.fromkeys(("conv.cu", "matmul.cu"), re.compile(r"\b(bf16|double|i16|Steps)\b")),
+    "quantize.cu": re.compile(r"\bbf16\b"),
+    "statistics.cu": re.compile(r"\bSteps\b"),
+}
 # Blends of integers go through double.
 _BLENDED_INTEGERS = re.compile(r"resize_blend<[iu]")
 
@@ -93,7 +122,7 @@ def find_blits(kernel: Kernel) -> Mapping[int | None, Kernel]:
     """Return the blits that make what a kernel makes, by the position of what they write; None: all it writes."""
     name, bracket, types = kernel.expression.partition("<")
     drawn = _BLITS.get(kernel.source, {}).get(name)
-    is_left_out = kernel.source not in _OF_ALL_TYPES and _LEFT_OUT.search(types)
+    is_left_out = _LEFT_OUT_IN.get(kernel.source, _LEFT_OUT).search(types)
     if drawn is None or is_left_out or _BLENDED_INTEGERS.match(kernel.expression):
         return {}
     parts = {None: drawn or name} if isinstance(drawn, str) else drawn

@@ -17,6 +17,7 @@ from gpuexec.passes.decompose import decompose
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
+from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
@@ -55,6 +56,7 @@ AT_LOAD = (
 _SETTLING = ("fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
+    Pass("fuse_epilogues", fuse_epilogues),
     Pass("remove_dead", remove_dead),
 )
 

@@ -14,14 +14,13 @@ from gpuexec.ops.control import Loop, Scan
 from gpuexec.ops.dropout import Dropout
 from gpuexec.ops.multinomial import Multinomial
 from gpuexec.ops.random import (
-    KEY_DTYPE,
     Bernoulli,
-    NextKey,
     RandomNormal,
     RandomNormalLike,
     RandomUniform,
     RandomUniformLike,
 )
+from gpuexec.ops.random_key import KEY_DTYPE, NextKey
 from gpuexec.spec import DeclaredSpec
 
 NAME = "gpuexec.random_key"

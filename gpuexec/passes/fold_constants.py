@@ -23,8 +23,7 @@ FREE_NBYTES_IN_ALL = 1 << 26
 COPIED_NBYTES = 1 << 26
 # Every run gives another result.
 RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial"}
-    | {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    {"Bernoulli", "Dropout", "Multinomial"} | {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 
 

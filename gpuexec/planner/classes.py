@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import round_up

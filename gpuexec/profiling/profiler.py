@@ -18,6 +18,7 @@ from gpuexec import phases
 from gpuexec.errors import InputError
 from gpuexec.profiling import tables, trace
 from gpuexec.profiling.alignment import Alignment, Base
+from gpuexec.profiling.backlog import Backlog
 from gpuexec.profiling.layers import PlanLayers
 from gpuexec.profiling.naming import Naming
 from gpuexec.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
@@ -83,6 +84,7 @@ class Profiler:
         self._ranges = open_ranges() if nvtx else None
         self._origin_s = clock()
         self._runs: deque[RunProfile] = deque(maxlen=keep_runs)
+        self.backlog = Backlog(keep_runs)
         self._events: deque[EventRow] = deque(maxlen=_EVENTS_KEPT)
         self._count = self._plans = 0
         self._alignment = Alignment(self.read_ms)
@@ -92,7 +94,6 @@ class Profiler:
         self._numbers: dict[int, tuple[object, int]] = {}
         # Reentrant: a collection of garbage may give memory back, which is heard of, in the middle of a call.
         self._lock = threading.RLock()
-        self._settling = threading.Lock()
 
     def __enter__(self) -> Profiler:
         phases.enter(self)
@@ -196,11 +197,10 @@ class Profiler:
         with self._lock:
             number, self._count = self._count, self._count + 1
         run = RunProfile(self, number, model, device, stream, read_memory if self._has_memory else None)
+        self.backlog.settle_done()
+        self.backlog.add(run)
         with self._lock:
-            before = list(self._runs)
             self._runs.append(run)
-        for each in before[-2:]:
-            self.settle(each)
         return run
 
     def find_layers(self, size: object, plan: object, describe: Callable[[int], PlanLayers]) -> PlanLayers:
@@ -251,20 +251,10 @@ class Profiler:
         finally:
             self._ranges.pop()
 
-    def settle(self, run: RunProfile) -> None:
-        """Pick up the times of what is done of a run; waits for nothing."""
-        if self._settling.acquire(blocking=False):
-            try:
-                run.settle(waits=False)
-            finally:
-                self._settling.release()
-
     def _settle_all(self) -> list[RunProfile]:
         with self._lock:
             runs = list(self._runs)
-        with self._settling:
-            for run in runs:
-                run.settle(waits=True)
+        self.backlog.settle_all(runs)
         return runs
 
     def _note(self, *row: Any) -> None:
@@ -272,6 +262,16 @@ class Profiler:
         with self._lock:
             place = self._naming.name_thread()
             self._events.append(EventRow(name, about, place, run, nbytes, start_ms, duration_ms))
+
+
+def check_profiler(given: object) -> None:
+    """Check that something is a profiler, or None.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if not isinstance(given, Profiler | None):
+        raise InputError(f"profiler takes a gpuexec.Profiler or None, got {given!r}.")
 
 
 def find_profiler(own: Profiler | None) -> Profiler | None:

@@ -98,7 +98,10 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run: how long it took the device from first to last (None: it failed or is not over), and its layers."""
+    """A run: how long it took the device from first to last (None: it failed or is not over), and its layers.
+
+    ``stream`` is the name of its stream among those of its device.
+    """
 
     run: int
     model: str
@@ -107,6 +110,7 @@ class RunRow:
     start_ms: float | None
     duration_ms: float | None
     layers: int
+    stream: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class RunProfile:
         self._entries: list[Entry] = []
         self._transfers: list[tuple[str, str, str, int, Lap]] = []
         self._open: deque[Lap] = deque()
+        self.is_over = False
 
     # ---- told while the run is issued
 
@@ -89,7 +90,7 @@ class RunProfile:
 
     def end(self) -> None:
         """Hear that all of it is on the stream, or that no more will come; what the run uses is let go of."""
-        self._read_memory = None
+        self._read_memory, self.is_over = None, True
         if self._whole.start is not None:
             self._whole.end = self._mark(self._stream)
             self._open.append(self._whole)
@@ -128,6 +129,8 @@ class RunProfile:
         lap = Lap(start, self._mark(stream))
         self._transfers.append((name, about, place, nbytes, lap))
         self._open.append(lap)
+        # A readback may come any time after the run.
+        self.profiler.backlog.add(self)
 
     def begin_phase(self, name: str, about: str) -> object:
         """Hear that a phase of the run begins; see `gpuexec.phases`."""
@@ -142,6 +145,11 @@ class RunProfile:
         self.profiler.hear(name, about, nbytes, took_ms, self.number)
 
     # ---- what came of it
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether times are still to be picked up."""
+        return bool(self._open)
 
     def settle(self, *, waits: bool) -> None:
         """Pick up the times of what is done; ``waits``: of all that was issued so far."""
@@ -171,6 +179,7 @@ class RunProfile:
             whole.start_ms,
             whole.duration_ms,
             len(self._entries),
+            self.stream_name,
         )
 
     def list_layers(self) -> list[LayerRow]:
@@ -236,7 +245,7 @@ class RunProfile:
         self._entries.append(Entry(layer, plan.number, plan.arena, issued_ms, issue_ms, lap, thread, held))
         self._open.append(lap)
         if len(self._open) > _LAPS_OPEN:
-            self.profiler.settle(self)
+            self.profiler.backlog.settle(self)
 
     def _read_held(self) -> Mapping[str, int]:
         return {} if self._read_memory is None else self._read_memory()

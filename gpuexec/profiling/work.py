@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from gpuexec.operator import Operator
+from gpuexec.ops.fused import Fused
+from gpuexec.ops.narrow import Narrowed
 from gpuexec.spec import TensorSpec
 
 _Specs = Sequence[TensorSpec | None]
@@ -40,7 +42,11 @@ def count_flops(op: Operator, inputs: _Specs, outputs: _Specs) -> int | None:
         inputs: Specs; None: absent.
         outputs: Specs; None: not wanted.
     """
-    name = op.name
+    # What has a narrow weight does what the operator does that it stands for.
+    name = op.form.consumer.name if isinstance(op, Narrowed) else op.name
+    if isinstance(op, Fused):
+        made = count_flops(op.producer, op.split(inputs), outputs)
+        return None if made is None else made + len(op.steps) * _size(outputs, 0)
     if name in _MOVING:
         return 0
     if name in _BY_INPUT:

@@ -55,6 +55,8 @@ class DataLoader(ABC):
 class FileDataLoader(DataLoader):
     """Reads a file, each part when it is asked for; nothing is held beside what was asked.
 
+    The weights of a program are one part: all of them stay on the host. `MmapDataLoader` leaves them in the file.
+
     Raises:
         InputError: ``path`` is none.
         NotFoundError: There is no such file.

@@ -165,7 +165,7 @@ class Follower:
         carried, captures = given[: op.carried], given[op.carried :]
         limit = _MOST_TRIPS if trip_count is None else min(read_count(trip_count.array), _MOST_TRIPS)
         keeps = condition is None or read_flag(condition.array)
-        part = find_body(self._site, op.body, op.body.outputs[0])
+        part = find_body(self._site, op)
         if not keeps or limit <= 0:
             self._try_body(node, part, (*_number(op, 0), *carried, *captures))
             counted = [None if each is None else each.array for each in (trip_count, condition)]
@@ -187,7 +187,7 @@ class Follower:
         shapes = [each.array.shape for each in scanned]
         length, axes = op.find_length(shapes), op.find_axes(shapes)
         moved = [self._move_axis(each, axis, 0) for each, axis in zip(scanned, axes, strict=True)]
-        part = find_body(self._site, op.body, None)
+        part = find_body(self._site, op)
         if not length:
             blank = [np.zeros(each.array.shape[1:], each.array.dtype) for each in moved]
             self._try_body(node, part, (*states, *(Known(each, is_computed=True) for each in blank), *captures))

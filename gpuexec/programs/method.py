@@ -11,7 +11,7 @@ from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.memories import Memory
-from gpuexec.model import Model, ModelPort, check_alike
+from gpuexec.model import Model, ModelPort
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.programs.method_inputs import SlotBinder
 from gpuexec.programs.method_meta import MethodMeta
@@ -30,6 +30,7 @@ from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
 from gpuexec.state.state import State
+from gpuexec.weights.alike import take_weights
 
 Array = np.ndarray[Any, Any]
 Key = int | str
@@ -112,7 +113,7 @@ class Method:
         Memory stays as it is. Of a program that was read, weights have the names that `Program.weight_names` gives.
 
         Args:
-            weights: As for `Model.with_weights`.
+            weights: As for `Worker.replace_weights`.
 
         Raises:
             InputError: There is no weight of that name, or its type or shape is another; nothing was done.
@@ -121,9 +122,7 @@ class Method:
         """
         with self._engine.entering():
             old = self._engine.model
-            changed = weights if isinstance(weights, Model) else old.with_weights(weights)
-            check_alike(old, changed)
-            self._engine.adopt(changed)
+            self._engine.adopt(take_weights(old, weights))
             try:
                 self._prepare()
             except BaseException:

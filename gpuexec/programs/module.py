@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.profiling.profiler import Profiler
+from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.programs.contents import Bound, Verification
 from gpuexec.programs.method import Key, Method
 from gpuexec.programs.method_meta import MethodMeta
@@ -50,6 +50,7 @@ class Module:
         max_bytes: int | None = None,
         profiler: Profiler | None = None,
     ) -> None:
+        check_profiler(profiler)
         self._source, self._verification, self._shapes = source, verification, shapes
         self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
         self._profiler = profiler

@@ -13,7 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.importer.read import Source
 from gpuexec.model import Model, exchange_weights, load
 from gpuexec.phases import phase
-from gpuexec.profiling.profiler import Profiler
+from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.programs.building import Case, build_contents
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.contents import Bound, Contents, Verification
@@ -246,7 +246,8 @@ class Program:
             progress: Called with a `Progress` after each piece of the weights that is uploaded, here or in a run.
 
         Raises:
-            InputError: There is no such method, or the memory does not fit; both numbers are told.
+            InputError: There is no such method, or the memory does not fit; both numbers are told; or ``profiler`` is
+                none.
             UnsupportedError: Operators that nothing here can run; lists all.
             OutOfMemoryError: There is no room, or ``max_bytes`` allows too little; both numbers are told.
         """
@@ -255,6 +256,7 @@ class Program:
                 f"memory must be a MemoryManager, got a {type(memory).__name__}; write"
                 " MemoryManager(planned_memory=HierarchicalAllocator(arenas))."
             )
+        check_profiler(profiler)
         chosen = self._open(backend)
         model, plan = self._find(name), self._plan(name, chosen)
         # Without memory of the user's, outputs grow and may be taken along like a Worker's.

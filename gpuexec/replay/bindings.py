@@ -10,7 +10,7 @@ from gpuexec.replay.inputs import InputHome
 from gpuexec.replay.replayable import Replayable
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.syncs import SyncLog
-from gpuexec.results.arenas import take_memory
+from gpuexec.results.arenas import ALIGNMENT, take_memory
 from gpuexec.running.inputs import Acceptor, DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream
@@ -57,6 +57,14 @@ class ReplayBindings:
         self.given.clear()
         self.user_outputs.clear()
 
+    def let_go(self) -> None:
+        """Forget what was given, and outputs of its own; the caller sees to it that they outlive the work on them."""
+        self.given = {name: HostArray(spec) for name, spec in self._recorded.inputs.items()}
+        self.missing = set(self._recorded.inputs)
+        self._give_outputs(dict.fromkeys(self.user_outputs))
+        self.frame.give_back()
+        self.regions = {}
+
     def accept(self, inputs: object, stream: Stream) -> dict[str, GivenInput]:
         """Return the inputs given, and those on the device that were given before, as they are now."""
         acceptor, recorded = Acceptor(self._model, self._backend, stream), self._recorded
@@ -72,7 +80,9 @@ class ReplayBindings:
             recorded.check_input(name, item)
         return given
 
-    def take_outputs(self, outputs: Mapping[str, object], stream: Stream) -> dict[str, Memory | None]:
+    def take_outputs(
+        self, outputs: Mapping[str, object], stream: Stream, alignment: int = ALIGNMENT
+    ) -> dict[str, Memory | None]:
         """Return memory of the caller's for the outputs it is given for; None for those that go back to their own."""
         if not isinstance(outputs, Mapping):
             raise InputError(f"outputs takes memory by name, {{'y': array}}, got a {type(outputs).__name__}.")
@@ -82,7 +92,7 @@ class ReplayBindings:
             taken[name] = None
             if item is not None:
                 nbytes, what = self._recorded.output_bytes[name], f"Output {name!r} ({spec})"
-                taken[name] = take_memory(item, self._backend, stream, nbytes, what, is_host=False)
+                taken[name] = take_memory(item, self._backend, stream, nbytes, what, is_host=False, alignment=alignment)
         return taken
 
     def bind(self, accepted: Mapping[str, GivenInput], taken: Mapping[str, Memory | None]) -> Staged | None:

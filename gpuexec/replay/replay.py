@@ -24,6 +24,7 @@ from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Lease, Turns
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import Share
+from gpuexec.results.arenas import ALIGNMENT
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
@@ -49,6 +50,10 @@ class Replay:
         given: Arrays by name, of those inputs that are there already.
         outputs: As for `submit`.
         stream: What `submit` takes where it is not told another one.
+
+    Attributes:
+        output_alignment: What outputs given to `submit` must start at a multiple of, in bytes. Who knows that the
+            plan's kernels need less may say so.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Replay:
         stream: Stream,
     ) -> None:
         self._recorded, self._backend, self._syncs = recorded, engine.backend, engine.syncs
-        self._default = stream
+        self._default, self.output_alignment = stream, ALIGNMENT
         device = self._backend.device
         self._turns = Turns(self._backend, self._syncs, owner="Replay")
         self._caller = threading.Lock()
@@ -133,7 +138,17 @@ class Replay:
                     " alone, or its submission failed. Give it.",
                     value=name,
                 )
-            return self._issue(target, self._bound.bind(accepted, self._bound.take_outputs(outputs or {}, target)))
+            taken = self._bound.take_outputs(outputs or {}, target, self.output_alignment)
+            return self._issue(target, self._bound.bind(accepted, taken))
+
+    def is_done(self) -> bool:
+        """Return whether all that was submitted is done; never waits."""
+        return self._last_event.is_done()
+
+    def let_go(self) -> None:
+        """Keep hold of no array given so far, once the work on it is done: the next submission gives all anew."""
+        with self._entering():
+            self._bound.let_go()
 
     def close(self) -> None:
         """Wait for its work and give everything back; twice is harmless. Readbacks requested before stay readable."""

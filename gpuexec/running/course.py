@@ -204,7 +204,9 @@ class Course:
                 owner = self._road.pool.lend(nbytes)
                 region = owner.region
             bindings[port.buffer] = region
-            made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+            held = made[value] = Held(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+            if value in graph.inputs:  # passed on as it is: the host goes on knowing what it knew
+                held.array, held.is_computed = env[value].array, env[value].is_computed
         return recording, bindings, made
 
     def _place_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpuexec.graph import Node, Value
 from gpuexec.inspecting.exposing import BINS, Exposed, Row
 from gpuexec.inspecting.finding import NonFinite, find_nonfinite, judge_host_node
 from gpuexec.inspecting.inspector import Inspector
-from gpuexec.inspecting.statistics import Array, Reducer, Statistics, name_of, read_words
+from gpuexec.inspecting.statistics import Array, Reducer, Statistics, read_words, reduce_with
 from gpuexec.ops.statistics import WORDS, is_look
 from gpuexec.ops.statistics import Histogram as HistogramOperator
 from gpuexec.resources.fence import Fence
@@ -44,6 +45,11 @@ class Piece:
         # Whoever gives the run up gives its pinned memory back.
         weakref.finalize(self, fetch.close).atexit = False
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether whole tensors are among it, for functions of the caller's."""
+        return bool(self._exposed.tensors)
+
     def find(self) -> NonFinite | None:
         """Return the first node that made a NaN or infinity; the content is there."""
         return find_nonfinite(self._exposed, self._read_words(), self._given, self._find_spec)
@@ -60,7 +66,7 @@ class Piece:
             results = {}
             if row.has_tensor:
                 tensor = self._content(exposed.tensors[row.value])
-                results = {name_of(each): each(tensor) for tap in row.taps for each in reducers.get(tap.name, ())}
+                results = reduce_with((each for tap in row.taps for each in reducers.get(tap.name, ())), tensor)
             node = "" if row.node is None else row.node.name
             spec = self._find_spec(place)
             found.append(read_words(row.value.name, node, spec, words[place], counts, results))
@@ -105,10 +111,13 @@ class Inspection:
         self._fence, self._completion, self._given = fence, completion, given
         self._reducers, self.raises = inspector.reducers, inspector.raises
         self._has_watch = inspector.exposure.watches
-        self._pieces: list[Piece | tuple[NonFinite | None, list[Statistics]]] = []
         self._lock = threading.Lock()
-        self._history: dict[str, list[Statistics]] | None = None
+        # What is still to be read, and what was read before it.
+        self._pieces: deque[Piece | tuple[NonFinite | None, list[Statistics]]] = deque()
+        self._history: dict[str, list[Statistics]] = {}
         self._found: NonFinite | None = None
+        # Whether it was this run that was ended by what was found, and not one before whose state it was to go on from.
+        self._has_raised = False
 
     def is_done(self) -> bool:
         """Return whether all is on the host, or never will be; never waits."""
@@ -162,13 +171,22 @@ class Inspection:
         return self._found
 
     def take(self, exposed: Exposed, crossing: Crossing, made: Mapping[Value, Held], choice: Choice) -> Piece | None:
-        """Start to bring what was looked at in a plan to the host; None where that is nothing."""
+        """Start to bring what was looked at in a plan to the host; None where that is nothing.
+
+        What came there before is read and its memory given back: a loop may have trips without end.
+
+        Raises:
+            GpuexecError: What went wrong on the device until then.
+        """
         shown = [value for value in (exposed.words, exposed.counts, *exposed.tensors.values()) if value is not None]
         if not shown:
             return None
         held = {value: made[value] for value in shown}
         piece = Piece(exposed, crossing.fetch(list(held.values())), held, choice, self._given)
-        self._pieces.append(piece)
+        with self._lock:
+            while self._pieces and _has_come(self._pieces[0]):
+                self._read_first()
+            self._pieces.append(piece)
         return piece
 
     def take_host_node(self, node: Node, rows: Sequence[Row], arrays: Mapping[Value, Array | None]) -> None:
@@ -193,6 +211,7 @@ class Inspection:
             NonFiniteError: Something was, and it was.
         """
         if found is not None and self.raises:
+            self._has_raised = True
             raise NonFiniteError(
                 str(found),
                 operator=found.operator,
@@ -206,7 +225,7 @@ class Inspection:
     def _reduce(self, node: Node, row: Row, array: Array) -> Statistics:
         (words,) = row.operator.compute(array)
         counts = HistogramOperator(BINS).compute(array, words)[0] if row.has_histogram else None
-        results = {name_of(each): each(array) for tap in row.taps for each in self._reducers.get(tap.name, ())}
+        results = reduce_with((each for tap in row.taps for each in self._reducers.get(tap.name, ())), array)
         spec = TensorSpec(array.shape, array.dtype)
         return read_words(row.value.name, node.name, spec, words, counts, results)
 
@@ -214,21 +233,33 @@ class Inspection:
         """Read what came to the host, once."""
         self._fence.settle()
         failure = self._fence.failure
-        if failure is not None and not isinstance(failure, NonFiniteError):
+        if failure is not None and not self._has_raised:
             raise failure
         if failure is None:
             self._fence.synchronize()
         with self._lock:
-            if self._history is None:
-                history: dict[str, list[Statistics]] = {}
-                for piece in self._pieces:
-                    if isinstance(piece, Piece):
-                        found = piece.find() if self._has_watch else None
-                        told = piece.read(self._reducers)
-                    else:
-                        found, told = piece
-                    self._found = self._found or found
-                    for each in told:
-                        history.setdefault(each.value, []).append(each)
-                self._history, self._pieces = history, []
+            while self._pieces:
+                self._read_first()
             return self._history
+
+    def _read_first(self) -> None:
+        """Read what came first of what is left."""
+        piece = self._pieces[0]
+        if isinstance(piece, Piece):
+            found, told = piece.find() if self._has_watch else None, piece.read(self._reducers)
+        else:
+            found, told = piece
+        self._pieces.popleft()
+        self._found = self._found or found
+        for each in told:
+            self._history.setdefault(each.value, []).append(each)
+
+
+def _has_come(piece: Piece | tuple[NonFinite | None, list[Statistics]]) -> bool:
+    """Return whether all of a piece is on the host, and no function of the caller's is to see it."""
+    if not isinstance(piece, Piece):
+        return True
+    if piece.has_tensors or not piece.fetch.after.is_done():
+        return False
+    piece.fetch.after.synchronize()  # who only asked has not been told what went wrong
+    return True

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError, ModelError, locate
 from gpuexec.graph import Graph, Node, Value
-from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.control import Loop, Scan, count_own_inputs
 from gpuexec.ops.interpret import infer_graph
 from gpuexec.ops.layout import Transpose
 from gpuexec.ops.trips import read_count, read_flag, scalar_shape
@@ -84,7 +84,7 @@ class Looper:
         keeps = condition is None or read_flag(_content(condition))
         carried: Sequence[Held | None] = rest[: op.carried]
         captures = rest[op.carried :]
-        part = find_body(self._site, op.body, op.body.outputs[0])
+        part = find_body(self._site, op)
         shapes = [scalar_shape(value) for value in op.body.inputs[:2]]
         stacks = [_Stack(self._stream, self._pool, limit) for _ in op.body.outputs[1 + op.carried :]]
         trips = 0
@@ -113,7 +113,7 @@ class Looper:
         for held, axis in zip(scanned, axes, strict=True):
             moved.append((yield from self._move_axis(held, axis, 0)))
         backwards = op.scan_input_directions or (0,) * len(moved)
-        part = find_body(self._site, op.body, None)
+        part = find_body(self._site, op)
         stacks = [_Stack(self._stream, self._pool, length) for _ in op.body.outputs[op.states :]]
         for step in range(length):
             slices = [
@@ -240,11 +240,13 @@ class _Stack:
             self._stream.copy(self._lent.region.address, before.region.address, held)
 
 
-def find_body(site: Site, graph: Graph, condition: Value | None) -> Part:
+def find_body(site: Site, op: Loop | Scan) -> Part:
     """Return the part of a body, the same one for every run."""
-    part = site.bodies.get(graph)
+    part = site.bodies.get(op.body)
     if part is None:
-        part = site.bodies[graph] = Part(graph, site, is_body=True, condition=condition)
+        condition = op.body.outputs[0] if isinstance(op, Loop) else None
+        untold = frozenset((*op.body.inputs[: count_own_inputs(op)], *op.body.constants))
+        part = site.bodies[op.body] = Part(op.body, site, is_body=True, condition=condition, untold=untold)
     assert isinstance(part, Part)
     return part
 
@@ -253,7 +255,7 @@ def find_transpose(site: Site, order: tuple[int, ...]) -> Part:
     """Return the part that reorders axes."""
     part = site.bodies.get(order)
     if part is None:
-        source, result = Value("source"), Value("moved")
+        source, result = Value("scan axis: source"), Value("scan axis: result")
         node = Node(Transpose(order), (source,), (result,), "scan axis")
         graph = Graph((source,), (result,), (node,), {}, "scan axis")
         part = site.bodies[order] = Part(graph, site, is_body=True)

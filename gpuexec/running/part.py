@@ -54,6 +54,8 @@ class Part:
         is_body: It is the body of a loop, or what is left of one.
         condition: The output of a body that says whether to go on.
         grows: Memories grow where they lie, if one plan does it all: what another plan takes up is dense.
+        untold: Inputs and weights that no tap told of before: what a plan left, or a body takes from around it, was
+            told of where it was made. None: all.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class Part:
         is_body: bool = False,
         condition: Value | None = None,
         grows: bool = False,
+        untold: AbstractSet[Value] | None = None,
     ) -> None:
         self.graph = graph
+        self._untold = frozenset((*graph.inputs, *graph.constants)) if untold is None else untold
         self._grows = grows
         self._site, self._is_body, self._condition = site, is_body, condition
         self._stages: dict[object, list[Stage]] = {}
@@ -120,7 +124,7 @@ class Part:
         is_whole = cut.ready is self.graph
         exposed = None
         if exposure and cut.ready is not None:
-            exposed = exposure.expose(cut.ready)
+            exposed = exposure.expose(cut.ready, self._untold)
             cut = replace(cut, ready=exposed.graph)
         if is_whole and cut.ready is not None:
             # Whose content is on the host makes no difference where nothing is cut.
@@ -133,7 +137,9 @@ class Part:
             plans = PlanCache(cut.ready, self._site)
         rest = None
         if cut.rest is not None:
-            rest = Part(cut.rest, self._site, is_body=self._is_body, condition=self._condition)
+            told = () if cut.ready is None else (*cut.ready.inputs, *cut.ready.constants)
+            untold = self._untold - set(told)
+            rest = Part(cut.rest, self._site, is_body=self._is_body, condition=self._condition, untold=untold)
         by_name = {value.name: value for value in specs}
         conditions = []
         for name in cut.decided_by:

@@ -71,6 +71,8 @@ class Site:
     counters: PlanCounters = field(default_factory=PlanCounters)
     # All plans made, newest first.
     plans: list[Plan] = field(default_factory=list)
+    # Plans the model brought along that turned out to be of other commands.
+    unfit: list[Plan] = field(default_factory=list)
     # What is known of bodies of loops, kept from run to run; see `gpuexec.running.loops`.
     bodies: dict[object, object] = field(default_factory=dict)
     # What of values is looked at, beside the outputs.
@@ -91,12 +93,13 @@ class Site:
         Layouts of plans made so far are taken over where the same commands come out.
         """
         name = self.backend.device.target.name
-        known = self.model.plans.get(name, ())
+        known = [plan for plan in self.model.plans.get(name, ()) if all(plan is not each for each in self.unfit)]
         plans = (*self.plans, *(plan for plan in known if plan not in self.plans))
         self.weights = weights
         self.model = copy.copy(model)
         self.model.plans = {**model.plans, name: plans}
         self.plans.clear()
+        self.unfit.clear()
         self.bodies.clear()
         self.graphs.clear()
         if self.limit is not None:
@@ -296,6 +299,7 @@ class PlanCache:
         found, refused = restore(site.model, self._graph, specs, site.backend.device.target, self._unfit)
         for plan, why in refused:
             self._unfit.append(plan)
+            site.unfit.append(plan)
             site.counters.refused.append(why)
         if found is None:
             return None

@@ -47,8 +47,15 @@ LARGER: Mapping[str, Budget] = {
     "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
     "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
     "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    **{
+        f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Budget(72, "a row is held beside the steps")
+        for t in ("float", "half", "bf16")
+    },
     "pixel/conv.cu:draw_conv": Budget(72, "the walk of conv_direct, and a texel beside it"),
+    "pixel/conv.cu:draw_conv_narrow": Budget(80, "as draw_conv, and where the scales lie"),
     "pixel/conv.cu:draw_conv_transpose": Budget(144, "the walk of conv_transpose, and a texel beside it"),
+    "pixel/conv.cu:draw_conv_transpose_narrow": Budget(120, "the walk of conv_transpose, and a texel beside it"),
+    "pixel/cumulative.cu:draw_cumulative": Budget(80, "64-bit divisions, and a texel beside the walk"),
     "pixel/image.cu:draw_transform_image": Budget(72, "two tables and divisions by the struct, a texel beside"),
     "pixel/matmul.cu:draw_gemm": Budget(80, "a texel beside the walk over batches"),
     "pixel/pool.cu:draw_max_pool_places": Budget(72, "a maximum, its place and a texel beside the walk"),

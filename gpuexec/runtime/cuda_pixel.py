@@ -7,11 +7,16 @@ of `CudaDevice`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.command import Launch, Slot
+from gpuexec.errors import GpuexecError
 from gpuexec.ops.pixel import copy_kernels, make_copy, make_fill
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice, CudaStream
@@ -23,8 +28,20 @@ from gpuexec.runtime.pixel.extents import TEXEL_BYTES, Rectangle, find_extents, 
 _CHANNEL_BITS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What CUDA knows a block of memory by: a cudaArray_t, a cudaTextureObject_t and a cudaSurfaceObject_t."""
+
+    array: int
+    texture: int
+    surface: int
+
+
 class CudaTexture:
-    """Device memory: an array with its texture and surface objects. The host can't look at it."""
+    """Device memory: an array with its texture and surface objects. The host can't look at it.
+
+    It goes back to CUDA when it is freed, or when nobody holds it any more.
+    """
 
     array: ByteArray | None = None
 
@@ -33,24 +50,30 @@ class CudaTexture:
         textures, runtime, bits = device.cupy.cuda.texture, device.cupy.cuda.runtime, _CHANNEL_BITS
         channels = textures.ChannelFormatDescriptor(bits, bits, bits, bits, runtime.cudaChannelFormatKindUnsigned)
         with device.calling(f"allocating a texture of {nbytes} bytes"):
-            self._array = textures.CUDAarray(channels, width, height, 0, runtime.cudaArraySurfaceLoadStore)
-            resource = textures.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=self._array)
+            made = textures.CUDAarray(channels, width, height, 0, runtime.cudaArraySurfaceLoadStore)
+            resource = textures.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=made)
             sampling = textures.TextureDescriptor(
                 (runtime.cudaAddressModeClamp, runtime.cudaAddressModeClamp),
                 runtime.cudaFilterModePoint,
                 runtime.cudaReadModeElementType,
             )
-            self._texture = textures.TextureObject(resource, sampling)
-            self._surface = textures.SurfaceObject(resource)
-        self.handle, self.texture, self.surface = self._array.ptr, self._texture.ptr, self._surface.ptr
+            texture, surface = textures.TextureObject(resource, sampling), textures.SurfaceObject(resource)
         self.nbytes = nbytes
-        self._space = device.space
-        self.address: int = device.space.reserve(nbytes, self)
+        self.address: int = device.space.reserve(nbytes, Handles(made.ptr, texture.ptr, surface.ptr))
+        self._release = weakref.finalize(self, _release, device, self.address, [texture, surface, resource, made])
+        self._release.atexit = False
 
     def free(self) -> None:
-        """Give the array back."""
-        self._space.release(self.address)
-        self._texture = self._surface = self._array = None
+        """Give the array back. Twice is harmless."""
+        self._release()
+
+
+def _release(device: CudaPixelDevice, address: int, objects: list[Any]) -> None:
+    """Let go of CuPy's objects where their handles mean something: while their own GPU is current."""
+    device.space.release(address)
+    with contextlib.suppress(GpuexecError), device.calling("freeing a texture"):
+        objects.clear()
+    objects.clear()  # of a GPU that is lost
 
 
 class CudaPixelStream(CudaStream):
@@ -59,8 +82,6 @@ class CudaPixelStream(CudaStream):
     def __init__(self, device: CudaPixelDevice, external: int | None = None) -> None:
         super().__init__(device, external)
         self._pixel = device
-        with device.calling("allocating the edge of copies"):
-            self._edge = device.cupy.cuda.alloc(TEXEL_BYTES)
 
     def launch(
         self,
@@ -86,10 +107,10 @@ class CudaPixelStream(CudaStream):
                 if part.is_whole:
                     self._write(texture, part, host, to_device)
                     continue
-                self._read(texture, part, self._edge.ptr, runtime.memcpyDeviceToDevice)
-                edge = self._edge.ptr + part.skipped
-                runtime.memcpyAsync(edge, host, part.nbytes, to_device, self.handle)
-                self._write(texture, part, self._edge.ptr, runtime.memcpyDeviceToDevice)
+                edge = self._pixel.find_edge(self.handle)
+                self._read(texture, part, edge, runtime.memcpyDeviceToDevice)
+                runtime.memcpyAsync(edge + part.skipped, host, part.nbytes, to_device, self.handle)
+                self._write(texture, part, edge, runtime.memcpyDeviceToDevice)
 
     def copy_to_host(self, destination: ByteArray, address: int) -> None:
         """Copy bytes of a texture to host memory, rectangle by rectangle; asynchronous where that is pinned."""
@@ -101,8 +122,9 @@ class CudaPixelStream(CudaStream):
                 if part.is_whole:
                     self._read(texture, part, host, to_host)
                     continue
-                self._read(texture, part, self._edge.ptr, runtime.memcpyDeviceToDevice)
-                runtime.memcpyAsync(host, self._edge.ptr + part.skipped, part.nbytes, to_host, self.handle)
+                edge = self._pixel.find_edge(self.handle)
+                self._read(texture, part, edge, runtime.memcpyDeviceToDevice)
+                runtime.memcpyAsync(host, edge + part.skipped, part.nbytes, to_host, self.handle)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Copy between textures, or within one, by a blit."""
@@ -118,16 +140,16 @@ class CudaPixelStream(CudaStream):
             arguments.set_pointer(position, address)
         self.launch(self._pixel.function(command.kernel), command.grid, command.block, 0, arguments)
 
-    def _write(self, texture: CudaTexture, part: Rectangle, source: int, kind: int) -> None:
+    def _write(self, texture: Handles, part: Rectangle, source: int, kind: int) -> None:
         width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime
         runtime.memcpy2DToArrayAsync(
-            texture.handle, part.column * TEXEL_BYTES, part.row, source, width, width, part.rows, kind, self.handle
+            texture.array, part.column * TEXEL_BYTES, part.row, source, width, width, part.rows, kind, self.handle
         )
 
-    def _read(self, texture: CudaTexture, part: Rectangle, destination: int, kind: int) -> None:
+    def _read(self, texture: Handles, part: Rectangle, destination: int, kind: int) -> None:
         width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime
         runtime.memcpy2DFromArrayAsync(
-            destination, width, texture.handle, part.column * TEXEL_BYTES, part.row, width, part.rows, kind, self.handle
+            destination, width, texture.array, part.column * TEXEL_BYTES, part.row, width, part.rows, kind, self.handle
         )
 
 
@@ -145,7 +167,8 @@ class CudaPixelDevice(CudaDevice):
     def __init__(self, ordinal: int = 0, *, packed_launch: bool = False) -> None:
         super().__init__(ordinal, packed_launch=packed_launch)
         self.target = dataclasses.replace(self.target, kind="pixel")
-        self.space: AddressSpace[CudaTexture] = AddressSpace()
+        self.space: AddressSpace[Handles] = AddressSpace()
+        self._edges: dict[tuple[int, int], Any] = {}
         self.load(copy_kernels())
 
     def allocate(self, nbytes: int) -> Any:
@@ -164,3 +187,14 @@ class CudaPixelDevice(CudaDevice):
         """Return the object by which a texture is read or written, and the byte within it."""
         texture, offset = self.space.find(address)
         return (texture.surface if is_write else texture.texture), offset
+
+    def find_edge(self, stream: int) -> int:
+        """Return the address of 16 bytes, by which a copy on a stream moves a part of a texel.
+
+        They stay as long as the device does, since work that uses them may outlive whoever put it on the stream. Each
+        thread has its own, so that copies of two don't mix on a stream that both put work on.
+        """
+        key = (stream, threading.get_ident())
+        if key not in self._edges:
+            self._edges[key] = self.cupy.cuda.alloc(TEXEL_BYTES)
+        return int(self._edges[key].ptr)

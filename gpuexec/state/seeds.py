@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.model import Model
-from gpuexec.ops.random import KEY_DTYPE
+from gpuexec.ops.random_key import KEY_DTYPE
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.resources.fence import Fence
 from gpuexec.results.place import Place
@@ -31,9 +31,9 @@ def set_seed(seed: int) -> None:
         InputError: It is no whole number from 0 to 2**64 - 1.
     """
     global _seed, _drawn
-    check_seed(seed)
+    checked = check_seed(seed)
     with _lock:
-        _seed, _drawn = seed, 0
+        _seed, _drawn = checked, 0
 
 
 def check_seed(seed: object, what: str = "A seed") -> int:

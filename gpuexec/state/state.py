@@ -152,7 +152,10 @@ class State:
             self._head = snapshot.entry
 
     def fork(self) -> State:
-        """Return a state that holds the same and goes its own way from here."""
+        """Return a state that holds the same and goes its own way from here.
+
+        Random operators draw the same in both; `seed` of one of them makes them differ.
+        """
         other = State(self._model, self._backend, self._start)
         with self._lock:
             other._head, other._specs = self._settle(is_committed=True), dict(self._specs)

@@ -1,1 +1,1 @@
-"""What compressing the weights of a model costs in accuracy."""
+"""Weights of models as a whole: what compressing them costs in accuracy, and models that differ in them alone."""

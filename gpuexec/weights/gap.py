@@ -110,13 +110,13 @@ def _take_inputs(model: Model, given: Mapping[str, Array] | None, rng: np.random
     unknown = sorted(set(given or ()) - {port.name for port in model.ports})
     missing = sorted(names - set(given)) if given is not None else []
     if unknown or missing:
-        raise InputError(
-            f"Inputs are {', '.join(sorted(names))}; {', '.join([*unknown, *missing])} is not, or missing."
-        )
+        wrong = [f"there is no {name!r}" for name in unknown] + [f"{name!r} is missing" for name in missing]
+        raise InputError(f"{model.graph.name!r} takes {', '.join(sorted(names))}; {'; '.join(wrong)}.")
     arrays = {}
     for port in model.ports:
-        array = (given or {}).get(port.name)
-        if array is None:
+        if port.name in (given or {}):
+            array = np.asarray((given or {})[port.name])
+        else:
             made = _make(port, model, rng)
             array = made if port.name in names else np.zeros_like(made)
         if array.dtype != port.spec.dtype:

@@ -12,12 +12,6 @@ union SampleBits {
   __device__ SampleBits() {}
 };
 
-template <class T>
-__device__ inline double find_shift(const Texture<T>& x, i64 count) {
-  const double first = count > 0 ? cast<double>(x[0]) : 0.0;
-  return is_finite(first) ? first : 0.0;
-}
-
 // Computes samples[b] = what is known of the elements of part b of as many even parts as there are samples.
 // Shapes   x of any strides, walked in row-major order; samples as many as its elements ask for.
 // Grid     one thread per texel of samples.
@@ -30,49 +24,32 @@ __global__ void __launch_bounds__(kBlockThreads, 1) draw_take_samples(
   i64 parts = (count + kSampleTerms - 1) / kSampleTerms;
   parts = parts < 1 ? 1 : parts > kMostSamples ? kMostSamples : parts;
   const i64 length = (count + parts - 1) / parts;
-  const double shift = has_sums ? find_shift(x, count) : 0.0;
   i64 known = -1;  // the part that `bits` tell of
   SampleBits bits;
   draw<u64>(samples, parts * kSampleWords, [&](i64 word) {
     const i64 part = word / kSampleWords;
     if (part != known) {
       known = part;
-      Sample& sample = bits.sample;
-      sample = sample_nothing();
+      Taken taken;
       const i64 end = (part + 1) * length < count ? (part + 1) * length : count;
       for (i64 i = part * length; i < end; ++i) {
         i64 at[1];
         walk.locate(i, at);
-        const double value = cast<double>(x[at[0]]);
-        if (is_finite(value)) {
-          sample.finite += 1;
-          sample.least = lesser_of(sample.least, value);
-          sample.most = greater_of(sample.most, value);
-          const double distance = has_sums ? value - shift : 0.0;
-          sample.sum += distance;
-          sample.squares += distance * distance;
-        } else if (value != value) {
-          sample.nans += 1;
-          sample.first_nan = earlier_of(sample.first_nan, i);
-        } else {
-          if (value > 0) sample.positive_infs += 1;
-          else sample.negative_infs += 1;
-          sample.first_inf = earlier_of(sample.first_inf, i);
-        }
+        taken.add(cast<double>(x[at[0]]), i, has_sums);
       }
+      bits.sample = taken.all();
     }
     return bits.words[word % kSampleWords];
   });
 }
 
 // Computes words as merge_all_samples
-// Shapes   x as draw_take_samples had it; samples [parts]; words [9].
+// Shapes   samples [parts]; words [9].
 // Grid     one thread per texel of words.
 // Needs    nothing.
 // Numerics in double, samples in order; else as merge_all_samples.
-template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1) draw_merge_all_samples(
-    const Texture<T> x, const Texture<u64> samples, const Surface<double> words, i64 count, int parts, int has_sums) {
+    const Texture<u64> samples, const Surface<double> words, int parts, int has_sums) {
   bool is_known = false;
   Sample sample = sample_nothing();
   draw<double>(words, 9, [&](i64 word) {
@@ -82,9 +59,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) draw_merge_all_samples(
       sample = merge_samples(sample, bits.sample);
     }
     is_known = true;
-    const double nan = limits<double>::nan(), finite = double(sample.finite);
+    const double nan = limits<double>::nan(), variance = sample.squares / double(sample.finite);
     const bool has_any = sample.finite > 0, has_moments = has_any && has_sums;
-    const double offset = sample.sum / finite, variance = sample.squares / finite - offset * offset;
     switch (word) {
       case 0: return double(sample.nans);
       case 1: return double(sample.positive_infs);
@@ -93,7 +69,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) draw_merge_all_samples(
       case 4: return double(sample.first_inf);
       case 5: return has_any ? sample.least : nan;
       case 6: return has_any ? sample.most : nan;
-      case 7: return has_moments ? find_shift(x, count) + offset : nan;
+      case 7: return has_moments ? sample.mean : nan;
       default: return has_moments ? root_of(variance < 0 ? 0.0 : variance) : nan;
     }
   });

@@ -21,6 +21,7 @@ S = RANDOM.standard_normal((4, 4)).astype(np.float32)
 V = RANDOM.standard_normal(5).astype(np.float32)
 I = RANDOM.integers(-5, 6, (3, 4))
 J = RANDOM.integers(1, 5, (3, 4)).astype(np.int32)
+GAPS = np.array([[np.inf, np.nan, 1], [-2, np.nan, np.inf]])
 B, U = X > 0, np.abs(I).astype(np.uint8)
 SAMPLES = [X, I, J, B, U, X.astype(np.float16), X.astype(np.float64), I.astype(np.int16)]
 NARROW = {"arcsin", "arccos", "arctanh"}
@@ -74,7 +75,36 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Array, ...]]] = [
     ("cumsum", lambda x: (np.cumsum(x, 1), np.cumsum(x), np.cumprod(x, 0)), (I,)),
     ("cumsum_small", lambda x: np.cumsum(x, 1), (U,)),
     ("norm", lambda x: (np.linalg.norm(x, axis=1), np.linalg.norm(x)), (X,)),
+    ("norm_vectors", lambda x: tuple(np.linalg.norm(x, p, 1) for p in (0, 1, 2, 3, 0.5, np.inf, -np.inf)), (X,)),
+    ("norm_matrices", lambda x: tuple(np.linalg.norm(x, p) for p in (None, "fro", 1, -1, np.inf, -np.inf)), (X,)),
+    ("norm_axes", lambda x: (np.linalg.norm(x, 1, (0, 2)), np.linalg.norm(x, np.inf, (1, 2), True)), (T,)),
+    ("linalg_diagonals", lambda x: (np.linalg.diagonal(x), np.linalg.trace(x)), (T,)),
     ("average", lambda x, w: np.average(x, axis=1, weights=w), (X, np.abs(Y) + 1)),
+    ("average_row", lambda x, w: (np.average(x, 0, w), np.average(x, 1, w)), (S, np.arange(1, 5, dtype=np.float32))),
+    ("average_infinite", lambda x, w: np.average(x, 1, w), (np.array([[1, np.inf]]), np.array([[1, 2]]))),
+    ("compare_with_more", lambda x: (x == 300, x < -1, x != 300, x <= 256, x > -1, x <= 255), (U,)),
+    ("select", lambda x, y: (np.select([x > 1, x < 0], [x, -y], 5), np.select([y > 0], [x])), (X, Y)),
+    ("positions", lambda x: (np.std(x, 0, None, None, 1), np.max(x, 0, None, True), np.argmax(x, 0, None)), (X,)),
+    ("method_positions", lambda x: (x.std(0, None, None, 1), x.mean(0, None, None, True), x.sum(0, out=None)), (X,)),
+    ("digitize", lambda x: (np.digitize(x, [-1.0, 0, 1]), np.digitize(x, [-1.0, 0, 1], right=True)), (I,)),
+    ("diff", lambda x: (np.diff(x), np.diff(x, 2, 0), np.diff(x > 0, axis=0)), (X,)),
+    (
+        "isclose",
+        lambda x, y: (np.isclose(x, x + 1e-9), np.isclose(x, y, 0.1), np.allclose(x, x), np.allclose(x, y)),
+        (X, Y),
+    ),
+    (
+        "isclose_special",
+        lambda x: (np.isclose(x, x), np.isclose(x, x, equal_nan=True)),
+        (np.array([np.inf, np.nan, 1]),),
+    ),
+    (
+        "ignoring_nan",
+        lambda x: (np.nanmax(x, 0), np.nanmin(x), np.nanmean(x, 1), np.nansum(x)),
+        (np.where(X > 1, np.nan, X),),
+    ),
+    ("median", lambda x, y: (np.median(x, 0), np.median(x), np.median(y, 1, keepdims=True)), (X, I)),
+    ("column_stack", lambda x, y: (np.column_stack([x, y]), np.append(x, x, 0), np.append(x, y)), (X, V[:3])),
     ("concatenate", lambda x, i: (np.concatenate([x, i]), np.concatenate([x, i], axis=None)), (X, I)),
     ("stack", lambda x, y: (np.stack([x, y], 1), np.dstack([x, y]), np.hstack([x, y])), (X, Y)),
     ("vstack", lambda x: np.vstack([x, x]), (V,)),
@@ -159,4 +189,5 @@ def test_special_numbers_go_as_in_numpy() -> None:
     with np.errstate(all="ignore"):
         check(lambda x: (np.expm1(x), np.log1p(x), np.isnan(x), np.isfinite(x), np.trunc(x), np.abs(x)), x)
         check(lambda x, y: (np.fmax(x, y), np.fmin(x, y), np.maximum(x, y), x > y, x != y), x, y)
+        check(lambda x: (np.copysign(x, -x), np.copysign(2, x[3:] * -1), np.heaviside(x, 0.5)), x)
         check(lambda x: (np.floor_divide(x, 0.0), np.logaddexp(x, x), np.exp(x), np.nan_to_num(x)), x)

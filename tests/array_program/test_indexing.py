@@ -122,6 +122,18 @@ def test_positions_may_be_symbolic() -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
+def test_axes_are_turned_from_a_place_counted_from_the_end() -> None:
+    def function(x: Any) -> Any:
+        return x[-3::-1], x[-3::-2], x[::-1], x[-1::-1], x[:-4:-1], x[2::-1], x[-6::-1]
+
+    model = gx.graph(function, [("float32", ("n",))])
+    for length in (0, 1, 2, 3, 5, 9):
+        row = ramp(length)
+        for each in (model, trace(function, row)):
+            for got, wanted in zip(compute(each, row), function(row), strict=True):
+                np.testing.assert_array_equal(got, wanted)
+
+
 def test_places_are_changed_functionally() -> None:
     x = ramp(6)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import parser
 
@@ -254,6 +255,34 @@ def test_a_program_file_and_states_are_made_of_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(method.get_output(0).readback_and_clone(), X[0] + X[1])
 
 
+def test_what_may_be_cut_to_less_is_no_named_extent() -> None:
+    def function(x: Any) -> Any:
+        top = fn.maximum(x.shape[0], 100_000)
+        return x[:100], x[:16_000], x[-100_000:], fn.zeros((top,)), x[:-1]
+
+    model = gx.graph(function, {"x": ("float32", ("n",))})
+    assert [port.spec.dims for port in model.outputs] == [(None,)] * 5
+    (_, cut, *_) = compute(model, ramp(20_000))
+    assert cut.shape == (16_000,)
+
+
+def test_dimensions_that_no_input_names_are_refused() -> None:
+    with pytest.raises(gx.InputError, match="no dimension 'm'; it has n"):
+        gx.graph(lambda x: x, {"x": ("float32", ("n", "k"))}, dims={"k": 2, "m": 3})
+
+
+def test_many_sizes_that_only_a_run_knows_are_told_apart() -> None:
+    model = gx.graph(lambda x: sum(x[x > i].sum() for i in range(200)), {"x": ("float32", ("n",))})
+    (got,) = compute(model, ramp(9))
+    assert got == sum(i * i for i in range(9))
+
+
+def test_an_output_that_nobody_reads_is_saved_with_a_name(tmp_path: Path) -> None:
+    for function in (fn.sort, fn.argsort):
+        trace(function, X, free=True).save(tmp_path / "model.onnx")
+        onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+
+
 def test_nodes_tell_the_line_they_come_from() -> None:
     def function(x: Any) -> Any:
         y = x + 1
@@ -356,6 +385,8 @@ def test_functions_and_the_module_of_that_name_are_both_there() -> None:
 
     assert gpuexec.graph is gx.graph and callable(gx.graph)
     assert Graph.__module__ == "gpuexec.graph"
+    with pytest.raises(AttributeError, match="can't be replaced"):
+        gpuexec.graph = None  # type: ignore[assignment]
 
 
 def test_trace_in_trace() -> None:

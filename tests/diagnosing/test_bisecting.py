@@ -71,7 +71,7 @@ def test_a_wrong_pass_is_found_wherever_it_stands(backend: gx.BackendType, place
 
 @on_both
 def test_a_wrong_pass_of_planning_is_found(backend: gx.BackendType) -> None:
-    verdict = gx.bisect(parse(), X, backend=backend, at_plan=[*AT_PLAN, wrong_plan_pass()])
+    verdict = gx.bisect(parse(), X, backend=backend, at_plan=[wrong_plan_pass(), *AT_PLAN])
     assert (verdict.kind, verdict.culprit) == ("pass", "relax_late")
     assert verdict.blame.value == "b"
 

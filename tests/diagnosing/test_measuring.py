@@ -96,6 +96,26 @@ def test_a_body_has_a_row_for_each_trip(backend: gx.BackendType) -> None:
     np.testing.assert_array_equal(history["v_out"], [2 * x, 4 * x, 8 * x])
 
 
+RANDOM = """
+<ir_version: 10, opset_import: ["": 20]>
+agraph (float[n] x) => (float[n] y) {
+  r = RandomNormalLike (x)
+  y = Add (x, r)
+}
+"""
+
+
+@on_both
+def test_models_that_draw_random_numbers_draw_alike_on_both_sides(backend: gx.BackendType) -> None:
+    model, x = gx.load(onnx.parser.parse_model(RANDOM)), np.ones(1000, np.float32)
+    for against in (CPU, gx.load(onnx.parser.parse_model(RANDOM))):
+        report = gx.measure_gap(model, x, backend, against)
+        assert report.is_close
+        assert {row.value for row in report.rows} >= {"r", "y"}
+    with pytest.raises(gx.InputError, match="draws random numbers"):
+        gx.bisect(onnx.parser.parse_model(RANDOM), x, backend=backend)
+
+
 def test_the_table_has_a_line_for_each_layer_and_a_gap_can_be_missing() -> None:
     report = gx.measure_gap(gx.load(parse()), {"x": X}, CPU, CPU)
     lines = str(report).splitlines()

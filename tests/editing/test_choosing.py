@@ -131,6 +131,7 @@ def test_types_come_from_operators_of_ones_own_where_onnx_knows_none() -> None:
     [
         (lambda model: model.expose("bee"), r"no value or node 'bee'; its outputs are y; its last nodes make y, b, a"),
         (lambda model: model.expose(), "at least one"),
+        (lambda model: model.expose(["relu"]), r"takes names, got a list \['relu'\]"),
         (lambda model: model.keep_outputs("y"), "takes a list of names"),
         (lambda model: model.keep_outputs(["b", "relu"]), "'b' is listed twice"),
         (lambda model: model.extract(["b"], ["a"]), "can't be made from b alone; .* needs x too"),

@@ -123,6 +123,16 @@ def test_a_dimension_that_is_connected_is_one() -> None:
     assert [str(port) for port in joined.outputs] == ["z: float32[batch,3]"]
 
 
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_a_model_that_passes_its_input_on_is_joined(is_behind: bool, backend: Backend) -> None:
+    passing, x = one("Neg").keep_outputs(["x"]), ramp(2, 3)
+    joined = one("Neg").append(passing) if is_behind else one("Neg").prepend(passing)
+    ((_, got),) = run(joined, x, backend).items()
+    np.testing.assert_array_equal(got, -x)
+    ((_, got),) = run(passing.append(passing), x, backend).items()
+    np.testing.assert_array_equal(got, x)
+
+
 def test_dimensions_that_only_share_a_name_are_told_apart() -> None:
     node = helper.make_node("Add", ["x", "bias"], ["y"], name="add")
     other = make_model([node], {"x": ("rows", 3), "bias": ("n",)}, {"y": ("rows", "n")})
@@ -153,10 +163,12 @@ def test_declared_dimensions_of_both_hold() -> None:
         (one("Neg"), {"y": ["x", "x"]}, "Input 'x' is connected twice"),
         (two_inputs(), None, "'small' makes y; 'small' takes left, right. Say which goes where"),
         (one("Neg"), {}, "Connections are inputs by output"),
+        (one("Neg"), {"y": 3}, "'y' goes to an input or a list of them, got 3"),
+        ("a.onnx", None, "Expected a model to join 'small' with, got a str"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_both_ends(
-    other: gx.Model, connections: dict[str, str] | None, message: str
+    other: Any, connections: dict[str, str] | None, message: str
 ) -> None:
     with pytest.raises(gx.InputError, match=message):
         affine().append(other, connections)

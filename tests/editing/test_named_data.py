@@ -17,6 +17,9 @@ from gpuexec.spec import TensorSpec
 from tests.small_models import ramp, two_layers
 
 ARRAYS = {"first": ramp(3, 5), "count": np.array(7, np.int64), "half": np.ones(3, np.float16)}
+ONE_ARRAY = (  # what numpy.save writes
+    b"\x93NUMPY\x01\0\x46\0{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }".ljust(79) + b"\n" + bytes(4)
+)
 
 
 def write(kind: str, folder: Path, arrays: dict[str, Any] = ARRAYS) -> Path:
@@ -51,6 +54,11 @@ def test_bfloat16_is_read_from_safetensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.astype(np.float32), array.astype(np.float32))
 
 
+def test_what_is_of_a_type_there_is_none_for_is_left_out(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(4, ml_dtypes.float8_e4m3fn), "b": ramp(2)}, tmp_path / "w.safetensors")
+    assert list(gx.NamedDataMap.load(tmp_path / "w.safetensors")) == ["b"]
+
+
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "onnx"])
 def test_weights_come_from_files(kind: str, tmp_path: Path, backend: Backend) -> None:
     other = np.full((3, 5), 2, np.float32)
@@ -71,6 +79,8 @@ def test_several_are_one_unless_they_share_a_key(tmp_path: Path) -> None:
     assert (len(both), both["more"].tolist()) == (4, [-2, -1])
     with pytest.raises(gx.InputError, match=r"The key 'first' is in .*weights\.npz and in a mapping"):
         gx.NamedDataMap.merge(both, gx.NamedDataMap.load({"first": ramp(2)}))
+    with pytest.raises(gx.InputError, match=r"merge takes NamedDataMaps, .* got a dict"):
+        gx.NamedDataMap.merge(both, {"second": ramp(2)})  # type: ignore[arg-type]
 
 
 def test_content_is_copied_into_memory_of_the_callers() -> None:
@@ -80,7 +90,14 @@ def test_content_is_copied_into_memory_of_the_callers() -> None:
     data.load_data_into("first", raw)
     np.testing.assert_array_equal(array, ARRAYS["first"])
     assert bytes(raw) == ARRAYS["first"].tobytes()
-    for wrong in (np.zeros((5, 3), np.float32), bytearray(59), bytes(60)):
+    wrongs: tuple[Any, ...] = (
+        np.zeros((5, 3), np.float32),
+        bytearray(59),
+        bytes(60),
+        3,
+        memoryview(bytearray(120))[::2],
+    )
+    for wrong in wrongs:
         with pytest.raises(gx.InputError, match="'first' is float32"):
             data.load_data_into("first", wrong)
 
@@ -89,6 +106,7 @@ def test_content_is_copied_into_memory_of_the_callers() -> None:
     ("name", "content", "error", "message"),
     [
         ("w.npz", b"no archive", gx.ModelError, "holds no weights"),
+        ("w.npz", ONE_ARRAY, gx.ModelError, "holds no weights"),
         ("w.safetensors", b"\x10\0\0\0\0\0\0\0{", gx.ModelError, "holds no weights"),
         ("w.safetensors", b"", gx.ModelError, "holds no weights"),
         ("w.onnx", b"\xff", gx.ModelError, "expected an ONNX model"),

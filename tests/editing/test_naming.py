@@ -63,7 +63,7 @@ def test_a_memory_has_the_extents_that_are_bound() -> None:
     assert running_sum().bind({"n": 5}).memories[0].shape == (5, 3)
 
 
-@pytest.mark.parametrize("dims", [{"m": 1}, {"n": -1}, {"n": (4, 2)}, 3])
+@pytest.mark.parametrize("dims", [{"m": 1}, {"n": -1}, {"n": (4, 2)}, {"n": "1"}, 3])
 def test_dimensions_that_can_not_be_are_refused(dims: dict[str, int]) -> None:
     with pytest.raises(gx.InputError):
         affine().bind(dims)

@@ -209,6 +209,17 @@ def test_a_file_that_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["m.onnx"]
 
 
+def test_weights_lie_beside_a_link_where_a_model_read_by_it_finds_them(tmp_path: Path) -> None:
+    wide = np.arange(4096, dtype=np.float32)
+    model = make_model([helper.make_node("Mul", ["x", "w"], ["y"])], {"x": (4096,)}, {"y": (4096,)}, w=wide)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "store" / "m.onnx")
+    model.save(tmp_path / "link.onnx", external_data=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.onnx", "link.onnx.data", "store"]
+    ((_, got),) = gx.load(tmp_path / "link.onnx").graph.constants.items()
+    np.testing.assert_array_equal(got, wide)
+
+
 def test_a_branch_may_be_joined_twice(tmp_path: Path, backend: Backend) -> None:
     model = gx.load(parser.parse_model(CHOOSES))
     twice = model.append(model, {"y": "x"})

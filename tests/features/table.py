@@ -23,7 +23,7 @@ class Status(Enum):
     NOT_RUN = "not run"
     NOT = "deliberately not"
     MISSING = "missing"
-    LATER = "not yet"
+    LATER = "not there"
 
 
 @dataclass(slots=True)

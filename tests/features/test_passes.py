@@ -27,6 +27,47 @@ ALL = f"""{HEAD} (float[n, 2, 4, 4] x) => (float[n, 2, 4, 4] y, float[n, 2, 4, 4
   z = Neg (same)
 }}"""
 NAMES = [each.name for each in AT_LOAD]
+# What Barracuda fuses, as far as ONNX has it; a bound, a slope and a sum stand for operators of two inputs.
+ACTIVATIONS = (
+    *(
+        "Relu",
+        "LeakyRelu",
+        "Sigmoid",
+        "HardSigmoid",
+        "Tanh",
+        "Elu",
+        "Selu",
+        "Celu",
+        "Softplus",
+        "Softsign",
+        "HardSwish",
+    ),
+    *(
+        "Abs",
+        "Neg",
+        "Sqrt",
+        "Exp",
+        "Log",
+        "Ceil",
+        "Floor",
+        "Round",
+        "Reciprocal",
+        "Erf",
+        "Mish",
+        "Clip",
+        "PRelu",
+        "Add",
+    ),
+)
+SECOND_INPUTS = {"Clip": ", one", "PRelu": ", half", "Add": ", x"}
+LAYERS = {
+    "dense": "MatMul (x, dense)",
+    "conv": "Conv (x, w)",
+    "conv_transpose": "ConvTranspose (x, w)",
+    "depthwise": "Conv <group = 2> (x, depths)",
+    "normalization": "InstanceNormalization (x, ones, zeros)",
+    "batch_normalization": "BatchNormalization (x, ones, zeros, zeros, twos)",
+}
 
 
 def load(*disabled: str) -> gx.Model:
@@ -74,6 +115,29 @@ def test_s74_without_its_pass_an_operator_stays(name: str, operator: str) -> Non
         return sum(node.operator.name == operator for node in model.graph.nodes)
 
     assert count(load(name)) == count(load()) + 1
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_b56_activations_are_fused_into_the_layers_before_them(layer: str, backend: Backend) -> None:
+    parts = [
+        f"c{i} = {LAYERS[layer]} y{i} = {name} (c{i}{SECOND_INPUTS.get(name, '')})"
+        for i, name in enumerate(ACTIVATIONS)
+    ]
+    outputs = ", ".join(f"float[n, 2, 4, 4] y{i}" for i in range(len(ACTIVATIONS)))
+    text = f"""{HEAD} (float[n, 2, 4, 4] x) => ({outputs}) <float[2, 2, 1, 1] w = {{1, -2, 3, 4}}, float one = {{1}},
+        float[2, 1, 1, 1] depths = {{3, 4}}, float[2] ones = {{1, 1}}, float[2] zeros = {{0, 0}}, float half = {{0.5}},
+        float[2] twos = {{2, 2}}, float[4, 4] dense = {{1, 0, 0, 2, 0, -1, 0, 3, 0, 0, 1, 0, 0, 0, 0, 1}}>
+        {{ {" ".join(parts)} }}"""
+    x = ramp(3, 2, 4, 4) - 40
+    # Equal layers stay as many.
+    fused, apart = (
+        gx.load(parser.parse_model(text), disabled_passes=["merge_common", *more]) for more in ((), ["fuse_epilogues"])
+    )
+    with gx.Worker(fused, backend=backend) as worker, gx.Worker(apart, backend=backend) as other:
+        for got, expected in zip(worker.run(x), other.run(x), strict=True):
+            np.testing.assert_array_equal(got, expected)
+        counts = [len(plan.segment.commands) for each in (worker, other) for plan in each.plans]
+    assert counts == [len(ACTIVATIONS), 2 * len(ACTIVATIONS)]
 
 
 def test_s74_a_pass_that_is_none_is_refused_with_those_there_are() -> None:

@@ -13,7 +13,7 @@ from tests.features.table import Outcomes, Status, format_table, format_totals
 
 TESTS = find_tests(Path(__file__).parent)
 # Rows that must be there and are proved; the rest says in its row why not.
-LEAST_MUSTS = 152
+LEAST_MUSTS = 159
 
 
 def test_every_test_names_rows_that_are_there() -> None:
@@ -22,6 +22,13 @@ def test_every_test_names_rows_that_are_there() -> None:
 
 def test_every_row_is_tested_or_says_why_not() -> None:
     assert [row.number for row in ROWS.values() if row.number not in TESTS and not row.reason] == []
+
+
+def test_reasons_are_sentences_that_put_nothing_off() -> None:
+    missing = {row.number for row in ROWS.values() if row.judgement in "MT" and row.number not in TESTS}
+    reasons = {row.number: row.reason for row in ROWS.values() if row.reason and row.number not in missing}
+    assert [number for number, reason in reasons.items() if len(reason.split()) < 6 or "later" in reason.split()] == []
+    assert [row.number for row in ROWS.values() if row.judgement == "N" and row.number not in reasons] == []
 
 
 def test_a_row_that_is_tested_is_not_put_off() -> None:

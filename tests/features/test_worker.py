@@ -390,7 +390,7 @@ def test_s31_a_run_is_one_recording_on_one_stream(backend: Backend) -> None:
             done = trace(backend)[before:]
         first = done.index("launch")
     # Inputs before, an event after; nothing waits or copies between the launches.
-    assert done[first : first + 3] == ["launch"] * 3 and done.count("launch") == 3
+    assert done[first : first + 2] == ["launch"] * 2 and done.count("launch") == 2
     assert not {"synchronize", "copy_to_host"} & set(done) and len(worker.plans) == 1
 
 

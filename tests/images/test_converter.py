@@ -14,8 +14,9 @@ from gpuexec.images.converter import ImageConverter
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.spec import TensorSpec
+from tests.features.held import held_worker, holding, opening
 from tests.images.foreign import ForeignArray
-from tests.small_models import Array, hold, hold_worker
+from tests.small_models import Array
 
 TRANSFORM = gx.ImageTransform(swizzle="BGR", mean=(0.25, 0.5, 0.75), std=(0.5, 2.0, 1.0))
 IMAGE = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -87,6 +88,15 @@ def test_host_image_of_any_strides_is_taken(converter: ImageConverter, view: Any
     made = converter.to_tensor(image, transform).readback_and_clone()
     expected = image[None, None] if image.ndim == 2 else np.moveaxis(image, 2, 0)[None]
     np.testing.assert_array_equal(made, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_host_image_in_either_order_of_bytes_is_taken(converter: ImageConverter, order: str) -> None:
+    image = (IMAGE.astype(np.uint16) * 257).astype(f"{order}u2")
+    np.testing.assert_array_equal(
+        converter.to_tensor(image).readback_and_clone(),
+        converter.to_tensor(image.astype(np.uint16)).readback_and_clone(),
+    )
 
 
 def test_tensor_feeds_a_worker_on_its_device(backend: Backend, converter: ImageConverter) -> None:
@@ -197,15 +207,26 @@ def test_device_array_of_another_package_is_written(simulator: Backend) -> None:
         np.testing.assert_allclose(out.read(), expect(IMAGE), rtol=0, atol=1e-6)
 
 
+def test_part_of_a_batch_on_the_device_is_written(simulator: Backend) -> None:
+    batch = np.zeros((3, 3, 5, 7), np.float32)
+    with ImageConverter(simulator) as converter:
+        for index in (1, 0):
+            out = ForeignArray(simulator, batch[index : index + 1])
+            converter.to_tensor(IMAGE, TRANSFORM, out, stream=out.stream)
+            expected = np.zeros(batch.shape)
+            expected[index] = expect(IMAGE)[0]
+            np.testing.assert_allclose(out.read(), expected, rtol=0, atol=1e-6)
+
+
 # ---- order
 
 
 def test_call_returns_before_the_image_is_there(simulator: Backend) -> None:
     given = ForeignArray(simulator, IMAGE, is_held=True)
-    with ImageConverter(simulator) as converter:
+    assert given.gate is not None
+    with ImageConverter(simulator) as converter, opening(given.gate):
         made = converter.to_tensor(given, TRANSFORM)
         assert not made.is_done()
-        assert given.gate is not None
         given.gate.set()
         assert_is(made, expect(IMAGE))
 
@@ -213,12 +234,11 @@ def test_call_returns_before_the_image_is_there(simulator: Backend) -> None:
 def test_work_is_in_the_order_of_the_stream_given(backend: Backend, converter: ImageConverter) -> None:
     stream = backend.device.create_stream()
     converter.to_tensor(IMAGE, TRANSFORM).readback_and_clone()  # recorded: nothing is made below
-    gate = hold(stream)
-    made = converter.to_tensor(IMAGE, TRANSFORM, stream=stream)
-    after = backend.device.create_event()
-    stream.record(after)
-    assert not made.is_done() and not after.is_done()
-    gate.set()
+    with holding(stream):
+        made = converter.to_tensor(IMAGE, TRANSFORM, stream=stream)
+        after = backend.device.create_event()
+        stream.record(after)
+        assert not made.is_done() and not after.is_done()
     after.synchronize()
     assert made.is_done()
     assert_is(made, expect(IMAGE))
@@ -228,11 +248,10 @@ def test_writing_waits_for_readers_of_what_was_there(backend: Backend, converter
     out = converter.to_tensor(IMAGE, TRANSFORM)
     out.readback_and_clone()
     reader = backend.device.create_stream()
-    gate = hold(reader)
-    copy = out.readback_request(stream=reader)
-    converter.to_tensor(IMAGE[::-1], TRANSFORM, out)
-    assert not out.is_done()
-    gate.set()
+    with holding(reader):
+        copy = out.readback_request(stream=reader)
+        converter.to_tensor(IMAGE[::-1], TRANSFORM, out)
+        assert not out.is_done()
     np.testing.assert_allclose(copy.result(), expect(IMAGE), rtol=0, atol=1e-6)
     assert_is(out, expect(IMAGE[::-1]))
 
@@ -240,8 +259,7 @@ def test_writing_waits_for_readers_of_what_was_there(backend: Backend, converter
 def test_writing_waits_for_a_run_that_reads_what_was_there(backend: Backend, converter: ImageConverter) -> None:
     out = converter.to_tensor(IMAGE, TRANSFORM)
     model = TRANSFORM.as_model((1, 3, 5, 7), inverse=True)
-    worker, gate = hold_worker(model, backend)
-    with worker:
+    with held_worker(model, backend) as (worker, gate):
         worker.schedule(out)
         copy = worker.peek_output().readback_request()
         converter.to_tensor(IMAGE[::-1], TRANSFORM, out)
@@ -252,8 +270,8 @@ def test_writing_waits_for_a_run_that_reads_what_was_there(backend: Backend, con
 
 
 def test_writing_waits_for_what_makes_the_content(simulator: Backend) -> None:
-    worker, gate = hold_worker(TRANSFORM.as_model((5, 7, 3)), simulator)
-    with worker, ImageConverter(simulator) as converter:
+    model = TRANSFORM.as_model((5, 7, 3))
+    with ImageConverter(simulator) as converter, held_worker(model, simulator) as (worker, gate):
         worker.schedule(IMAGE)
         out = worker.peek_output()
         assert out.__cuda_array_interface__["shape"] == (1, 3, 5, 7)  # and now it is one's own
@@ -266,9 +284,9 @@ def test_writing_waits_for_what_makes_the_content(simulator: Backend) -> None:
 def test_what_the_stream_given_still_writes_is_read_after_it(simulator: Backend) -> None:
     given = ForeignArray(simulator, IMAGE, is_held=True)
     given.__cuda_array_interface__["stream"] = None  # nothing but the argument says whose order it is
-    with ImageConverter(simulator) as converter:
+    assert given.gate is not None
+    with ImageConverter(simulator) as converter, opening(given.gate):
         made = converter.to_tensor(given, TRANSFORM, stream=given.stream)
-        assert given.gate is not None
         given.gate.set()
         assert_is(made, expect(IMAGE))
 
@@ -300,6 +318,27 @@ def test_tensor_that_does_not_fit_is_refused(converter: ImageConverter) -> None:
         converter.to_image(np.zeros((4, 6), np.float32))
     with pytest.raises(gx.InputError, match=r"got float64\[3,4,6\]"):
         converter.to_image(np.zeros((1, 3, 4, 6)))
+
+
+@pytest.mark.parametrize("item", [None, "photo.png", b"photo", [[1, 2], [3]]], ids=str)
+def test_what_is_no_image_is_refused_by_name(converter: ImageConverter, item: object) -> None:
+    with pytest.raises(gx.InputError, match=f"a {type(item).__name__} can't be read as an image"):
+        converter.to_tensor(item)
+
+
+def test_what_is_no_transform_is_refused(converter: ImageConverter) -> None:
+    for call in (converter.to_tensor, converter.to_image):
+        with pytest.raises(gx.InputError, match=r"transform takes an ImageTransform, got \{'size': 3\}"):
+            call(IMAGE[np.newaxis].astype(np.float32), {"size": 3})  # type: ignore[arg-type]
+
+
+def test_array_of_a_gpu_is_refused_on_the_cpu(simulator: Backend) -> None:
+    given = ForeignArray(simulator, IMAGE)
+    with (
+        ImageConverter(gx.BackendType.CPU) as converter,
+        pytest.raises(gx.InputError, match="a ForeignArray lies on a GPU, expected on the host"),
+    ):
+        converter.to_tensor(given)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +403,7 @@ def test_only_the_last_layouts_stay_recorded(converter: ImageConverter, monkeypa
     transform, made = gx.ImageTransform(scale=1.0), []
     for size in (1, 2, 3, 2, 4):
         made.append(converter.to_tensor(IMAGE[:size], transform))
+        made[-1].readback_and_clone()  # what is under way stays
     assert [spec.shape[2] for _, _, spec in converter._recorded.values()] == [2, 4]
     assert [tensor.readback_and_clone().shape[2] for tensor in made] == [1, 2, 3, 2, 4]
 

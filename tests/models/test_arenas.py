@@ -20,7 +20,6 @@ LACKING = {
     "ImageScaler": ("winml_style_candy",),
     "MatMulInteger": ("bert_dynquant", "magika_v3_3_dynquant"),
     "QLinearConv": ("resnet_int8_qop", "tract_qlstm", "yunet_n_320_int8_qop"),
-    "RandomNormalLike": ("mlagents_hybrid_v2",),
     "STFT": ("stft_mel_frontend__l17",),
     "Scaler": ("skl_scaler_pca_logreg",),
     "TreeEnsembleClassifier": ("skl_random_forest",),

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from gpuexec.runtime.kernel_source import kernels_dir
 from tests.launches import collect_launches, read_tests
-from tests.mutants.choose import Trial, choose_trial
+from tests.mutants.choose import Trial, choose_trial, is_blit
 from tests.mutants.equivalents import reason_of
 from tests.mutants.mutate import Mutant, find_mutants
 from tests.mutants.plugin import Report
 from tests.mutants.trials import Attempt, try_mutants
 
 RESULTS = Path(__file__).parent / "results.txt"
-MODES = ("simulator", "check")
+MODES = ("simulator", "check", "pixel")
 Trials = Mapping[str, Trial]
 LEAST_RATE = 0.9
 _COUNTED = ("caught", "survived")
@@ -45,10 +45,12 @@ class Row:
 def main() -> int:
     """Return 0 if at least nine in ten of the mutants that count were caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Try mistakes in kernels.")
-    parser.add_argument("files", nargs="*", help="kernel files, like softmax.cu (default: all)")
+    parser.add_argument("files", nargs="*", help="kernel files, like softmax.cu or pixel/softmax.cu (default: all)")
     options = parser.parse_args()
     started, folder = time.monotonic(), kernels_dir()
-    files = options.files or sorted(path.name for path in folder.glob("*.cu*"))
+    files = options.files or [
+        path.relative_to(folder).as_posix() for place in (folder, folder / "pixel") for path in sorted(place.glob("*.cu*"))
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "launches.json"
         collect_launches(path, ["sm_80"])
@@ -56,7 +58,7 @@ def main() -> int:
     rounds = [
         {file: choose_trial(file, folder, tests_of, is_thorough) for file in files} for is_thorough in (False, True)
     ]
-    rows = try_all([mutant for file in files for mutant in find_mutants(folder / file)], rounds)
+    rows = try_all([mutant for file in files for mutant in find_mutants(folder, file)], rounds)
     text = format_rows(rows)
     print(text, f"{time.monotonic() - started:.0f} s", sep="\n")
     if not options.files:
@@ -77,8 +79,9 @@ def try_all(mutants: Sequence[Mutant], rounds: Sequence[Trials], paths: Sequence
     for trials in rounds:
         for mode in MODES:
             left = [mutant for mutant in left if mutant.file in trials and trials[mutant.file].tests]
-            found |= _try_once(left, trials, mode, paths)
-            left = [mutant for mutant in left if found[mutant].outcome == "survived"]
+            tried = [mutant for mutant in left if (mode == "pixel") == is_blit(mutant.file)]
+            found |= _try_once(tried, trials, mode, paths)
+            left = [mutant for mutant in left if mutant not in found or found[mutant].outcome == "survived"]
     return [_row_of(mutant, found) for mutant in mutants]
 
 

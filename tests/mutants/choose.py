@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,12 @@ class Trial:
 def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], is_thorough: bool = False) -> Trial:
     """Return what tries the mutants of a kernel file.
 
-    A header is tried by all files that include it. A thorough trial has all tests that bear on it.
+    A header is tried by all files that include it, one that blits share with kernels by the kernels. A thorough trial
+    has all tests that bear on it.
 
     Args:
-        file: Name of a ``.cu`` or ``.cuh``.
-        folder: Where it stands.
+        file: Name of a ``.cu`` or ``.cuh``, within the folder.
+        folder: Where kernels stand.
         tests_of: The tests that launch each kernel.
         is_thorough: Whether no test is left out, rather than most.
     """
@@ -65,14 +67,22 @@ def _name(kernel: Kernel) -> str:
     return f"{kernel.source}:{kernel.expression.partition('<')[0]}"
 
 
+def is_blit(file: str) -> bool:
+    """Return whether a kernel file is for targets with textures."""
+    return file.startswith("pixel/")
+
+
 def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> set[str]:
     """Return the files that include a header, by themselves or through others."""
-    return {source for source in {kernel.source for kernel in tests_of} if header in _includes(folder / source)}
+    sources = {kernel.source for kernel in tests_of if is_blit(kernel.source) == is_blit(header)}
+    return {source for source in sources if header in _includes(source, folder)}
 
 
-def _includes(path: Path) -> set[str]:
-    direct = set(_INCLUDE.findall(path.read_text())) if path.exists() else set[str]()
-    return direct.union(*(_includes(path.parent / name) for name in direct))
+def _includes(file: str, folder: Path) -> set[str]:
+    path = folder / file
+    names = _INCLUDE.findall(path.read_text()) if path.exists() else []
+    direct = {os.path.normpath(Path(file).parent / name) for name in names}
+    return direct.union(*(_includes(name, folder) for name in direct))
 
 
 def _spread(tests: Sequence[str], most: int) -> list[str]:

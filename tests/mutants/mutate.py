@@ -39,9 +39,9 @@ class Mutant:
         return "\n".join(lines) + "\n"
 
 
-def find_mutants(path: Path) -> list[Mutant]:
-    """Return every mutant of a kernel file, in the order of its lines."""
-    text = path.read_text()
+def find_mutants(folder: Path, file: str) -> list[Mutant]:
+    """Return every mutant of a kernel file of a folder, in the order of its lines."""
+    text = (folder / file).read_text()
     plain = strip_comments(text).splitlines()
     found: dict[tuple[int, str], Mutant] = {}
     seen: Counter[tuple[str, str]] = Counter()
@@ -52,7 +52,7 @@ def find_mutants(path: Path) -> list[Mutant]:
             for changed in change(code):
                 if changed != code and (number, changed) not in found:
                     nth = seen[line.strip(), changed.strip()]
-                    found[number, changed] = Mutant(path.name, number, kind, line, changed.rstrip(), nth)
+                    found[number, changed] = Mutant(file, number, kind, line, changed.rstrip(), nth)
                     seen[line.strip(), changed.strip()] += 1
     return list(found.values())
 

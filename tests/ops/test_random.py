@@ -13,7 +13,8 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.operator import Operator, build
 from gpuexec.ops.philox import Draw, log_unit, philox, turn
-from gpuexec.ops.random import FLOATS, Bernoulli, NextKey, RandomNormal, RandomUniform
+from gpuexec.ops.random import FLOATS, Bernoulli, RandomNormal, RandomUniform
+from gpuexec.ops.random_key import NextKey
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, accumulator, dtype_row
 from tests.ops.harness import Case, run_case
 

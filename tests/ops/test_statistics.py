@@ -55,6 +55,8 @@ STATISTICS = [
     statistics("begins_with_nan", MIXED[3:]),
     statistics("nothing_finite", np.array([np.nan, -np.inf], np.float32)),
     statistics("far_from_zero", FAR),
+    statistics("far_from_zero_behind_what_is_not_finite", np.concatenate([[np.nan, np.inf], FAR, FAR[:7]]) * 64),
+    statistics("several_blocks_far_from_zero", np.concatenate([[-np.inf], 1e8 + LONG.astype(np.float64)])),
     statistics("several_blocks", LONG),
     statistics("several_blocks_nonfinite", LATE),
     statistics("several_blocks_without_moments", LATE, 0),

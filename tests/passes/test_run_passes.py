@@ -29,7 +29,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "merge_common",
         "remove_dead",
     ]
-    assert [each.name for each in AT_PLAN] == ["fold_shapes", "remove_dead"]
+    assert [each.name for each in AT_PLAN] == ["fold_shapes", "fuse_epilogues", "remove_dead"]
     assert all(each.summary.endswith(".") for each in (*AT_LOAD, *AT_PLAN))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
@@ -59,8 +62,15 @@ def test_extent_outside_its_declared_range_is_refused() -> None:
         ends(129, 130, declared={"past": (0, 128)})
 
 
-@pytest.mark.parametrize("declared", [{"pas": 3}, {"past": -1}, {"past": (5, 2)}])
-def test_declared_dimensions_are_checked(declared: DeclaredDims) -> None:
+@pytest.mark.parametrize(
+    "declared",
+    [{"pas": 3}, {"past": -1}, {"past": (5, 2)}, {"past": "3"}, {"past": True}, {"past": (0, 2.5)}, {"past": (1,)}],
+)
+def test_declared_dimensions_are_checked(declared: Any) -> None:
     with pytest.raises(InputError, match="past"):
         check_declared(graph(), declared)
-    check_declared(graph(), {"past": 3, "total": (0, 9)})
+
+
+def test_declared_dimensions_are_ints_whatever_they_came_as() -> None:
+    declared = check_declared(graph(), {"past": np.int64(3), "total": [np.int32(0), 9]})
+    assert declared == {"past": 3, "total": (0, 9)} and type(declared["past"]) is int

@@ -9,6 +9,11 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from gpuexec.operator import build
+from gpuexec.ops.epilogue import VALUE
+from gpuexec.ops.fused import fused_name
+from gpuexec.profiling.work import count_flops
+from gpuexec.spec import TensorSpec
 from tests.control_models import ControlModel
 from tests.small_models import make_model, two_layers
 
@@ -58,6 +63,25 @@ def test_operations_follow_from_shapes(
         assert row.flops is None
         return
     assert one(op, inputs, weights, **attributes).flops == flops
+
+
+def test_fused_operators_count_what_is_in_them() -> None:
+    x, w, b = (TensorSpec(shape, np.dtype(np.float32)) for shape in ((3, 4), (4, 5), (5,)))
+    steps = (("Add", (), (VALUE, 2)), ("Relu", (), (VALUE,)))
+    fused = build(fused_name("MatMul"), {"steps": steps})
+    assert count_flops(fused, [x, w, b], fused.infer(x, w, b)) == 15 * (2 * 4 + 1 + 1)
+
+
+def test_narrow_weights_count_as_wide_ones_do() -> None:
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="it")],
+        {"x": (3, 64)},
+        {"y": (3, 64)},
+        w=np.ones((64, 64), np.float32),
+    )
+    rows = [gx.count_work(each)[0] for each in (model, model.compress_weights("int8"))]
+    assert [row.flops for row in rows] == [2 * 3 * 64 * 64] * 2
+    assert rows[0].operator != rows[1].operator
 
 
 def test_attention_counts_scores_softmax_and_the_sum_of_values() -> None:

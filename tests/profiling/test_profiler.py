@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ def test_the_context_hears_of_all_workers_and_no_more_once_it_is_left(backend: B
             np.testing.assert_array_equal(one.run(x), expect_affine(x))
             other.run(x)
         one.run(x)
-        assert [row.layers for row in profiler.runs()] == [3, 3]
+        assert [row.layers for row in profiler.runs()] == [3, 2]
         assert (one.report().profiled, other.report().profiled) == (1, 1)
         assert "runs profiled, as launches layer by layer 1" in one.summary()
 
@@ -167,6 +167,15 @@ def test_a_workers_own_profiler_goes_before_that_of_the_context() -> None:
         worker.run(ramp(4, 3))
     assert (len(own.runs()), len(around.runs())) == (1, 0)
     assert "plan" in {row.name for row in own.events()} and "plan" not in {row.name for row in around.events()}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: gx.Worker(affine(), backend=CPU, profiler=3), lambda: gx.Module("x.gxp", profiler=3)],  # type: ignore[arg-type]
+)
+def test_what_is_no_profiler_is_refused_before_anything_is_made(make: Callable[[], object]) -> None:
+    with pytest.raises(gx.InputError, match=r"profiler takes a gpuexec\.Profiler or None, got 3"):
+        make()
 
 
 def test_of_contexts_in_each_other_the_inner_one_hears() -> None:
@@ -312,7 +321,21 @@ def test_a_profiler_keeps_no_model_alive(backend: Backend) -> None:
     gone = [weakref.ref(each) for each in (model, worker._engine.site.weights, worker._engine.arena)]
     del model, worker
     gc.collect()
-    assert [each() for each in gone] == [None] * 3 and len(profiler.rows()) == 3
+    assert [each() for each in gone] == [None] * 3 and len(profiler.rows()) == 2
+
+
+def test_events_of_runs_are_let_go_once_they_are_done_whether_or_not_anybody_asks() -> None:
+    model, gate = gated()
+    profiler = gx.Profiler()
+    with gx.Worker(model, backend=CPU, frames=8, profiler=profiler) as worker:
+        requests = [worker.schedule(ramp(2, 3)).peek_output().readback_request() for _ in range(6)]
+        assert [run.is_waiting for run in profiler._runs] == [True] * 6
+        GATES.open[gate].set()
+        for request in requests:
+            request.result()
+        worker.schedule(ramp(2, 3)).wait()
+        # Those of the last one wait for the next.
+        assert [run.is_waiting for run in profiler._runs][:6] == [False] * 6
 
 
 def test_events_of_a_long_loop_are_let_go_on_the_way() -> None:
@@ -422,13 +445,13 @@ def find(profiler: gx.Profiler, node: str) -> LayerRow:
 def test_a_row_has_kernel_grid_bytes_and_operations() -> None:
     with gx.Profiler() as profiler, gx.Worker(two_layers(), backend=SIMULATOR) as worker:
         worker.run(ramp(4, 3))
-    first, relu = find(profiler, "first"), find(profiler, "relu")
+    first, second = find(profiler, "first+relu"), find(profiler, "second")
     (kernel,) = first.kernels
     assert kernel.startswith("matmul.cu:gemm<float") and first.commands[0].grid != (0, 0, 0)
-    assert first.flops == 2 * 4 * 3 * 5
+    assert first.flops == 2 * 4 * 3 * 5 + 4 * 5
     assert (first.bytes_read, first.bytes_written) == (4 * (4 * 3 + 3 * 5), 4 * 4 * 5)
-    assert (relu.flops, relu.bytes_read, relu.bytes_written) == (20, 80, 80)
-    assert str(relu.commands[0]).startswith(f"{relu.kernels[0]} <1x1x1, ")
+    assert second.flops == 2 * 4 * 5 * 2
+    assert str(second.commands[0]).startswith(f"{second.kernels[0]} <1x1x1, ")
 
 
 def test_rows_follow_the_size_of_the_run() -> None:
@@ -446,7 +469,7 @@ def test_memory_at_each_layer_is_what_the_plan_and_the_worker_hold(backend: Back
         worker.run(ramp(4, 3))
         stats, (plan,) = worker.memory_stats(), worker.plans
     rows = profiler.memory()
-    assert [row.node for row in rows] == ["first", "relu", "second"]
+    assert [row.node for row in rows] == ["first+relu", "second"]
     assert all(row.arena == plan.layout.nbytes and 0 < row.arena_used <= row.arena for row in rows)
     assert {name for row in rows for name, _ in row.values} & {"a", "b", "a, b"}
     assert dict(rows[-1].held)["arena"] == stats["arena"] and dict(rows[-1].held)["frames"] == stats["frames"]
@@ -470,4 +493,4 @@ def test_what_is_alive_in_the_arena_changes_from_layer_to_layer(backend: Backend
 def test_memory_is_not_noted_where_nobody_wants_it(backend: Backend) -> None:
     with gx.Profiler(memory=False) as quiet, gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(ramp(4, 3))
-    assert quiet.memory() == () and len(quiet.rows()) == 3
+    assert quiet.memory() == () and len(quiet.rows()) == 2

@@ -1,4 +1,4 @@
-"""Who owns which bytes: weights shared and waited for, arenas that grow, frames that rotate, memory that runs out."""
+"""Who owns which bytes: arenas that grow, frames that rotate, memory that runs out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gpuexec.operator import kernel_table
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
 from gpuexec.resources.memory import Arena, BorrowedMemory
-from gpuexec.resources.weights import weights_of
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.simulator.device import SimulatorDevice
@@ -26,26 +25,6 @@ def test_borrowed_memory_keeps_its_owner() -> None:
     assert memory.address == array.ctypes.data and memory.nbytes == array.nbytes and memory.owner is array
     memory.free()
     assert memory.owner is None
-
-
-def test_weights_are_one_object_per_model_and_backend() -> None:
-    model, one, other = affine(), make_tracer(), make_tracer()
-    assert weights_of(model, one) is weights_of(model, one)
-    assert weights_of(model, one) is not weights_of(model, other)
-    assert weights_of(model, one) is not weights_of(affine(), one)
-
-
-def test_second_worker_waits_for_weights_still_on_their_way() -> None:
-    backend = open_backend(gx.BackendType.SIMULATOR)
-    slow = backend.device.create_stream()
-    model, x = two_layers(), ramp(2, 3)
-    gate = hold(slow)
-    with gx.Worker(model, backend=backend, stream=slow) as first, gx.Worker(model, backend=backend) as second:
-        early = first.schedule(x).peek_output().readback_request()
-        late = second.schedule(x).peek_output().readback_request()
-        assert not late.is_done()
-        gate.set()
-        np.testing.assert_array_equal(late.result(), early.result())
 
 
 def test_arena_grows_and_keeps_what_was_in_use() -> None:

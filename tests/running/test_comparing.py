@@ -16,6 +16,7 @@ from gpuexec.operator import Emitter, Operator, Tolerance, operator
 from gpuexec.spec import TensorSpec
 from tests.control_models import MODELS
 from tests.small_models import CPU, DOMAIN, affine, expect_affine, make_model, ramp, two_layers
+from tests.state_models import cache
 
 Array = np.ndarray[Any, Any]
 EPS = float(np.finfo(np.float32).eps)
@@ -208,6 +209,29 @@ def test_layers_without_commands_are_compared_too() -> None:
         assert worker.run(ramp(0, 3)).shape == (0, 3)
         assert sum(len(plan.segment.commands) for plan in worker.plans) == 0
         assert worker.report().compared == 3
+
+
+@on_both
+def test_who_looks_at_values_is_not_compared(backend: gx.BackendType) -> None:
+    with gx.Worker(affine(), backend=backend, compare_with=CPU, watch="report") as worker:
+        worker.tap({"a": ["histogram", np.size]})
+        run = worker.schedule(ramp(4, 3))
+        assert worker.report().compared == 3
+        assert run.inspection.find_nonfinite() is None
+        assert run.inspection.statistics()["a"].max == 2 * ramp(4, 3).max()
+
+
+@on_both
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_memory_with_room_to_grow_is_compared_in_every_run(backend: gx.BackendType, is_read: bool) -> None:
+    model = cache(is_read=is_read).bind_state({"present": "past"}, capacity=16)
+    with gx.Worker(model, backend=backend, compare_with=CPU) as worker, gx.Worker(model, backend=backend) as plain:
+        for count in range(1, 6):
+            x = {"x": np.full((2, 1, 3), count, np.float32)}
+            for got, expected in zip(worker.run(x), plain.run(x), strict=True):
+                np.testing.assert_array_equal(got, expected)
+            assert worker.report().compared == count * len(model.graph.nodes)
+        np.testing.assert_array_equal(worker.state.get("past"), plain.state.get("past"))
 
 
 def test_only_the_cpu_can_be_compared_with() -> None:

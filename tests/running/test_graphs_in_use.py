@@ -119,7 +119,7 @@ def test_branches_of_the_model_are_branches_of_the_graph() -> None:
         (row,) = [row for row in log_of(backend) if row[0] == "graph"]
     after = _find_after(row[2], row[3])
     origins = plan.segment.origins
-    starts = [origins.index(f"branch{index}") for index in range(BRANCHES)]
+    starts = [origins.index(f"branch{index}+relu{index}") for index in range(BRANCHES)]
     apart = [(a, b) for a in starts for b in starts if b not in after[a] and a not in after[b] and a != b]
     assert len(apart) == BRANCHES * (BRANCHES - 1), "no path joins any two"
     assert all(start in after[origins.index("stem")] for start in starts)
@@ -153,7 +153,7 @@ def test_branches_run_in_many_orders_and_give_the_same(monkeypatch: pytest.Monke
     assert len(orders) == 9
     assert len(set(orders)) == 9, "of very many"
     plan = worker.plans[0].segment.origins
-    first, second = plan.index("branch0"), plan.index("branch7")
+    first, second = plan.index("branch0+relu0"), plan.index("branch7+relu7")
     assert {order.index(first) < order.index(second) for order in orders} == {True, False}
 
 

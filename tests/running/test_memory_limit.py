@@ -66,7 +66,7 @@ def test_refusal_tells_both_numbers_what_they_are_of_and_the_node_of_the_largest
     total = arena + 3 * outputs + weights
     assert f"needs {total} bytes (arena {arena}, outputs {outputs} in each of 3 frames" in text
     assert f"weights {weights}, state 0), and max_bytes allows 5000" in text
-    assert caught.value.node == "widen" and "a result of 'widen', which takes 16384" in text
+    assert caught.value.node == "widen+bend" and "a result of 'widen+bend', which takes 16384" in text
 
 
 @pytest.mark.parametrize("backend", [make_tracer, make_simulator])

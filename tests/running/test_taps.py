@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from tests.small_models import CPU, GATES, affine, gated, make_model, ramp, two_layers
+from tests.small_models import CPU, DOMAIN, GATES, affine, gated, make_model, ramp, two_layers
 from tests.staged_models import MODELS as STAGED
 from tests.state_models import cache
 
@@ -57,6 +57,14 @@ def test_a_function_gets_the_tensor(backend: gx.BackendType) -> None:
             assert told["b"].results == {"median": np.median(expect_layers(X + i)[1])}
             assert told["y"].results["shape"] == (4, 2)
             np.testing.assert_array_equal(told["y"].results["array"], expect_layers(X + i)[1] @ ramp(5, 2))
+
+
+@on_both
+def test_functions_of_one_name_each_have_a_result(backend: gx.BackendType) -> None:
+    with gx.Worker(two_layers(), backend=backend) as worker:
+        worker.tap({"b": [lambda x: x.shape, lambda x: x.dtype, np.size], "relu": np.size})
+        results = worker.schedule(X).inspection.statistics()["b"].results
+        assert results == {"<lambda>": (4, 5), "<lambda> 2": np.float32, "size": 20}
 
 
 def test_nothing_waits_for_statistics() -> None:
@@ -119,6 +127,34 @@ def test_a_value_of_a_body_is_told_of_for_each_trip(backend: gx.BackendType) -> 
             inspection.history("x")
 
 
+CAPTURE = """
+<ir_version: 10, opset_import: ["": 20]>
+agraph (float[n, 2] x) => (float[n, 2] y, float[m, 2] z)
+<int64 trips = {3}, bool yes = {1}, float two = {2}> {
+  a = Mul (x, two)
+  places = NonZero (a)
+  turned = Transpose (places)
+  numbers = Cast <to = 1> (turned)
+  z = Mul (numbers, two)
+  y = Loop (trips, yes, a) <body = walk (int64 i, bool c, float[n, 2] v) => (bool c_out, float[n, 2] v_out) {
+    c_out = Identity (c)
+    v_out = Add (v, a)
+  }>
+}
+"""
+
+
+@on_both
+def test_a_value_that_several_plans_take_is_told_of_once(backend: gx.BackendType) -> None:
+    x = np.ones((20000, 2), np.float32)  # too much for the host to look at beforehand
+    with gx.Worker(gx.load(onnx.parser.parse_model(CAPTURE)), backend=backend, watch="report") as worker:
+        worker.tap(dict.fromkeys(["x", "a", "two", "v", "v_out"], "max"))
+        inspection = worker.schedule(x).inspection
+        told = {name: [each.max for each in inspection.history(name)] for name in inspection.statistics()}
+        assert told == {"x": [1], "two": [2], "a": [2], "v": [2, 4, 6], "v_out": [4, 6, 8]}
+        assert inspection.statistics()["a"].node == "Mul_0"
+
+
 @on_both
 @pytest.mark.parametrize("name", STAGED)
 def test_models_of_several_plans_give_the_same_tapped_and_watched(name: str, backend: gx.BackendType) -> None:
@@ -149,6 +185,33 @@ def test_a_cache_goes_on_when_taps_come_and_go(backend: gx.BackendType) -> None:
             expected = np.full((2, 3), 2 * sum(range(1, i + 2)), np.float32)
             np.testing.assert_array_equal(run.peek_output("y").readback_and_clone(), expected)
         assert worker.report().plans == 2  # one for all lengths, and one that is looked at
+
+
+@on_both
+def test_taps_of_a_run_are_those_it_began_with(backend: gx.BackendType) -> None:
+    number = GATES.new()
+    nodes = [
+        helper.make_node("Gate", ["x"], ["a"], name="gate", domain=DOMAIN, number=number),
+        helper.make_node("NonZero", ["a"], ["places"], name="nonzero"),  # its size is read, so it is planned later
+        helper.make_node("Cast", ["places"], ["numbers"], name="cast", to=1),
+        helper.make_node("Neg", ["numbers"], ["y"], name="neg"),
+    ]
+    x = ramp(40000, 3)  # too much for the host to look at beforehand
+    with gx.Worker(make_model(nodes, {"x": ("n", 3)}, {"y": (2, "m")}), backend=backend) as worker:
+        worker.tap({"a": "max", "y": ["min", np.size]})
+        before = worker.schedule(x).inspection
+        assert GATES.entered[number].wait(60)
+        worker.tap({"y": [np.shape], "places": "max"})
+        after = worker.schedule(x).inspection
+        worker.tap(None)
+        GATES.open[number].set()
+        told = before.statistics()
+        assert sorted(told) == ["a", "y"]
+        assert (told["a"].max, told["y"].min) == (x.max(), -39999)
+        assert told["y"].results == {"size": 2 * (x.size - 1)}
+        told = after.statistics()
+        assert sorted(told) == ["places", "y"]
+        assert told["y"].results == {"shape": (2, x.size - 1)}
 
 
 def test_what_passes_removed_is_told_with_what_is_nearest() -> None:

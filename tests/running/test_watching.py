@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -224,6 +225,31 @@ def test_state_stays_as_it_was_where_a_run_made_nan(backend: gx.BackendType) -> 
 
 
 @on_both
+def test_runs_behind_one_that_was_ended_tell_that_they_did_not_run(backend: gx.BackendType) -> None:
+    good = np.ones((2, 3), np.float32)
+    with gx.Worker(running_sum(), backend=backend, watch="raise", frames=3) as worker:
+        runs = [worker.schedule(x) for x in (good, np.full((2, 3), 3e38, np.float32), good)]
+        assert runs[0].inspection.find_nonfinite() is None
+        found = runs[1].inspection.find_nonfinite()
+        assert found is not None
+        assert found.node == "double"
+        with pytest.raises(gx.NonFiniteError, match="'double'"):
+            runs[2].inspection.find_nonfinite()
+
+
+@on_both
+def test_nan_that_a_model_takes_for_what_is_missing_is_no_fault(backend: gx.BackendType) -> None:
+    nodes = [
+        helper.make_node("IsNaN", ["x"], ["is missing"], name="missing"),
+        helper.make_node("Where", ["is missing", "zero", "x"], ["y"], name="impute"),
+    ]
+    model = make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 3)}, zero=np.array(0, np.float32))
+    with gx.Worker(model, backend=backend, watch="raise") as worker:
+        expected = with_elements(GOOD, ((2, 1), 0))
+        np.testing.assert_array_equal(worker.run(with_elements(GOOD, ((2, 1), np.nan))), expected)
+
+
+@on_both
 def test_steps_are_watched_and_awaited(backend: gx.BackendType) -> None:
     bad = with_elements(GOOD, ((1, 2), -1))
     with (
@@ -248,6 +274,49 @@ def test_what_was_looked_at_is_told_after_the_worker_is_closed(backend: gx.Backe
         inspections = [worker.schedule(with_elements(GOOD, ((i, 0), -1))).inspection for i in range(4)]
     found = [inspection.find_nonfinite() for inspection in inspections]
     assert [each.index for each in found if each is not None] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+@on_both
+def test_looking_takes_no_room_of_the_arena_but_for_words(backend: gx.BackendType) -> None:
+    # Each of 1 MB, and of no two that follow each other must both be there for long.
+    nodes = [helper.make_node("Softmax", [f"v{i}"], [f"v{i + 1}"], name=f"n{i}") for i in range(6)]
+    model = make_model(nodes, {"v0": (512, 512)}, {"v6": (512, 512)})
+    with gx.Worker(model, backend=backend) as plain, gx.Worker(model, backend=backend, watch="report") as watched:
+        plans = [worker.prepare((512, 512)) for worker in (plain, watched)]
+        sizes = [plan.layout.nbytes for plan in plans if plan is not None]
+        assert sizes[0] > 1 << 20
+        assert sizes[0] < sizes[1] < sizes[0] + (1 << 16)
+
+
+@on_both
+def test_names_that_watching_would_give_may_be_taken(backend: gx.BackendType) -> None:
+    names = ["x", "x: Statistics", "x: Statistics'", "x: Statistics: Concat", "y"]
+    nodes = [helper.make_node("Sqrt", [a], [b], name=b) for a, b in itertools.pairwise(names)]
+    model = make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 3)})
+    found = watch(model, backend, with_elements(GOOD, ((1, 2), -1)))
+    assert found is not None
+    assert (found.node, found.output.value, found.index) == ("x: Statistics", "x: Statistics", (1, 2))
+
+
+def test_the_place_is_told_by_axes_where_layers_are_blits() -> None:
+    found = watch(logarithm(), gx.BackendType.SIMULATOR_PIXEL, with_elements(GOOD, ((1, 2), -1)))
+    assert found is not None
+    assert (found.node, found.index, str(found.output.spec)) == ("log", (1, 2), "float32[4,3]")
+
+
+LONG_LOOP = LOOP.replace("{4}", "{600}").replace("Log (less)", "Add (less, one)")
+
+
+@on_both
+@pytest.mark.parametrize("word", ["report", "raise"])
+def test_a_long_loop_that_is_watched_holds_what_a_short_one_does(backend: gx.BackendType, word: str) -> None:
+    with gx.Worker(gx.load(onnx.parser.parse_model(LONG_LOOP)), backend=backend, watch=word) as worker:
+        worker.tap({"v_out": "max"})
+        run = worker.schedule(np.array([20, 9], np.float32))
+        run.wait()
+        assert worker.memory_stats()["exchange"] < 600 * 256 / 2
+        assert [each.max for each in run.inspection.history("v_out")] == [20] * 600
+        assert run.inspection.find_nonfinite() is None
 
 
 def test_watch_is_one_of_two_words_and_asked_for_beforehand() -> None:

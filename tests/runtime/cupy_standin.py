@@ -14,6 +14,7 @@ import json
 import random
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -283,10 +284,12 @@ class CUDAarray:
         standin._require_current()
         self.width, self.height = width, height
         self.below = standin._call(standin.device.allocate, 16 * width * height)
-        self.ptr = standin.handles.add(self)
+        self._standin, self.ptr = standin, standin.handles.add(weakref.proxy(self))
 
     def __del__(self) -> None:
+        self._standin.handles.remove(self.ptr)
         self.below.free()
+        self._standin._require_current()
 
 
 class TextureObject:
@@ -295,7 +298,11 @@ class TextureObject:
     def __init__(self, standin: Standin, array: CUDAarray, sampling: Any) -> None:
         assert sampling in (None, ((1, 1), 0, 0))  # clamped coordinates, point sampling, elements as they are
         standin._require_current()
-        self.array, self.ptr = array, standin.handles.add(self)
+        self.array, self._standin, self.ptr = array, standin, standin.handles.add(weakref.proxy(self))
+
+    def __del__(self) -> None:
+        self._standin.handles.remove(self.ptr)
+        self._standin._require_current()
 
 
 class TextureCalls:

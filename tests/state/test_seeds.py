@@ -99,6 +99,15 @@ def test_seed_of_the_process_gives_workers_seeds_in_order() -> None:
     assert draw_all(model, 2, backend=CPU) not in first
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint8])
+def test_seed_may_be_a_number_of_numpy(dtype: Any) -> None:
+    model, seed = load(), dtype(200)
+    gx.set_seed(200)
+    expected = draw_all(model, 2, backend=CPU), draw_all(model, 2, backend=CPU, seed=200)
+    gx.set_seed(seed)
+    assert (draw_all(model, 2, backend=CPU), draw_all(model, 2, backend=CPU, seed=seed)) == expected
+
+
 def test_without_any_seed_workers_differ() -> None:
     model = load()
     assert draw_all(model, 1, backend=CPU) != draw_all(model, 1, backend=CPU)

@@ -267,7 +267,11 @@ def test_gap_without_inputs_takes_random_ones() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
-    [({}, "ids"), ({"ids": IDS["ids"], "z": np.zeros(1)}, "z is not"), ({"ids": np.zeros((1, 6))}, "got float64")],
+    [
+        ({}, "'ids' is missing"),
+        ({"ids": IDS["ids"], "z": np.zeros(1)}, "there is no 'z'"),
+        ({"ids": np.zeros((1, 6))}, "got float64"),
+    ],
 )
 def test_gap_of_inputs_that_do_not_fit_is_refused(inputs: Any, message: str) -> None:
     model = gx.load(make_mixed())

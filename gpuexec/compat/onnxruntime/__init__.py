@@ -20,7 +20,7 @@ adapters, operators from compiled libraries.
 
 from __future__ import annotations
 
-from gpuexec.compat.onnxruntime import capi
+from gpuexec.compat.onnxruntime import backend, capi
 from gpuexec.compat.onnxruntime.binding import IOBinding
 from gpuexec.compat.onnxruntime.capi import (  # noqa: F401  (``capi`` has them as attributes then)
     _pybind_state,
@@ -68,6 +68,7 @@ __all__ = [
     "RunOptions",
     "SessionIOBinding",
     "SessionOptions",
+    "backend",
     "capi",
     "disable_telemetry_events",
     "enable_telemetry_events",

@@ -16,6 +16,8 @@ from gpuexec.spec import DeclaredSpec, dtype_row
 
 # ONNX Runtime's names of element types are C++'s.
 _TYPE_NAMES = {"float32": "float", "float64": "double"}
+# What it tells of models that have no version.
+_NO_VERSION = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def describe_model(info: ImportedModel) -> ModelMetadata:
         domain=header.domain,
         description=info.description,
         graph_description=header.graph_description,
-        version=header.model_version,
+        version=_NO_VERSION if header.model_version is None else header.model_version,
         custom_metadata_map=metadata,
     )
 

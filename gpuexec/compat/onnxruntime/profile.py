@@ -36,13 +36,14 @@ class SessionProfile:
 
     def _list_events(self) -> list[dict[str, Any]]:
         runs = [
-            _make_event("Session", "model_run", row.start_ms, row.duration_ms, {"run": str(row.run)})
+            _make_event("Session", "model_run", row.stream, row.start_ms, row.duration_ms, {"run": str(row.run)})
             for row in self.profiler.runs()
         ]
         nodes = [
             _make_event(
                 "Node",
                 f"{row.node}_kernel_time",
+                row.stream,
                 row.start_ms,
                 row.duration_ms,
                 {
@@ -56,13 +57,18 @@ class SessionProfile:
             )
             for row in self.profiler.rows()
         ]
-        return sorted([*runs, *nodes], key=lambda event: (event["ts"], -event["dur"]))
+        events = sorted([*runs, *nodes], key=lambda event: (event["ts"], -event["dur"]))
+        # Runs of several Workers are side by side, each on a track of its own.
+        tracks = list(dict.fromkeys(event["tid"] for event in events))
+        return [event | {"tid": tracks.index(event["tid"])} for event in events]
 
 
 def _make_event(
-    category: str, name: str, start_ms: float | None, duration_ms: float | None, about: dict[str, str]
+    category: str, name: str, stream: str, start_ms: float | None, duration_ms: float | None, about: dict[str, str]
 ) -> dict[str, Any]:
     """Return a complete event of the Trace Event Format, in microseconds; what failed took no time."""
-    start, duration = round((start_ms or 0.0) * 1e3), round((duration_ms or 0.0) * 1e3)
-    where = {"pid": os.getpid(), "tid": 0}
-    return {"cat": category, **where, "dur": duration, "ts": start, "ph": "X", "name": name, "args": about}
+    begun_ms = start_ms or 0.0
+    # Ends are rounded as beginnings are, so that nodes stay within their run.
+    start, end = round(begun_ms * 1e3), round((begun_ms + (duration_ms or 0.0)) * 1e3)
+    where = {"pid": os.getpid(), "tid": stream}
+    return {"cat": category, **where, "dur": end - start, "ts": start, "ph": "X", "name": name, "args": about}

@@ -9,6 +9,7 @@ from gpuexec.compat.onnxruntime.errors import Fail, make_error
 _OURS, _THEIRS = "gpuexec.compat.onnxruntime", "onnxruntime"
 _MODULES = (
     "",
+    ".backend",
     ".capi",
     ".capi._pybind_state",
     ".capi.onnxruntime_inference_collection",

@@ -27,6 +27,11 @@ class AddressSpace(Generic[Holder]):
         # Reentrant: a collection of garbage may release a range in the middle of a call.
         self._lock = threading.RLock()
 
+    def __len__(self) -> int:
+        """Return how many ranges there are."""
+        with self._lock:
+            return len(self._starts)
+
     def reserve(self, nbytes: int, holder: Holder) -> int:
         """Return the first address of a range for ``holder``."""
         with self._lock:

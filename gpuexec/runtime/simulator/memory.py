@@ -8,8 +8,10 @@ memory is the host's own, and full of 0xCD once freed.
 from __future__ import annotations
 
 import bisect
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,8 +126,9 @@ class DeviceMemory:
             blocks.remove(self.address)
             load_runtime().gpuexec_release(self.address)
 
-    def __del__(self) -> None:
-        if getattr(self, "_blocks", None) is not None:
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # What is left at the end of the process goes with it: modules may be gone already.
+        if getattr(self, "_blocks", None) is not None and not is_over():
             self._ordering.free_later(self.address)
             self._release()
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as real
+import onnxruntime.backend as real_backend
 import pytest
 
 import gpuexec.compat.onnxruntime as ours
@@ -155,13 +157,55 @@ def test_inputs_and_outputs_are_told_alike(text: str) -> None:
     assert told[0] == told[1]
 
 
-def test_metadata_is_told_alike() -> None:
-    head = ', producer_name: "maker", producer_version: "2", domain: "a.b", model_version: 7, doc_string: "doubles"'
-    model = make_bytes(head=head + ', metadata_props: ["author": "someone"]')
+HEADS = {
+    "all": ', producer_name: "maker", producer_version: "2", domain: "a.b", model_version: 7, doc_string: "doubles"'
+    ', metadata_props: ["author": "someone"]',
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_metadata_is_told_alike(head: str) -> None:
+    model = make_bytes(head=head)
     theirs, mine = (ort.InferenceSession(model, providers=[CPU]).get_modelmeta() for ort in (real, ours))
     names = [name for name in dir(theirs) if not name.startswith("_")]
     assert len(names) == 7
     assert {name: getattr(theirs, name) for name in names} == {name: getattr(mine, name) for name in names}
+
+
+PREPARED: dict[str, Try] = {
+    "a list": lambda backend: backend.prepare(make_bytes(), "CPU").run([X, B]),
+    "a session": lambda backend: backend.prepare(backend.prepare(make_bytes())._session).run([X, B]),
+    "prepared before": lambda backend: backend.prepare(backend.prepare(make_bytes())).run([X, B]),
+    "a model of onnx": lambda backend: backend.prepare(onnx.load_from_string(make_bytes())).run([X, B]),
+    "one array": lambda backend: backend.prepare(make_bytes(NONZERO), "CPU").run(X[0]),
+    "options": lambda backend: backend.prepare(make_bytes(), log_severity_level=4).run([X, B], log_severity_level=4),
+    "at once": lambda backend: backend.run(make_bytes(), [X, B], "CPU"),
+    "devices": lambda backend: [np.array([backend.supports_device(name) for name in ("CPU", "TPU")])],
+}
+
+
+@pytest.mark.parametrize("call", PREPARED.values(), ids=PREPARED)
+def test_backends_answer_alike(call: Try) -> None:
+    theirs, mine = call(real_backend), call(ours.backend)
+    assert type(theirs) is type(mine)
+    for left, right in zip(theirs, mine, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+REFUSED_BY_BACKENDS: dict[str, Try] = {
+    "a device": lambda backend: backend.prepare(make_bytes(), "TPU"),
+    "too few inputs": lambda backend: backend.prepare(make_bytes()).run(X),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED_BY_BACKENDS.values(), ids=REFUSED_BY_BACKENDS)
+def test_backends_refuse_alike(call: Try) -> None:
+    with pytest.raises(Exception) as expected:  # noqa: PT011
+        call(real_backend)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call(ours.backend)
+    assert is_like(caught.value, type(expected.value))
 
 
 OPTIONS = [name for name in dir(real.SessionOptions()) if not name.startswith("_")]

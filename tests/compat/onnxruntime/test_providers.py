@@ -186,6 +186,8 @@ def test_code_that_imports_the_other_gets_this() -> None:
         from onnxruntime import InferenceSession, SessionOptions
         from onnxruntime.capi.onnxruntime_pybind11_state import NoSuchFile
         from onnxruntime.capi import _pybind_state as C
+        import onnxruntime.backend as backend
+        assert backend is ort.backend
         from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
         assert ort is gpuexec.compat.onnxruntime and OrtValue is ort.OrtValue and C.NoSuchFile is NoSuchFile
         try:

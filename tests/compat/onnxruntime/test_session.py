@@ -331,6 +331,22 @@ def test_profile_tells_of_nodes(provider: str, tmp_path: Path) -> None:
     assert session.end_profiling() == ""
 
 
+def test_profile_has_a_track_for_each_worker(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = make_session(options=options)
+    runner = session._runner
+    with runner.running(FEED, None), runner.running(FEED, None):
+        pass
+    events = json.loads(Path(session.end_profiling()).read_text())
+    assert {(event["args"]["run"], event["tid"]) for event in events} == {("0", 0), ("1", 1)}
+    for run in (event for event in events if event["cat"] == "Session"):
+        nodes = [e for e in events if e["cat"] == "Node" and e["tid"] == run["tid"]]
+        assert len(nodes) == 2
+        assert all(run["ts"] <= e["ts"] and e["ts"] + e["dur"] <= run["ts"] + run["dur"] for e in nodes)
+
+
 # ---- life
 
 

@@ -1,0 +1,184 @@
+"""Operators with an epilogue: a producer (Conv, Gemm, a normalization) and the elementwise operators behind it, as one.
+
+Each has the fields and inputs of the producer; its field ``steps`` says what follows (`gpuexec.ops.epilogue`), and
+behind the producer's inputs come the operands of steps. What comes of it is, to the bit, what the operators would give
+one after the other: `infer` and `compute` are just that, `compute` in the memory of one result. On a device the
+producer's kernel takes the steps before it stores, where there is an instance for the types and operands fit; else the
+steps are launched behind it. The pass `gpuexec.passes.fuse_epilogues` makes these operators; no file has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.command import Slot
+from gpuexec.errors import InputError
+from gpuexec.operator import Array, Emitter, Operator, operator
+from gpuexec.ops import narrow
+from gpuexec.ops.batch_norm import BatchNormalization
+from gpuexec.ops.conv import Conv, ConvTranspose
+from gpuexec.ops.epilogue import MADE, FinishingEmitter, Step, make_epilogue, read_steps
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.matmul import Gemm, MatMul
+from gpuexec.ops.norm import LayerNormalization, RMSNormalization
+from gpuexec.ops.norm_channels import GroupNormalization, InstanceNormalization
+from gpuexec.spec import TensorSpec
+
+DOMAIN = "gpuexec"
+_NARROWED = {"Conv": 3, "ConvTranspose": 3, "Gemm": 2, "MatMul": 0}
+# By name, each with the fewest axes that its result has.
+PRODUCERS: dict[str, tuple[type[Operator], int]] = {
+    cls.name: (cls, rank)
+    for cls, rank in (
+        (Conv, 3),
+        (ConvTranspose, 3),
+        (Gemm, 2),
+        (MatMul, 0),
+        (BatchNormalization, 1),
+        (InstanceNormalization, 2),
+        (GroupNormalization, 2),
+        (LayerNormalization, 1),
+        (RMSNormalization, 1),
+        *((getattr(narrow, f"Narrow{name}"), rank) for name, rank in _NARROWED.items()),
+    )
+}
+
+
+class Fused(Operator):
+    """Base of the operators here: a producer's fields, and ``steps``, rows of (name, attributes, inputs)."""
+
+    __slots__ = ()
+    of: ClassVar[type[Operator]]
+    steps: tuple[Any, ...]
+
+    @property
+    def producer(self) -> Operator:
+        """The operator that makes what the steps are applied to."""
+        names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
+        return self.of(**{name: getattr(self, name) for name in names})
+
+    @property
+    def epilogue(self) -> tuple[Step, ...]:
+        """The steps, read."""
+        return read_steps(self.steps)
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Infer one operator after the other.
+
+        Raises:
+            InputError: As they do.
+        """
+        if not self.steps:
+            raise InputError(f"{self.name} expects steps, got none.")
+        made = value = self.producer.infer(*self.split(inputs))[0]
+        for step in self.epilogue:
+            (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
+        return (value,)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Compute one after the other, in the memory of one result where shapes stay."""
+        producer, taken, wanted = self.producer, self.split(inputs), out[0] if out else None
+        fits = wanted is not None and (len(taken) == len(inputs) or _infer(producer, taken).shape == wanted.shape)
+        made = producer.compute(*taken, out=(wanted,) if fits else None)[0]
+        assert made is not None
+        value: Array = made
+        steps = self.epilogue
+        last_use = max((place for place, step in enumerate(steps) if MADE in step.inputs), default=-1)
+        for place, step in enumerate(steps):
+            given = step.pick(value, made, inputs, np.asarray)
+            shape = np.broadcast_shapes(*(array.shape for array in given if array is not None))
+            if shape != value.shape:
+                target = None
+            elif place == len(steps) - 1 and wanted is not None:
+                target = wanted
+            else:
+                target = None if value is made and place < last_use else value
+            result = step.operator.compute(*given, out=None if target is None else (target,))[0]
+            assert result is not None
+            value = result
+        return (value,)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch what the producer launches, with the steps in its kernel; where that can't be, behind it."""
+        (y,) = outputs
+        if y is None:
+            return
+        taken = self.split(inputs)
+        made = self.producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
+        steps, is_same = self.epilogue, made.shape == y.shape
+        epilogue = make_epilogue(steps, inputs, y) if is_same and not emit.target.has_textures else None
+        result = y if is_same else emit.temp(made.shape, made.dtype)
+        needs_scratch = emit.target.has_textures or any(MADE in step.inputs for step in steps)
+        finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch)
+        lower = self.producer.lower
+        assert lower is not None
+        lower(finishing, taken, (result,))
+        if finishing.unfinished is not None:
+            self._lower_apart(emit, finishing.unfinished, inputs, y)
+        else:
+            assert finishing.is_finished, f"{self.producer} wrote its result unseen"
+
+    def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the inputs of the producer: those before the first operand."""
+        operands = [given for step in self.epilogue for given in step.inputs if isinstance(given, int) and given >= 0]
+        return tuple(inputs[: min(operands, default=len(inputs))])
+
+    def _lower_apart(self, emit: Emitter, made: Slot, inputs: Slots, y: Slot) -> None:
+        """Launch each step by itself."""
+        value, steps = made, self.epilogue
+        for place, step in enumerate(steps):
+            given = step.pick(value, made, inputs, emit.constant)
+            (spec,) = step.operator.infer(*(None if slot is None else slot.spec for slot in given))
+            works_in_place = value is y and place < len(steps) - 1
+            value = y if place == len(steps) - 1 or works_in_place else emit.temp(spec.shape, spec.dtype)
+            lower = step.operator.lower
+            assert lower is not None
+            # Through an emitter that grants nothing in place; it has nothing to put in.
+            lower(_Apart(emit, value), given, (value,))
+
+
+def _infer(producer: Operator, arrays: Sequence[Array | None]) -> TensorSpec:
+    specs = [None if array is None else TensorSpec(array.shape, array.dtype) for array in arrays]
+    return producer.infer(*specs)[0]
+
+
+class _Apart(FinishingEmitter):
+    """The emitter of a step by itself."""
+
+    def __init__(self, emit: Emitter, y: Slot) -> None:
+        super().__init__(emit, y, None)
+
+    def _is_y(self, argument: Any) -> bool:
+        return False
+
+
+def fused_name(name: str) -> str:
+    """Return the name of the operator that a producer is with an epilogue."""
+    return f"{DOMAIN}.Fused{name.rpartition('.')[2]}"
+
+
+def _make(producer: type[Operator]) -> None:
+    """Register the operator for a producer: its fields, and the steps."""
+    fields: list[Any] = []
+    for f in dataclasses.fields(producer):  # type: ignore[arg-type]
+        is_required = f.default is dataclasses.MISSING
+        fields.append((f.name, f.type) if is_required else (f.name, f.type, dataclasses.field(default=f.default)))
+    fields.append(("steps", tuple, dataclasses.field(default=())))
+    namespace = {
+        "__doc__": f"{producer.__name__} with an epilogue; see `gpuexec.ops.fused`.",
+        "__module__": __name__,
+        "of": producer,
+        "tolerance": producer.tolerance,
+        "uses_all_cores": producer.uses_all_cores,
+    }
+    name = fused_name(producer.name).rpartition(".")[2]
+    made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)
+    globals()[name] = operator(name, DOMAIN)(made)
+
+
+for _producer, _ in PRODUCERS.values():
+    _make(_producer)

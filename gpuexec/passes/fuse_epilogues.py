@@ -1,0 +1,202 @@
+"""An operator and the elementwise operators behind it are one operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.operator import build, describe
+from gpuexec.ops.epilogue import (
+    BINARY_OPERATORS,
+    MADE,
+    MAX_OPERANDS,
+    MAX_STEPS,
+    UNARY_OPERATORS,
+    VALUE,
+    Given,
+    count_steps,
+)
+from gpuexec.ops.fused import PRODUCERS, fused_name
+from gpuexec.passes.narrow_weights import find_free
+from gpuexec.spec import BFLOAT16
+
+_CLIP = "Clip"
+_LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP}
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A producer and what follows: the values after each node, steps, operands, and reads of its result still to come.
+
+    ``waits_for`` are the nodes whose work the producer needs, as bits. ``length`` is how many steps may be taken: up to
+    where nobody else reads what the producer makes.
+    """
+
+    nodes: list[Node]
+    values: list[Value]
+    rank: int
+    position: int
+    waits_for: int
+    reads_left: int
+    steps: list[tuple[str, tuple[tuple[str, object], ...], tuple[Given, ...]]] = field(default_factory=list)
+    operands: list[Value] = field(default_factory=list)
+    count: int = 0
+    length: int = 0
+
+
+def fuse_epilogues(graph: Graph) -> Graph:
+    """Let operators with sums apply the elementwise operators behind them, where nobody else reads what they make.
+
+    A second input must be there when the operator runs, by nothing but what the operator waits for as it is: branches
+    that may run side by side stay such. What is computed stays the same to the bit.
+    """
+    fusing = _Fusing(graph)
+    for position, node in enumerate(graph.nodes):
+        fusing.visit(position, node)
+    return fusing.finish()
+
+
+class _Fusing:
+    """One walk over a graph: the chains found, by the value that the last step of each makes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._readers, self._outputs = graph.consumers(), set(graph.outputs)
+        self._open: dict[Value, _Chain] = {}
+        self._chains: list[_Chain] = []
+        self._made_at: dict[Value, int] = {}
+        # The nodes with work to do that a value comes of, a bit for each.
+        self._origins: dict[Value, int] = {}
+
+    def visit(self, position: int, node: Node) -> None:
+        """Let a node be a chain's next step, or begin one."""
+        if not self._extend(node):
+            self._begin(position, node)
+        own = 0 if node.operator.name in _LIGHT else 1 << position
+        made = [value for value in node.outputs if value is not None]
+        self._made_at.update(dict.fromkeys(made, position))
+        self._origins.update(dict.fromkeys(made, self._waits_for(node) | own))
+
+    def finish(self) -> Graph:
+        """Return the graph with each chain as one node, where its first node stood."""
+        taken = {node.name for node in self._graph.nodes}
+        fused: dict[Node, Node] = {}
+        gone: set[Node] = set()
+        for chain in self._chains:
+            if chain.length:
+                nodes = chain.nodes[: chain.length + 1]
+                fused[nodes[0]] = _make_node(chain, find_free("+".join(node.name for node in nodes), taken))
+                gone.update(nodes[1:])
+        if not fused:
+            return self._graph
+        return replace(
+            self._graph, nodes=tuple(fused.get(node, node) for node in self._graph.nodes if node not in gone)
+        )
+
+    def _begin(self, position: int, node: Node) -> None:
+        value, *others = node.outputs
+        has_others = any(other is not None and (other in self._readers or other in self._outputs) for other in others)
+        if node.operator.name not in PRODUCERS or value is None or value in self._outputs or has_others:
+            return
+        rank = PRODUCERS[node.operator.name][1]
+        chain = _Chain([node], [value], rank, position, self._waits_for(node), len(self._readers.get(value, ())))
+        self._open[value] = chain
+        self._chains.append(chain)
+
+    def _extend(self, node: Node) -> bool:
+        chains = [self._open[value] for value in node.inputs if value is not None and value in self._open]
+        # One with other readers may come to nothing; of two, the later has the other's value at hand.
+        for chain in sorted(chains, key=lambda chain: (chain.reads_left > 1, -chain.position)):
+            inputs = self._read(node, chain)
+            if inputs is not None:
+                self._add(chain, node, inputs)
+                return True
+        return False
+
+    def _read(self, node: Node, chain: _Chain) -> tuple[Given, ...] | None:
+        """Return the inputs of a step that a node would be, or None where it can't be one."""
+        name, value = node.operator.name, chain.values[-1]
+        count = count_steps(name, node.inputs)
+        is_first = value is chain.values[0]
+        if chain.count + count > MAX_STEPS or (not is_first and len(self._readers[value]) > 1):
+            return None
+        if name == _CLIP:
+            bounds = [self._read_number(bound, None) for bound in node.inputs[1:]]
+            is_known = all(bound is None or text is not None for bound, text in zip(node.inputs[1:], bounds))
+            return (VALUE, *bounds) if node.inputs[0] is value and is_known else None
+        if name in UNARY_OPERATORS:
+            return (VALUE,)
+        if name not in BINARY_OPERATORS or sum(given is value for given in node.inputs) != 1:
+            return None
+        inputs = [self._read_beside(given, chain) if given is not value else VALUE for given in node.inputs]
+        added = {given for given in inputs if isinstance(given, int) and given >= len(self._inputs(chain))}
+        return None if None in inputs or len(chain.operands) + len(added) > MAX_OPERANDS else tuple(inputs)
+
+    def _read_beside(self, given: Value | None, chain: _Chain) -> Given:
+        """Return what stands beside the value of a step; None where it is not there when the producer runs."""
+        if given is None:
+            return None
+        if given is chain.values[0]:
+            return MADE
+        number = self._read_number(given, chain.rank)
+        if number is not None:
+            return number
+        is_there = self._made_at.get(given, -1) < chain.position
+        if not is_there or self._origins.get(given, 0) & ~chain.waits_for:
+            return None
+        inputs = self._inputs(chain)
+        return inputs.index(given, len(chain.nodes[0].inputs)) if given in chain.operands else len(inputs)
+
+    def _read_number(self, given: Value | None, rank: int | None) -> str | None:
+        """Return a constant of one float as text; with more than ``rank`` axes it could stretch the value."""
+        array = None if given is None else self._graph.constants.get(given)
+        if array is None or array.size != 1 or (rank is not None and array.ndim > rank) or not _is_float(array):
+            return None
+        return repr(float(array.reshape(())[()]))
+
+    def _waits_for(self, node: Node) -> int:
+        found = 0
+        for value in node.inputs:
+            found |= self._origins.get(value, 0) if value is not None else 0
+        return found
+
+    @staticmethod
+    def _inputs(chain: _Chain) -> tuple[Value | None, ...]:
+        return (*chain.nodes[0].inputs, *chain.operands)
+
+    def _add(self, chain: _Chain, node: Node, inputs: tuple[Given, ...]) -> None:
+        made, (result, *_) = chain.values[0], node.outputs
+        assert result is not None
+        name, attributes = describe(node.operator)
+        operands = [
+            value
+            for value, given in zip(node.inputs, inputs)
+            if value is not None and isinstance(given, int) and given >= 0 and value not in chain.operands
+        ]
+        chain.reads_left -= sum(value is made for value in node.inputs)
+        del self._open[chain.values[-1]]
+        chain.nodes.append(node)
+        chain.values.append(result)
+        chain.steps.append((name, attributes, inputs))
+        chain.operands += operands
+        chain.count += count_steps(name, node.inputs)
+        if chain.reads_left == 0:
+            chain.length = len(chain.steps)
+        if result not in self._outputs:
+            self._open[result] = chain
+
+
+def _make_node(chain: _Chain, name: str) -> Node:
+    """Return a chain as a node; operands that only steps beyond its length have stay away."""
+    producer, steps = chain.nodes[0], tuple(chain.steps[: chain.length])
+    most = max((given for _, _, inputs in steps for given in inputs if isinstance(given, int)), default=VALUE)
+    inputs = (*producer.inputs, *chain.operands)[: max(len(producer.inputs), most + 1)]
+    _, attributes = describe(producer.operator)
+    operator = build(fused_name(producer.operator.name), {**dict(attributes), "steps": steps})
+    return Node(operator, inputs, (chain.values[chain.length],), name)
+
+
+def _is_float(array: Array) -> bool:
+    return np.issubdtype(array.dtype, np.floating) or array.dtype == BFLOAT16

@@ -1,0 +1,56 @@
+"""Runs whose events are still to be let go of: those that were put on their streams and not looked at since."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from gpuexec.profiling.run_profile import RunProfile
+
+
+class Backlog:
+    """Picks up the times of runs as they get done, so that whoever schedules without asking piles up no events.
+
+    Args:
+        most: How many runs it knows; older ones keep their events until they are forgotten or asked for.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._runs: dict[int, RunProfile] = {}
+        # Reentrant, as the profiler's.
+        self._lock = threading.RLock()
+        self._settling = threading.Lock()
+
+    def add(self, run: RunProfile) -> None:
+        """Add a run that is about to have events, or has further ones."""
+        with self._lock:
+            self._runs[run.number] = run
+            if len(self._runs) > self._most:
+                del self._runs[min(self._runs)]
+
+    def settle_done(self) -> None:
+        """Settle the runs that are done, up to the first that is not; waits for nothing."""
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            self.settle(run)
+            with self._lock:
+                if run.is_waiting:
+                    return
+                if run.is_over:
+                    self._runs.pop(run.number, None)
+
+    def settle(self, run: RunProfile) -> None:
+        """Pick up the times of what is done of a run, unless another thread is about it; waits for nothing."""
+        if self._settling.acquire(blocking=False):
+            try:
+                run.settle(waits=False)
+            finally:
+                self._settling.release()
+
+    def settle_all(self, runs: Iterable[RunProfile]) -> None:
+        """Wait for all that was issued of runs, and pick up its times."""
+        with self._settling:
+            for run in runs:
+                run.settle(waits=True)

@@ -1,0 +1,293 @@
+"""Operators with an epilogue: to the bit what their parts give one after the other, on the host and on a device."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec.errors import InputError
+from gpuexec.operator import build, find_operator
+from gpuexec.ops.elementwise_unary import ROWS
+from gpuexec.ops.epilogue import BINARY, BINARY_OPERATORS, FINISHED, MAX_STEPS, UNARY, UNARY_OPERATORS
+from gpuexec.ops.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
+from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from tests.ops.direct import DirectEmitter, lower_and_run
+from tests.ops.harness import Array, Case, run_case
+from tests.ops.tolerance import to_bits
+
+RNG = np.random.default_rng(56)
+FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+DTYPES = (FLOAT, HALF, BFLOAT16, DOUBLE)
+VALUE, MADE = -1, -2
+TERMS = 200
+
+RELU = ("Relu", (), (VALUE,))
+CLIP = ("Clip", (), (VALUE, "-0.5", "0.75"))
+HALVED = ("Mul", (), ("0.5", VALUE))
+Steps = tuple[Any, ...]
+
+
+def numbers(dtype: Any, *shape: int) -> Array:
+    return RNG.normal(size=shape).astype(dtype)
+
+
+def inputs_of(name: str, dtype: Any) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
+    """Return inputs and attributes of a producer; each makes [2, 6, 5, 4] but for matrices and narrow ones."""
+    x, vector = numbers(dtype, 2, 6, 5, 4), [numbers(dtype, 6) for _ in range(3)]
+    variance = np.abs(numbers(dtype, 6)) + np.ones((), dtype)
+    given: dict[str, tuple[tuple[Array | None, ...], dict[str, Any]]] = {
+        "Conv": ((numbers(dtype, 2, 3, 7, 6), numbers(dtype, 6, 3, 3, 3), vector[0]), {}),
+        "Depthwise": ((numbers(dtype, 2, 6, 7, 6), numbers(dtype, 6, 1, 3, 3), vector[0]), {"group": 6}),
+        "ConvTranspose": ((numbers(dtype, 2, 3, 3, 2), numbers(dtype, 3, 6, 3, 3)), {}),
+        "Gemm": ((numbers(dtype, 70, 9), numbers(dtype, 6, 9), vector[0]), {"transB": 1}),
+        "MatMul": ((numbers(dtype, 2, 6, 5, 9), numbers(dtype, 2, 6, 9, 4)), {}),
+        "BatchNormalization": ((x, *vector, variance), {}),
+        "InstanceNormalization": ((x, *vector[:2]), {}),
+        "GroupNormalization": ((x, *vector[:2]), {"num_groups": 3}),
+        "LayerNormalization": ((x, numbers(dtype, 4), numbers(dtype, 4)), {}),
+        "RMSNormalization": ((x, numbers(dtype, 4)), {}),
+    }
+    return given[name]
+
+
+def fused(label: str, producer: str, given: tuple[Array | None, ...], steps: Steps, **attributes: Any) -> Case:
+    """Expected is what the operators compute one after the other."""
+    made = value = build(producer, attributes).compute(*given)[0]
+    assert made is not None and value is not None
+    operands: list[Array | None] = [*given]
+    rows = []
+    for name, options, places in steps:
+        taken: list[Array | None] = []
+        row: list[Any] = []
+        for place in places:
+            if isinstance(place, np.ndarray):
+                row.append(len(operands))
+                operands.append(place)
+                taken.append(place)
+            else:
+                row.append(place)
+                number = None if place is None or not isinstance(place, str) else np.array(float(place), value.dtype)
+                taken.append({VALUE: value, MADE: made}.get(place, number) if not isinstance(place, str) else number)
+        value = build(name, dict(options)).compute(*taken)[0]
+        assert value is not None
+        rows.append((name, tuple(options), tuple(row)))
+    settings = {**attributes, "steps": tuple(rows)}
+    return Case(label, fused_name(producer), tuple(operands), settings, expected=(value,), terms=TERMS)
+
+
+def case_of(name: str, dtype: Any, steps: Steps, label: str = "") -> Case:
+    given, attributes = inputs_of(name, dtype)
+    producer = "Conv" if name == "Depthwise" else name
+    return fused(f"{name}_{np.dtype(dtype).name}_{label}", producer, given, steps, **attributes)
+
+
+def narrow_of(name: str, wide: Any, stored: Any, steps: Steps) -> Case:
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+        "Conv": ((2, 3, 7, 6), (6, 3, 3, 3), {"scale_axis": 0}),
+        "Depthwise": ((2, 6, 7, 6), (6, 1, 3, 3), {"scale_axis": 0, "group": 6}),
+        "ConvTranspose": ((2, 3, 3, 2), (3, 6, 3, 3), {"scale_axis": 1}),
+        "MatMul": ((70, 9), (9, 6), {"scale_axis": 1}),
+        "Gemm": ((3, 9), (9, 6), {"scale_axis": 1}),
+    }
+    x_shape, w_shape, attributes = shapes[name]
+    attributes = {**attributes, "to": dtype_row(wide).code}
+    weight = RNG.integers(-20, 20, w_shape, np.int8) if stored == INT8 else numbers(stored, *w_shape)
+    scale = None
+    if stored == INT8:
+        scale = RNG.uniform(0.01, 0.1, (w_shape[attributes["scale_axis"]],)).astype(wide)
+    else:
+        attributes["scale_axis"] = None
+    bias = () if name == "MatMul" else (None,)
+    given: tuple[Array | None, ...] = (numbers(wide, *x_shape), weight, *bias, *([] if scale is None else [scale]))
+    while given[-1] is None:
+        given = given[:-1]
+    producer = f"gpuexec.Narrow{'Conv' if name == 'Depthwise' else name}"
+    label = f"Narrow{name}_{np.dtype(wide).name}_{np.dtype(stored).name}"
+    return fused(label, producer, given, steps, **attributes)
+
+
+PLAIN = ("Conv", "Depthwise", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization")
+PLAIN += ("GroupNormalization", "LayerNormalization", "RMSNormalization")
+SAME = {dtype: numbers(dtype, 2, 6, 5, 4) for dtype in DTYPES}
+PER_CHANNEL = numbers(FLOAT, 6, 1, 1)
+
+CASES = [
+    *(
+        case_of(
+            name, dtype, (("Add", (), (VALUE, numbers(dtype, 70, 6) if name == "Gemm" else SAME[dtype])), RELU, HALVED)
+        )
+        for name in PLAIN
+        for dtype in DTYPES
+    ),
+    *(narrow_of(name, *pair, (RELU,)) for name in ("Conv", "Depthwise", "ConvTranspose", "MatMul") for pair in PAIRS),
+    narrow_of("Gemm", FLOAT, INT8, (RELU,)),
+    case_of("Conv", FLOAT, (CLIP,), "clip"),
+    case_of("Conv", FLOAT, (("Clip", (), (VALUE, None, "0.25")),), "only_high"),
+    case_of("Conv", FLOAT, (("PRelu", (), (VALUE, PER_CHANNEL)),), "per_channel"),
+    case_of("Conv", FLOAT, (("Sub", (), (PER_CHANNEL, VALUE)),), "swapped"),
+    # Of what a step gives, all that is kept is what its type holds.
+    *(case_of("Conv", dtype, (("Sigmoid", (), (VALUE,)), ("Mul", (), (MADE, VALUE))), "gated") for dtype in DTYPES),
+    case_of("Conv", FLOAT, (("Div", (), ("2.0", VALUE)), ("Clip", (), (VALUE, "-2.0", "2.0"))), "divided_by"),
+    case_of("MatMul", FLOAT, (("Add", (), (numbers(FLOAT, 4), VALUE)), ("Add", (), (VALUE, SAME[FLOAT]))), "two"),
+    case_of("MatMul", FLOAT, (("Add", (), (VALUE, numbers(FLOAT, 6, 5, 4))),), "images"),
+    case_of("MatMul", FLOAT, (("Mul", (), (VALUE, numbers(FLOAT, 5, 1))),), "rows"),
+    case_of("MatMul", FLOAT, (("Mul", (), (VALUE, numbers(FLOAT, 1, 1, 1, 1))),), "one"),
+    # What kernels don't take: an operand whose stretched axes stand between others, one that stretches the result, more
+    # operands or steps than they have places for.
+    case_of("MatMul", FLOAT, (("Add", (), (VALUE, numbers(FLOAT, 6, 1, 4))), RELU), "scattered"),
+    case_of("Conv", FLOAT, (RELU, ("Add", (), (VALUE, numbers(FLOAT, 3, 2, 6, 5, 4))), RELU), "stretching"),
+    case_of("Conv", FLOAT, tuple(("Add", (), (VALUE, numbers(FLOAT, 6, 1, 1))) for _ in range(3)), "operands"),
+    case_of("Conv", FLOAT, (RELU, HALVED) * 4, "many"),
+    case_of("Conv", DOUBLE, (("Sigmoid", (), (VALUE,)), HALVED, ("Mul", (), (MADE, VALUE))), "gated"),
+    fused("whole", "MatMul", (RNG.integers(-9, 9, (3, 4)), RNG.integers(-9, 9, (4, 5))), (RELU,)),
+    fused("empty", "MatMul", (numbers(FLOAT, 0, 4), numbers(FLOAT, 4, 5)), (RELU,)),
+    fused("scalar", "MatMul", (numbers(FLOAT, 4), numbers(FLOAT, 4)), (RELU, ("Add", (), (VALUE, "1.0")))),
+    fused(
+        "few_columns",
+        "MatMul",
+        (numbers(FLOAT, 70, 4), numbers(FLOAT, 4, 2)),
+        (("Add", (), (VALUE, numbers(FLOAT, 2))),),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_fused(case: Case) -> None:
+    run_case(case)
+
+
+def lower_apart(case: Case) -> Array:
+    """Return what the kernels of the parts make, each launched by itself."""
+    op = build(case.op, case.attributes)
+    assert isinstance(op, Fused)
+    made = value = lower_and_run(op.producer, op.split(case.inputs))[0]
+    for step in op.epilogue:
+        (value,) = lower_and_run(step.operator, step.pick(value, made, case.inputs, np.asarray))
+    return value
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_bits_are_those_of_the_parts(case: Case) -> None:
+    (got,) = lower_and_run(build(case.op, case.attributes), case.inputs)
+    np.testing.assert_array_equal(to_bits(got), to_bits(lower_apart(case)))
+    assert case.expected is not None
+    (computed,) = build(case.op, case.attributes).compute(*case.inputs)
+    assert computed is not None
+    np.testing.assert_array_equal(to_bits(computed), to_bits(case.expected[0]))
+
+
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-7, -60000.0, 0.5, -0.5, 3.3])
+OPTIONS = dict.fromkeys(("LeakyRelu", "Elu", "Celu", "Swish", "ThresholdedRelu", "HardSigmoid"), ("alpha", 0.3))
+
+
+def special(dtype: Any) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    """Return a normalization that passes on what it is given: numbers, and those that are not."""
+    x = np.concatenate([SPECIAL, RNG.normal(size=502) * 3]).astype(dtype).reshape(2, 4, 64)
+    zero, one = np.zeros(4, dtype), np.ones(4, dtype)
+    return (x, one, zero, zero, one), {"epsilon": 0.0}
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", [*sorted(UNARY_OPERATORS), "Gelu_tanh"])
+def test_every_step_of_one_input_gives_the_bits_of_its_kernel(name: str, dtype: Any) -> None:
+    options = (OPTIONS[name],) if name in OPTIONS else (("approximate", "tanh"),) if name == "Gelu_tanh" else ()
+    given, attributes = special(dtype)
+    case = fused(name, "BatchNormalization", given, ((name.removesuffix("_tanh"), options, (VALUE,)),), **attributes)
+    (got,) = lower_and_run(build(case.op, case.attributes), case.inputs)
+    np.testing.assert_array_equal(to_bits(got), to_bits(lower_apart(case)))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", [*sorted(BINARY_OPERATORS), "Clip"])
+def test_every_step_of_two_inputs_gives_the_bits_of_its_kernel(name: str, dtype: Any) -> None:
+    given, attributes = special(dtype)
+    operand = RNG.permutation(given[0].reshape(-1)).reshape(given[0].shape)
+    places: list[tuple[Any, ...]] = [(VALUE, operand), (VALUE, "0.1"), (VALUE, "-0.0"), (VALUE, "nan")]
+    if name == "Clip":
+        places = [(VALUE, "-0.0", "0.1"), (VALUE, "0.1"), (VALUE, None, "inf"), (VALUE, "1.0", "-1.0")]
+    elif name != "PRelu":  # which stretches its second input alone
+        places += [(operand, VALUE), ("0.1", VALUE), (VALUE, VALUE)]
+    for each in places:
+        case = fused(name, "BatchNormalization", given, ((name, (), each),), **attributes)
+        (got,) = lower_and_run(build(case.op, case.attributes), case.inputs)
+        np.testing.assert_array_equal(to_bits(got), to_bits(lower_apart(case)), err_msg=str(each[1:]))
+
+
+def launches_of(case: Case) -> list[str]:
+    emit = DirectEmitter()
+    op = build(case.op, case.attributes)
+    slots = tuple(None if x is None else emit.slot(x) for x in case.inputs)
+    assert op.lower is not None
+    (spec,) = op.infer(*(None if slot is None else slot.spec for slot in slots))
+    op.lower(emit, slots, (emit.fresh(spec.shape, spec.dtype),))
+    return [kernel.expression for kernel, _ in emit.launches]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_a_kernel_can_take_is_one_launch(name: str) -> None:
+    (expression,) = launches_of(case_of(name, FLOAT, (RELU, CLIP)))
+    assert expression in {kernel.expression for kernel in FINISHED.values()}
+
+
+def test_clip_with_two_bounds_counts_as_two_steps() -> None:
+    clips = (CLIP,) * (MAX_STEPS // 2)
+    assert len(launches_of(case_of("Conv", FLOAT, clips))) == 1
+    assert len(launches_of(case_of("Conv", FLOAT, (*clips, RELU)))) == len(clips) + 2
+
+
+def test_compute_makes_no_second_array() -> None:
+    case = case_of("Conv", FLOAT, (("Add", (), (VALUE, SAME[FLOAT])), RELU, CLIP))
+    assert case.expected is not None
+    wanted = np.empty_like(case.expected[0])
+    (got,) = build(case.op, case.attributes).compute(*case.inputs, out=(wanted,))
+    assert got is wanted
+    np.testing.assert_array_equal(got, case.expected[0])
+
+
+def test_operands_are_not_written() -> None:
+    operand = numbers(FLOAT, 2, 6, 5, 4)
+    before = operand.copy()
+    for places in ((VALUE, operand), (operand, VALUE)):
+        case = case_of("BatchNormalization", FLOAT, (("Add", (), places), RELU))
+        build(case.op, case.attributes).compute(*case.inputs, out=(np.empty_like(operand),))
+    np.testing.assert_array_equal(operand, before)
+
+
+def test_lists_are_those_of_the_kernels() -> None:
+    text = (kernels_dir() / "epilogue.cuh").read_text().replace("\\\n", "")
+    for macro, names in (("UNARY", UNARY), ("BINARY", BINARY)):
+        (line,) = re.findall(rf"#define GPUEXEC_{macro}_STEPS\(each\)(.*)", text)
+        assert tuple(re.findall(r"each\((\w+)\)", line)) == names
+    (most,) = re.findall(r"kMaxSteps = (\d+)", text)
+    assert int(most) == MAX_STEPS
+
+
+def test_activations_of_one_float_are_steps() -> None:
+    """Those left out have tables or loops of their own on a device, or don't give a float."""
+    trigonometric = {"Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"}
+    floats = {row.name for row in ROWS if row.result is None and FLOAT in row.dtypes}
+    assert floats - UNARY_OPERATORS == trigonometric | {"Shrink"}
+
+
+def test_every_producer_has_its_operator() -> None:
+    for name in PRODUCERS:
+        assert find_operator(fused_name(name)) is not None
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((), "expects steps"),
+        ((("Add", (), (VALUE, 2)),), "broadcast"),
+        ((("Celu", (("beta", 1.0),), (VALUE,)),), "beta"),
+    ],
+)
+def test_what_does_not_fit_is_refused(steps: Steps, message: str) -> None:
+    op = build("gpuexec.FusedGemm", {"steps": steps})
+    with pytest.raises(InputError, match=message):
+        op.infer(TensorSpec((2, 3), FLOAT), TensorSpec((3, 4), FLOAT), TensorSpec((3,), FLOAT))

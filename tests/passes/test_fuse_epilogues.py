@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import gpuexec as gx
+from gpuexec.graph import Graph, check
+from gpuexec.operator import describe
+from gpuexec.ops.epilogue import MADE, VALUE
+from gpuexec.passes.fuse_epilogues import fuse_epilogues
+from tests.ops.tolerance import to_bits
+from tests.passes.harness import load, operators
+from tests.small_models import CPU
+
+BACKENDS = (CPU, gx.BackendType.SIMULATOR)
+RELU = ("Relu", (), (VALUE,))
+CONSTANTS = (
+    "float[4] v = {1, 2, 3, 4}, float[4, 1, 1] slope = {0.1, 0.2, 0.3, 0.4}, float zero = {0}, float six = {6}, "
+    "float[1] half = {0.5}, float[1, 1, 1, 1, 1] deep = {0.5}, float three = {3}"
+)
+
+
+def text_of(body: str, outputs: str = "float[n, c, h, w] y", more: str = "") -> str:
+    """Return x -> Conv -> p -> Conv -> c, read by the body; e is another convolution's result, beside the two."""
+    return f"""agraph (float[n, 4, h, w] x, float[4, 4, 1, 1] k{more}) => ({outputs}) <{CONSTANTS}>
+        {{ e = Conv (x, k) p = Conv (x, k, v) c = Conv (p, k) {body} }}"""
+
+
+def fuse(body: str, outputs: str = "float[n, c, h, w] y", more: str = "") -> Graph:
+    graph = fuse_epilogues(load(text_of(body, outputs, more)))
+    check(graph)
+    return graph
+
+
+def steps_of(graph: Graph) -> Any:
+    """Return the steps of the one node that has an epilogue, and the names of its inputs."""
+    (node,) = [node for node in graph.nodes if "Fused" in node.operator.name]
+    return dict(describe(node.operator)[1])["steps"], [None if v is None else v.name for v in node.inputs]
+
+
+@pytest.mark.parametrize(
+    ("body", "steps", "inputs"),
+    [
+        ("y = Relu (c)", (RELU,), ["p", "k"]),
+        ("y = LeakyRelu <alpha = 0.5> (c)", (("LeakyRelu", (("alpha", 0.5),), (VALUE,)),), ["p", "k"]),
+        ("y = Clip (c, zero, six)", (("Clip", (), (VALUE, "0.0", "6.0")),), ["p", "k"]),
+        ("y = Clip (c, , half)", (("Clip", (), (VALUE, None, "0.5")),), ["p", "k"]),
+        ("y = Mul (half, c)", (("Mul", (), ("0.5", VALUE)),), ["p", "k"]),
+        ("y = PRelu (c, slope)", (("PRelu", (), (VALUE, 2)),), ["p", "k", "slope"]),
+        ("y = Add (c, x)", (("Add", (), (VALUE, 2)),), ["p", "k", "x"]),
+        ("y = Sub (p, c)", (("Sub", (), (2, VALUE)),), ["p", "k", "p"]),
+        ("s = Add (c, p) y = Relu (s)", (("Add", (), (VALUE, 2)), RELU), ["p", "k", "p"]),
+        ("s = Sigmoid (c) y = Mul (c, s)", (("Sigmoid", (), (VALUE,)), ("Mul", (), (MADE, VALUE))), ["p", "k"]),
+        (
+            "a = Add (c, three) b = Clip (a, zero, six) d = Mul (c, b) y = Div (d, six)",
+            (
+                ("Add", (), (VALUE, "3.0")),
+                ("Clip", (), (VALUE, "0.0", "6.0")),
+                ("Mul", (), (MADE, VALUE)),
+                ("Div", (), (VALUE, "6.0")),
+            ),
+            ["p", "k"],
+        ),
+    ],
+)
+def test_steps_say_what_follows(body: str, steps: Any, inputs: Sequence[str]) -> None:
+    assert steps_of(fuse(body)) == (steps, inputs)
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        ("y = Relu (c)", "float[n, d, h, w] y, float[n, d, h, w] c"),
+        ("y = Relu (c) z = MaxPool <kernel_shape = [1, 1]> (c)", "float[n, d, h, w] y, float[n, d, h, w] z"),
+        ("s = Sigmoid (c) t = Tanh (s) y = Mul (s, t) z = Neg (c)", "float[n, d, h, w] y, float[n, d, h, w] z"),
+        ("y = Clip (c, low, six)", "float[n, d, h, w] y"),
+        ("y = Add (c, c)", "float[n, d, h, w] y"),
+        ("z = MaxPool <kernel_shape = [1, 1]> (x) t = Concat <axis = 1> (z, x) y = Sub (c, t)", "float[n, d, h, w] y"),
+        ("y = Sin (c)", "float[n, d, h, w] y"),
+        ("y = Softmax (c)", "float[n, d, h, w] y"),
+        ("s = Sign (x) y = Relu (s)", "float[n, d, h, w] y"),
+    ],
+    ids=["output", "read", "read_after", "low_is_input", "twice", "made_later", "sine", "rows", "no_producer"],
+)
+def test_what_must_stay_stays(body: str, outputs: str) -> None:
+    graph = load(text_of(body, outputs, ", float low"))
+    assert fuse_epilogues(graph) is graph
+
+
+def test_a_number_of_more_axes_stays_an_operand() -> None:
+    assert steps_of(fuse("y = Mul (c, deep)")) == ((("Mul", (), (VALUE, 2)),), ["p", "k", "deep"])
+
+
+def test_last_value_may_be_an_output_and_ends_the_steps() -> None:
+    graph = fuse("y = Relu (c) z = Tanh (y)", "float[n, d, h, w] y, float[n, d, h, w] z")
+    assert steps_of(graph)[0] == (RELU,)
+    assert operators(graph) == ["Conv", "Conv", "gpuexec.FusedConv", "Tanh"]
+
+
+def test_steps_end_before_a_value_that_others_read() -> None:
+    graph = fuse("r = Relu (c) s = Tanh (r) y = Add (r, s)")
+    assert steps_of(graph)[0] == (RELU,)
+    assert operators(graph) == ["Conv", "Conv", "gpuexec.FusedConv", "Tanh", "Add"]
+
+
+def test_operands_of_steps_left_out_are_left_out() -> None:
+    """The third step reads what the first made; another reader keeps that."""
+    graph = fuse("a = Relu (c) b = Add (a, p) z = Sqrt (b) y = Add (z, b)")
+    assert steps_of(graph) == ((RELU, ("Add", (), (VALUE, 2))), ["p", "k", "p"])
+    hopeless = fuse(
+        "a = Relu (c) b = Add (a, p) y = Add (b, c) z = Sin (c)", "float[n, d, h, w] y, float[n, d, h, w] z"
+    )
+    assert operators(hopeless) == ["Conv", "Conv", "Conv", "Relu", "Add", "Add", "Sin"]
+
+
+def test_of_two_the_later_has_the_step() -> None:
+    graph = fuse("d = Conv (c, k) y = Add (p, d)")
+    assert [node.outputs[0].name for node in graph.nodes if node.outputs[0] is not None] == ["e", "p", "c", "y"]
+    assert operators(graph) == ["Conv", "Conv", "Conv", "gpuexec.FusedConv"]
+
+
+def test_branches_side_by_side_stay_such() -> None:
+    """With the sum in one of the two kernels, that would wait for the other."""
+    graph = fuse("r = Relu (c) s = Tanh (e) y = Add (r, s)")
+    assert operators(graph) == ["gpuexec.FusedConv", "Conv", "gpuexec.FusedConv", "Add"]
+    assert operators(fuse("d = Conv (c, k) f = MaxPool <kernel_shape = [1, 1]> (x) y = Add (d, f)"))[-1] == "Add"
+    light = fuse("f = Sqrt (x) d = Conv (c, k) y = Add (d, f)")
+    assert operators(light) == ["Conv", "Conv", "Conv", "Sqrt", "gpuexec.FusedConv"]
+
+
+def test_no_more_steps_than_kernels_take() -> None:
+    rows = " ".join(f"c{i} = Relu (c{i - 1})" for i in range(1, 9)).replace("c0", "c")
+    graph = fuse(f"{rows} y = Tanh (c8)")
+    assert len(steps_of(graph)[0]) == 6
+    assert operators(graph)[3:] == ["Relu", "Relu", "Tanh"]
+
+
+def test_no_more_operands_than_kernels_take() -> None:
+    graph = fuse("a = Add (c, p) b = Add (a, x) d = Mul (b, p) y = Mul (d, slope)")
+    steps, inputs = steps_of(graph)
+    assert [name for name, _, _ in steps] == ["Add", "Add", "Mul"]
+    assert inputs == ["p", "k", "p", "x"]
+
+
+def test_names_tell_all_nodes() -> None:
+    text = (
+        "agraph (float[2, 3] x, float[3, 4] k) => (float[2, 4] y) { [first] c = MatMul (x, k) [second] y = Relu (c) }"
+    )
+    (node,) = fuse_epilogues(load(text)).nodes
+    assert node.name == "first+second"
+
+
+def test_measured_statistics_that_are_read_keep_a_normalization() -> None:
+    text = """agraph (float[2, 4] x, float[4] s) => (float[2, 4] y, float[2, 1] m)
+        { c, m = LayerNormalization (x, s) y = Relu (c) }"""
+    graph = load(text)
+    assert fuse_epilogues(graph) is graph
+
+
+# ---------------------------------------------------------------- whole runs
+
+BODIES = {
+    "residual": "s = Add (c, p) y = Relu (s)",
+    "gated": "s = Sigmoid (c) y = Mul (c, s)",
+    "hard": "a = Add (c, three) b = Clip (a, zero, six) d = Mul (c, b) y = Div (d, six)",
+    "deep": "a = Mul (c, deep) y = Reshape (a, same)",
+}
+SAME = ", int64[4] same"
+
+
+def feeds(rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    x, k = rng.standard_normal((rows, 4, 5, 4)), rng.standard_normal((4, 4, 1, 1))
+    return {"x": x.astype(np.float32), "k": k.astype(np.float32), "same": np.array([rows, 4, 5, 4])}
+
+
+def make(body: str, disabled: Sequence[str] = ()) -> gx.Model:
+    head = '<ir_version: 10, opset_import: ["": 18]>'
+    return gx.load(parser.parse_model(f"{head} {text_of(body, more=SAME)}"), disabled_passes=disabled)
+
+
+def run(model: gx.Model, backend: gx.BackendType, rows: int) -> tuple[Any, int]:
+    with gx.Worker(model, backend=backend) as worker:
+        y = worker.run(feeds(rows))
+        return y, sum(len(plan.segment.commands) for plan in worker.plans)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("body", BODIES)
+def test_bits_stay(body: str, backend: gx.BackendType) -> None:
+    fused, apart = make(BODIES[body]), make(BODIES[body], ["fuse_epilogues"])
+    for rows in (2, 5):
+        (got, few), (expected, many) = run(fused, backend, rows), run(apart, backend, rows)
+        np.testing.assert_array_equal(to_bits(got), to_bits(expected))
+        assert few < many or body == "deep"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operand_that_stretches_at_one_size_only(backend: gx.BackendType) -> None:
+    """With one row the other input has the result's shape; with more it stretches it."""
+    head = '<ir_version: 10, opset_import: ["": 18]>'
+    text = (
+        "agraph (float[n, 3] x, float[3, 4] k, float[m, 4] z) => (float[r, 4] y) { c = MatMul (x, k) y = Add (c, z) }"
+    )
+    rng = np.random.default_rng(0)
+    x, k, z = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3), (3, 4), (5, 4)))
+    with gx.Worker(gx.load(parser.parse_model(f"{head} {text}")), backend=backend) as worker:
+        for rows in (1, 5, 2, 1):
+            got = worker.run({"x": x, "k": k, "z": z[:rows]})
+            np.testing.assert_allclose(got, x @ k + z[:rows], rtol=1e-5, atol=1e-5)
