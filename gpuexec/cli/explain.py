@@ -16,6 +16,7 @@ from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
@@ -61,7 +62,8 @@ def main(options: argparse.Namespace) -> int:
     plans: list[Plan] = []
     if cut.ready is not None:
         given = {value.name: specs[value] for value in cut.ready.inputs}
-        plans = [plan_graph(cut.ready, given, _target(options), model.dims).plan]
+        ready = run_passes(cut.ready, model.plan_passes, model.disabled_passes, given)
+        plans = [plan_graph(ready, given, _target(options), model.dims).plan]
         _print_plan(console, plans[0])
     if cut.reads or cut.host_nodes or cut.repeat or cut.rest:
         _print_cut(console, cut)

@@ -118,10 +118,13 @@ def count_steps(name: str, inputs: Sequence[object]) -> int:
     return sum(given is not None for given in inputs[1:]) if name == Clip.name else 1
 
 
+@functools.lru_cache(4096)
 def make_number(text: str, dtype: np.dtype[Any]) -> Array:
-    """Return the tensor of one element that a number stands for."""
+    """Return the tensor of one element that a number stands for, closed to writing."""
     with np.errstate(all="ignore"):
-        return np.array(float(text)).astype(dtype)
+        number = np.array(float(text)).astype(dtype)
+    number.flags.writeable = False
+    return number
 
 
 @dataclass(frozen=True, slots=True)

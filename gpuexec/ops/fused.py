@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from gpuexec.ops.norm_channels import GroupNormalization, InstanceNormalization
 from gpuexec.spec import TensorSpec
 
 DOMAIN = "gpuexec"
+_SHAPES_KEPT = 64
 _NARROWED = {"Conv": 3, "ConvTranspose": 3, "Gemm": 2, "MatMul": 0}
 # By name, each with the fewest axes that its result has.
 PRODUCERS: dict[str, tuple[type[Operator], int]] = {
@@ -48,23 +50,49 @@ PRODUCERS: dict[str, tuple[type[Operator], int]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A producer and the steps behind it.
+
+    Attributes:
+        producer: What makes what the first step is applied to.
+        steps: The steps.
+        first_operand: Position of the first input that only steps have; None: there is none.
+        last_use: The last step that reads what the producer made once more; -1: none does.
+        keeps_shape: Whether what the producer made kept its shape so far, by the shapes of all inputs.
+    """
+
+    producer: Operator
+    steps: tuple[Step, ...]
+    first_operand: int | None = field(init=False)
+    last_use: int = field(init=False)
+    keeps_shape: dict[tuple[tuple[int, ...] | None, ...], bool] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        operands = [given for step in self.steps for given in step.inputs if isinstance(given, int) and given >= 0]
+        uses = [place for place, step in enumerate(self.steps) if MADE in step.inputs]
+        object.__setattr__(self, "first_operand", min(operands, default=None))
+        object.__setattr__(self, "last_use", max(uses, default=-1))
+
+
 class Fused(Operator):
     """Base of the operators here: a producer's fields, and ``steps``, rows of (name, attributes, inputs)."""
 
-    __slots__ = ()
+    __slots__ = ("_parts",)
     of: ClassVar[type[Operator]]
     steps: tuple[Any, ...]
+    _parts: Parts
 
     @property
-    def producer(self) -> Operator:
-        """The operator that makes what the steps are applied to."""
-        names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
-        return self.of(**{name: getattr(self, name) for name in names})
-
-    @property
-    def epilogue(self) -> tuple[Step, ...]:
-        """The steps, read."""
-        return read_steps(self.steps)
+    def parts(self) -> Parts:
+        """What it is made of: worked out once."""
+        try:
+            return self._parts
+        except AttributeError:  # new, or out of a pickle, which has fields alone
+            names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
+            producer = self.of(**{name: getattr(self, name) for name in names})
+            object.__setattr__(self, "_parts", Parts(producer, read_steps(self.steps)))
+            return self._parts
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Infer one operator after the other.
@@ -74,30 +102,26 @@ class Fused(Operator):
         """
         if not self.steps:
             raise InputError(f"{self.name} expects steps, got none.")
-        made = value = self.producer.infer(*self.split(inputs))[0]
-        for step in self.epilogue:
+        made = value = self.parts.producer.infer(*self.split(inputs))[0]
+        for step in self.parts.steps:
             (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
         return (value,)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Compute one after the other, in the memory of one result where shapes stay."""
-        producer, taken, wanted = self.producer, self.split(inputs), out[0] if out else None
-        fits = wanted is not None and (len(taken) == len(inputs) or _infer(producer, taken).shape == wanted.shape)
-        made = producer.compute(*taken, out=(wanted,) if fits else None)[0]
+        parts, wanted = self.parts, out[0] if out else None
+        stays = parts.first_operand is None or self._keeps_shape(inputs)
+        target = (wanted,) if stays and wanted is not None else None
+        made = parts.producer.compute(*self.split(inputs), out=target)[0]
         assert made is not None
         value: Array = made
-        steps = self.epilogue
-        last_use = max((place for place, step in enumerate(steps) if MADE in step.inputs), default=-1)
-        for place, step in enumerate(steps):
-            given = step.pick(value, made, inputs, np.asarray)
-            shape = np.broadcast_shapes(*(array.shape for array in given if array is not None))
-            if shape != value.shape:
-                target = None
-            elif place == len(steps) - 1 and wanted is not None:
-                target = wanted
+        last = len(parts.steps) - 1
+        for place, step in enumerate(parts.steps):
+            if place == last and wanted is not None:
+                target = (wanted,)
             else:
-                target = None if value is made and place < last_use else value
-            result = step.operator.compute(*given, out=None if target is None else (target,))[0]
+                target = (value,) if stays and (value is not made or place >= parts.last_use) else None
+            result = step.operator.compute(*step.pick(value, made, inputs, np.asarray), out=target)[0]
             assert result is not None
             value = result
         return (value,)
@@ -107,29 +131,38 @@ class Fused(Operator):
         (y,) = outputs
         if y is None:
             return
-        taken = self.split(inputs)
-        made = self.producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
-        steps, is_same = self.epilogue, made.shape == y.shape
+        producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
+        made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
+        is_same = made.shape == y.shape
         epilogue = make_epilogue(steps, inputs, y) if is_same and not emit.target.has_textures else None
         result = y if is_same else emit.temp(made.shape, made.dtype)
-        needs_scratch = emit.target.has_textures or any(MADE in step.inputs for step in steps)
+        needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
         finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch)
-        lower = self.producer.lower
-        assert lower is not None
-        lower(finishing, taken, (result,))
+        assert producer.lower is not None
+        producer.lower(finishing, taken, (result,))
         if finishing.unfinished is not None:
             self._lower_apart(emit, finishing.unfinished, inputs, y)
         else:
-            assert finishing.is_finished, f"{self.producer} wrote its result unseen"
+            assert finishing.is_finished, f"{producer} wrote its result unseen"
 
     def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the inputs of the producer: those before the first operand."""
-        operands = [given for step in self.epilogue for given in step.inputs if isinstance(given, int) and given >= 0]
-        return tuple(inputs[: min(operands, default=len(inputs))])
+        return tuple(inputs[: self.parts.first_operand])
+
+    def _keeps_shape(self, inputs: Sequence[Array | None]) -> bool:
+        """Return whether no operand stretches what the producer makes."""
+        key = tuple([None if array is None else array.shape for array in inputs])
+        kept = self.parts.keeps_shape
+        if key not in kept:
+            if len(kept) > _SHAPES_KEPT:
+                kept.clear()
+            specs = [None if array is None else TensorSpec(array.shape, array.dtype) for array in inputs]
+            kept[key] = self.infer(*specs)[0].shape == self.parts.producer.infer(*self.split(specs))[0].shape
+        return kept[key]
 
     def _lower_apart(self, emit: Emitter, made: Slot, inputs: Slots, y: Slot) -> None:
         """Launch each step by itself."""
-        value, steps = made, self.epilogue
+        value, steps = made, self.parts.steps
         for place, step in enumerate(steps):
             given = step.pick(value, made, inputs, emit.constant)
             (spec,) = step.operator.infer(*(None if slot is None else slot.spec for slot in given))
@@ -139,11 +172,6 @@ class Fused(Operator):
             assert lower is not None
             # Through an emitter that grants nothing in place; it has nothing to put in.
             lower(_Apart(emit, value), given, (value,))
-
-
-def _infer(producer: Operator, arrays: Sequence[Array | None]) -> TensorSpec:
-    specs = [None if array is None else TensorSpec(array.shape, array.dtype) for array in arrays]
-    return producer.infer(*specs)[0]
 
 
 class _Apart(FinishingEmitter):

@@ -56,7 +56,7 @@ AT_LOAD = (
 _SETTLING = ("fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
-    Pass("fuse_epilogues", fuse_epilogues),
+    Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("remove_dead", remove_dead),
 )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gpuexec.errors import InputError
+from gpuexec.geometry import broadcast
 from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.operator import build, describe
 from gpuexec.ops.epilogue import (
@@ -19,8 +22,9 @@ from gpuexec.ops.epilogue import (
     count_steps,
 )
 from gpuexec.ops.fused import PRODUCERS, fused_name
+from gpuexec.passes.known_specs import infer_known
 from gpuexec.passes.narrow_weights import find_free
-from gpuexec.spec import BFLOAT16
+from gpuexec.spec import BFLOAT16, TensorSpec
 
 _CLIP = "Clip"
 _LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP}
@@ -46,13 +50,18 @@ class _Chain:
     length: int = 0
 
 
-def fuse_epilogues(graph: Graph) -> Graph:
+def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     """Let operators with sums apply the elementwise operators behind them, where nobody else reads what they make.
 
     A second input must be there when the operator runs, by nothing but what the operator waits for as it is: branches
-    that may run side by side stay such. What is computed stays the same to the bit.
+    that may run side by side stay such. It may not stretch the result; if the planner finds that it does, since content
+    or another size says so, the operators are launched one after the other. What is computed stays the same to the bit.
+
+    Args:
+        graph: The graph as loaded.
+        specs: Specs of the inputs, by name.
     """
-    fusing = _Fusing(graph)
+    fusing = _Fusing(graph, specs)
     for position, node in enumerate(graph.nodes):
         fusing.visit(position, node)
     return fusing.finish()
@@ -61,14 +70,15 @@ def fuse_epilogues(graph: Graph) -> Graph:
 class _Fusing:
     """One walk over a graph: the chains found, by the value that the last step of each makes."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, specs: Mapping[str, TensorSpec]) -> None:
+        self._graph, self._inputs = graph, specs
         self._readers, self._outputs = graph.consumers(), set(graph.outputs)
         self._open: dict[Value, _Chain] = {}
         self._chains: list[_Chain] = []
         self._made_at: dict[Value, int] = {}
         # The nodes with work to do that a value comes of, a bit for each.
         self._origins: dict[Value, int] = {}
+        self._known: dict[Value, TensorSpec] | None = None
 
     def visit(self, position: int, node: Node) -> None:
         """Let a node be a chain's next step, or begin one."""
@@ -106,11 +116,10 @@ class _Fusing:
         self._chains.append(chain)
 
     def _extend(self, node: Node) -> bool:
-        chains = [self._open[value] for value in node.inputs if value is not None and value in self._open]
-        # One with other readers may come to nothing; of two, the later has the other's value at hand.
-        for chain in sorted(chains, key=lambda chain: (chain.reads_left > 1, -chain.position)):
-            inputs = self._read(node, chain)
-            if inputs is not None:
+        for value in node.inputs:
+            chain = self._open.get(value) if value is not None else None
+            inputs = None if chain is None else self._read(node, chain)
+            if chain is not None and inputs is not None:
                 self._add(chain, node, inputs)
                 return True
         return False
@@ -131,7 +140,7 @@ class _Fusing:
         if name not in BINARY_OPERATORS or sum(given is value for given in node.inputs) != 1:
             return None
         inputs = [self._read_beside(given, chain) if given is not value else VALUE for given in node.inputs]
-        added = {given for given in inputs if isinstance(given, int) and given >= len(self._inputs(chain))}
+        added = {given for given in inputs if isinstance(given, int) and given >= len(self._list_inputs(chain))}
         return None if None in inputs or len(chain.operands) + len(added) > MAX_OPERANDS else tuple(inputs)
 
     def _read_beside(self, given: Value | None, chain: _Chain) -> Given:
@@ -144,9 +153,9 @@ class _Fusing:
         if number is not None:
             return number
         is_there = self._made_at.get(given, -1) < chain.position
-        if not is_there or self._origins.get(given, 0) & ~chain.waits_for:
+        if not is_there or self._origins.get(given, 0) & ~chain.waits_for or not self._fits(given, chain):
             return None
-        inputs = self._inputs(chain)
+        inputs = self._list_inputs(chain)
         return inputs.index(given, len(chain.nodes[0].inputs)) if given in chain.operands else len(inputs)
 
     def _read_number(self, given: Value | None, rank: int | None) -> str | None:
@@ -156,6 +165,18 @@ class _Fusing:
             return None
         return repr(float(array.reshape(())[()]))
 
+    def _fits(self, given: Value, chain: _Chain) -> bool:
+        """Return whether an operand is known not to stretch what stands beside it; constants hardly ever do."""
+        if self._known is None:
+            self._known = infer_known(self._graph, self._inputs)
+        made, beside = self._known.get(chain.values[0]), self._known.get(given)
+        if made is None or beside is None:
+            return given in self._graph.constants
+        try:
+            return broadcast(made.shape, beside.shape) == made.shape
+        except InputError:
+            return False
+
     def _waits_for(self, node: Node) -> int:
         found = 0
         for value in node.inputs:
@@ -163,7 +184,7 @@ class _Fusing:
         return found
 
     @staticmethod
-    def _inputs(chain: _Chain) -> tuple[Value | None, ...]:
+    def _list_inputs(chain: _Chain) -> tuple[Value | None, ...]:
         return (*chain.nodes[0].inputs, *chain.operands)
 
     def _add(self, chain: _Chain, node: Node, inputs: tuple[Given, ...]) -> None:

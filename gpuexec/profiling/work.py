@@ -45,7 +45,7 @@ def count_flops(op: Operator, inputs: _Specs, outputs: _Specs) -> int | None:
     # What has a narrow weight does what the operator does that it stands for.
     name = op.form.consumer.name if isinstance(op, Narrowed) else op.name
     if isinstance(op, Fused):
-        made = count_flops(op.producer, op.split(inputs), outputs)
+        made = count_flops(op.parts.producer, op.split(inputs), outputs)
         return None if made is None else made + len(op.steps) * _size(outputs, 0)
     if name in _MOVING:
         return 0

@@ -48,9 +48,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="kernel files, like softmax.cu or pixel/softmax.cu (default: all)")
     options = parser.parse_args()
     started, folder = time.monotonic(), kernels_dir()
-    files = options.files or [
-        path.relative_to(folder).as_posix() for place in (folder, folder / "pixel") for path in sorted(place.glob("*.cu*"))
-    ]
+    files = options.files or list_files(folder)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "launches.json"
         collect_launches(path, ["sm_80"])
@@ -64,6 +62,11 @@ def main() -> int:
     if not options.files:
         RESULTS.write_text(text)
     return 0 if rate_of(rows) >= LEAST_RATE else 1
+
+
+def list_files(folder: Path) -> list[str]:
+    """Return the kernel files of a folder, those of blits last."""
+    return [path.relative_to(folder).as_posix() for at in ("", "pixel") for path in sorted((folder / at).glob("*.cu*"))]
 
 
 def try_all(mutants: Sequence[Mutant], rounds: Sequence[Trials], paths: Sequence[str] = ("tests/ops",)) -> list[Row]:

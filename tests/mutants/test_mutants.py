@@ -9,7 +9,7 @@ import pytest
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
 from gpuexec.runtime.kernel_source import kernels_dir
-from tests.mutants.__main__ import Row, format_rows, rate_of, try_all
+from tests.mutants.__main__ import Row, format_rows, list_files, rate_of, try_all
 from tests.mutants.choose import Trial, choose_trial
 from tests.mutants.equivalents import EQUIVALENTS
 from tests.mutants.mutate import CHANGES, Mutant, find_mutants
@@ -52,10 +52,14 @@ HANDFUL = (
     ("pad.cu", "- 1 forgotten", "2 * (extent) - folded", 0),
     ("pad.cu", "bound moved", "if (i > walk.count) return;", 0),
     ("reduce.cuh", "wait removed", "", 3),  # in the loop of a fold over columns
+    ("pixel/texture.cuh", "guard removed", "", 0),
+    ("pixel/trilu.cu", "bound moved", "distance > diagonal", 0),
     ("trilu.cu", "guard removed", "", 0),
 )
 COPY = {"copy.cu": ("copy_strided",)}  # for windows with gaps
 LONG = "tests/ops/test_lp_norm.py::test_lp_normalization[plan-long-columns]"
+TRILU = "tests/ops/test_trilu.py::test_trilu[plan-float32]"
+BLITS = Trial((TRILU,), {"pixel/trilu.cu": ("draw_trilu<u32>",)})
 TRIALS = {
     "gemm_simt.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-matmul_2d]",), {"matmul.cu": ("gemm<float>",)}),
     "lp_norm.cu": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
@@ -64,14 +68,15 @@ TRIALS = {
         {"pad.cu": ("pad<u32>",)},
     ),
     "reduce.cuh": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
-    "trilu.cu": Trial(("tests/ops/test_trilu.py::test_trilu[plan-float32]",), {"trilu.cu": ("trilu<u32>",)}),
+    "pixel/texture.cuh": BLITS,
+    "pixel/trilu.cu": BLITS,
+    "trilu.cu": Trial((TRILU,), {"trilu.cu": ("trilu<u32>",)}),
 }
 
 
 def test_find_mutants_makes_each_mistake_once(tmp_path: Path) -> None:
-    path = tmp_path / "f.cu"
-    path.write_text(SOURCE)
-    mutants = find_mutants(path)
+    (tmp_path / "f.cu").write_text(SOURCE)
+    mutants = find_mutants(tmp_path, "f.cu")
     assert {(mutant.line, mutant.kind, mutant.after.strip()) for mutant in mutants} == EXPECTED
     assert len(mutants) == len(EXPECTED)
     assert {mutant.kind for mutant in mutants} == set(CHANGES)
@@ -85,13 +90,12 @@ def test_handful_is_caught() -> None:
 
 
 def pick(file: str, kind: str, text: str, index: int) -> Mutant:
-    return [m for m in find_mutants(kernels_dir() / file) if m.kind == kind and text in m.after][index]
+    return [m for m in find_mutants(kernels_dir(), file) if m.kind == kind and text in m.after][index]
 
 
 def test_apply_changes_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "f.cu"
-    path.write_text(SOURCE)
-    for mutant in find_mutants(path):
+    (tmp_path / "f.cu").write_text(SOURCE)
+    for mutant in find_mutants(tmp_path, "f.cu"):
         changed = [
             number
             for number, (old, new) in enumerate(
@@ -103,7 +107,7 @@ def test_apply_changes_one_line(tmp_path: Path) -> None:
 
 
 def test_every_equivalent_is_a_mutant_of_today() -> None:
-    mutants = [mutant for path in kernels_dir().glob("*.cu*") for mutant in find_mutants(path)]
+    mutants = [mutant for file in list_files(kernels_dir()) for mutant in find_mutants(kernels_dir(), file)]
     for row in EQUIVALENTS:
         assert {mutant.nth for mutant in mutants if row.is_of(mutant)} == set(row.nth), row
 
@@ -120,6 +124,23 @@ def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_pa
     assert choose_trial("a.cu", tmp_path, tests_of) == Trial((own,), {"a.cu": ("f<int>",), "b.cu": ("g",)})
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
     assert choose_trial("b.cu", tmp_path, tests_of).tests == (other,)
+
+
+def test_header_is_tried_by_kernels_and_one_of_blits_by_blits(tmp_path: Path) -> None:
+    (tmp_path / "pixel").mkdir()
+    for file, text in {
+        "a.cu": '#include "h.cuh"\n',
+        "h.cuh": "\n",
+        "pixel/h.cuh": "\n",
+        "pixel/a.cu": '#include "../a.cu"\n#include "h.cuh"\n',
+    }.items():
+        (tmp_path / file).write_text(text)
+    kernel, blit = "tests/ops/test_a.py::t[plan-1]", "tests/ops/test_a.py::t[plan-2]"
+    tests_of = {Kernel("a.cu", "f<int>"): (kernel,), Kernel("pixel/a.cu", "draw_f<int>"): (blit,)}
+    assert list_files(tmp_path) == ["a.cu", "h.cuh", "pixel/a.cu", "pixel/h.cuh"]
+    assert choose_trial("h.cuh", tmp_path, tests_of).tests == (kernel,)
+    assert choose_trial("pixel/h.cuh", tmp_path, tests_of).tests == (blit,)
+    assert choose_trial("pixel/a.cu", tmp_path, tests_of).tests == (blit,)
 
 
 def test_thorough_trial_leaves_no_test_out(tmp_path: Path) -> None:

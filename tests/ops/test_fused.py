@@ -126,6 +126,7 @@ CASES = [
     ),
     *(narrow_of(name, *pair, (RELU,)) for name in ("Conv", "Depthwise", "ConvTranspose", "MatMul") for pair in PAIRS),
     narrow_of("Gemm", FLOAT, INT8, (RELU,)),
+    case_of("Gemm", FLOAT, (("Mul", (), (VALUE, VALUE)),), "squared"),
     case_of("Conv", FLOAT, (CLIP,), "clip"),
     case_of("Conv", FLOAT, (("Clip", (), (VALUE, None, "0.25")),), "only_high"),
     case_of("Conv", FLOAT, (("PRelu", (), (VALUE, PER_CHANNEL)),), "per_channel"),
@@ -165,8 +166,8 @@ def lower_apart(case: Case) -> Array:
     """Return what the kernels of the parts make, each launched by itself."""
     op = build(case.op, case.attributes)
     assert isinstance(op, Fused)
-    made = value = lower_and_run(op.producer, op.split(case.inputs))[0]
-    for step in op.epilogue:
+    made = value = lower_and_run(op.parts.producer, op.split(case.inputs))[0]
+    for step in op.parts.steps:
         (value,) = lower_and_run(step.operator, step.pick(value, made, case.inputs, np.asarray))
     return value
 

@@ -16,7 +16,7 @@ from tests.state_models import cache
 
 Array = np.ndarray[Any, Any]
 SIMULATOR = gx.BackendType.SIMULATOR
-on_both = pytest.mark.parametrize("backend", [CPU, SIMULATOR])
+on_all = pytest.mark.parametrize("backend", [CPU, SIMULATOR, gx.BackendType.SIMULATOR_PIXEL])
 X = ramp(4, 3)
 
 
@@ -26,7 +26,7 @@ def expect_layers(x: Array) -> tuple[Array, Array]:
     return first, np.maximum(first, 0)
 
 
-@on_both
+@on_all
 def test_reducers_tell_of_values_and_of_nodes(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.tap({"a": ["mean", "std"], "relu": ["min", "max", "absmax", "nonfinite"], "x": "histogram"})
@@ -47,7 +47,7 @@ def test_reducers_tell_of_values_and_of_nodes(backend: gx.BackendType) -> None:
             assert str(told["a"].spec) == f"float32[{len(x)},5]"
 
 
-@on_both
+@on_all
 def test_a_function_gets_the_tensor(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend, frames=1) as worker:
         worker.tap({"b": [np.median, "max"], "y": [np.shape, np.array]})
@@ -59,7 +59,7 @@ def test_a_function_gets_the_tensor(backend: gx.BackendType) -> None:
             np.testing.assert_array_equal(told["y"].results["array"], expect_layers(X + i)[1] @ ramp(5, 2))
 
 
-@on_both
+@on_all
 def test_functions_of_one_name_each_have_a_result(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.tap({"b": [lambda x: x.shape, lambda x: x.dtype, np.size], "relu": np.size})
@@ -80,7 +80,7 @@ def test_nothing_waits_for_statistics() -> None:
         assert inspection.statistics()["a"].max == X.max()
 
 
-@on_both
+@on_all
 def test_taps_replace_each_other_and_end_and_answers_stay_the_same(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         plain = worker.run(X)
@@ -95,7 +95,7 @@ def test_taps_replace_each_other_and_end_and_answers_stay_the_same(backend: gx.B
         assert plans == [2, 3, 3, 3, 3, 3]
 
 
-@on_both
+@on_all
 def test_statistics_come_out_alike_each_time_and_in_every_frame(backend: gx.BackendType) -> None:
     x = np.random.default_rng(3).normal(size=(40, 300)).astype(np.float32)
     nodes = [helper.make_node("Exp", ["x"], ["a"], name="exp"), helper.make_node("Neg", ["a"], ["y"], name="neg")]
@@ -116,7 +116,7 @@ agraph (float[2] x) => (float[2] y) <int64 trips = {3}, bool yes = {1}, float tw
 """
 
 
-@on_both
+@on_all
 def test_a_value_of_a_body_is_told_of_for_each_trip(backend: gx.BackendType) -> None:
     with gx.Worker(gx.load(onnx.parser.parse_model(LOOP)), backend=backend) as worker:
         worker.tap({"v_out": ["max", "mean"]})
@@ -144,7 +144,7 @@ agraph (float[n, 2] x) => (float[n, 2] y, float[m, 2] z)
 """
 
 
-@on_both
+@on_all
 def test_a_value_that_several_plans_take_is_told_of_once(backend: gx.BackendType) -> None:
     x = np.ones((20000, 2), np.float32)  # too much for the host to look at beforehand
     with gx.Worker(gx.load(onnx.parser.parse_model(CAPTURE)), backend=backend, watch="report") as worker:
@@ -155,7 +155,7 @@ def test_a_value_that_several_plans_take_is_told_of_once(backend: gx.BackendType
         assert inspection.statistics()["a"].node == "Mul_0"
 
 
-@on_both
+@on_all
 @pytest.mark.parametrize("name", STAGED)
 def test_models_of_several_plans_give_the_same_tapped_and_watched(name: str, backend: gx.BackendType) -> None:
     model = STAGED[name].load()
@@ -172,7 +172,7 @@ def test_models_of_several_plans_give_the_same_tapped_and_watched(name: str, bac
             np.testing.assert_array_equal(tensor.readback_and_clone(), expected.peek_output(key).readback_and_clone())
 
 
-@on_both
+@on_all
 def test_a_cache_goes_on_when_taps_come_and_go(backend: gx.BackendType) -> None:
     model = cache(is_read=False).bind_state({"present": "past"}, capacity=16)
     rows = [np.full((2, 1, 3), i + 1, np.float32) for i in range(6)]
@@ -187,7 +187,7 @@ def test_a_cache_goes_on_when_taps_come_and_go(backend: gx.BackendType) -> None:
         assert worker.report().plans == 2  # one for all lengths, and one that is looked at
 
 
-@on_both
+@on_all
 def test_taps_of_a_run_are_those_it_began_with(backend: gx.BackendType) -> None:
     number = GATES.new()
     nodes = [

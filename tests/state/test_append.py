@@ -17,7 +17,7 @@ from tests.small_models import CPU, make_model, make_tracer
 from tests.state_models import WIDTH, cache, running_sum
 
 Array = np.ndarray[Any, Any]
-BACKENDS = (CPU, BackendType.SIMULATOR)
+BACKENDS = (CPU, BackendType.SIMULATOR, BackendType.SIMULATOR_PIXEL)
 CAPACITY = 12
 PAIR = {"present": "past"}
 

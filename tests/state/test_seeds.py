@@ -39,7 +39,7 @@ def draw_all(model: gx.Model, runs: int, inputs: object = X, **options: Any) -> 
         return [b"".join(array.tobytes() for array in draw(worker, inputs)) for _ in range(runs)]
 
 
-@pytest.fixture(params=[CPU, SIMULATOR], ids=lambda each: each.value)
+@pytest.fixture(params=[CPU, SIMULATOR, gx.BackendType.SIMULATOR_PIXEL], ids=lambda each: each.value)
 def backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
