@@ -12,7 +12,7 @@ from gpuexec.plan import Plan
 from gpuexec.runtime import recording
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Device
-from tests.bench.host_time import COMMANDS, Recorder, make_commands, measure_submit
+from tests.bench.host_time import COMMANDS, Recorder, load_commands, measure_submit
 from tests.bench.measure import percentile, repeat_ms
 from tests.bench.tables import Figures
 
@@ -51,7 +51,7 @@ def _run_worker(device: Device, repeats: int) -> tuple[Plan, list[float], list[f
     """Return the plan, loaded, and times of `schedule` and of `run`."""
     x = np.ones((16, 64), np.float32)
     backend = Backend(device, gx.BackendType.GPU_COMPUTE, "measured")
-    with gx.Worker(gx.load(make_commands(COMMANDS)), backend=backend) as worker:
+    with gx.Worker(load_commands(COMMANDS), backend=backend) as worker:
         plan = worker.prepare(x)
         worker.run(x)
         whole = []

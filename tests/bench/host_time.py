@@ -34,7 +34,7 @@ def open_tracer() -> Backend:
     return Backend(TracerDevice(is_writing=False), gx.BackendType.GPU_COMPUTE, "measured")
 
 
-def make_commands(count: int, *, is_read_often: bool = False) -> bytes:
+def load_commands(count: int, *, is_read_often: bool = False) -> gx.Model:
     """Return a model of ``count`` nodes, each of which becomes one command; every Add may read the input once more."""
     build, x = ModelBuilder(7), "x"
     for index in range(count):
@@ -44,20 +44,21 @@ def make_commands(count: int, *, is_read_often: bool = False) -> bytes:
             x = build.node(operator, x, "x")
         else:
             x = build.node(operator, x, *([build.weight(*others)] if others else []))
-    return build.finish("commands", (16, 64), x, (16, 64)).data
+    data = build.finish("commands", (16, 64), x, (16, 64)).data
+    return gx.load(data, disabled_passes=["fuse_epilogues"])
 
 
 def measure_schedule(repeats: int) -> list[Figures]:
     """Measure `Worker.schedule` of a plan of 100 commands, and its parts."""
     backend = open_tracer()
     x = np.ones((16, 64), np.float32)
-    with gx.Worker(gx.load(make_commands(COMMANDS)), backend=backend) as worker:
+    with gx.Worker(load_commands(COMMANDS), backend=backend) as worker:
         plan = worker.prepare(x)
         worker.schedule(x)
         whole = repeat_ms(lambda: worker.schedule(x), repeats)
         read = repeat_ms(lambda: worker.run(x), repeats)
     profiler = gx.Profiler(keep_runs=_RUNS_KEPT)
-    with gx.Worker(gx.load(make_commands(COMMANDS)), backend=backend, profiler=profiler) as worker:
+    with gx.Worker(load_commands(COMMANDS), backend=backend, profiler=profiler) as worker:
         worker.schedule(x)
         profiled = repeat_ms(lambda: worker.schedule(x), repeats)
     forms = measure_forms(backend, repeats)
@@ -88,7 +89,7 @@ def measure_forms(backend: Backend, repeats: int) -> list[tuple[str, list[float]
     """Return what is measured, times of `Recording.submit` in both forms, and the bound in microseconds of each."""
     rows, device = [], backend.device
     for is_read_often in (False, True):
-        with gx.Worker(gx.load(make_commands(COMMANDS, is_read_often=is_read_often)), backend=backend) as worker:
+        with gx.Worker(load_commands(COMMANDS, is_read_often=is_read_often), backend=backend) as worker:
             plan = worker.prepare(np.ones((16, 64), np.float32))
         assert plan is not None
         count, patched = len(plan.segment.commands), _count_bound(plan)

@@ -51,7 +51,7 @@ def test_bystanders_are_what_the_machine_did_beyond_this_process(monkeypatch: py
 
 
 def test_the_plan_of_100_commands_has_100() -> None:
-    with gx.Worker(gx.load(host_time.make_commands(100)), backend=host_time.open_tracer()) as worker:
+    with gx.Worker(host_time.load_commands(100), backend=host_time.open_tracer()) as worker:
         plan = worker.prepare(np.ones((16, 64), np.float32))
     assert len(plan.segment.commands) == 100
 

@@ -38,7 +38,9 @@ def test_graph_after_all_passes_gives_the_recorded_outputs(name: str) -> None:
     graph = run_passes(load(name), AT_LOAD)
     for case in cases(name):
         specs = {key: TensorSpec(array.shape, array.dtype) for key, array in case.inputs.items()}
-        compare(run_passes(graph, AT_PLAN, specs=specs), case)
+        # Operators with an epilogue are our own: no other engine runs them.
+        compare(run_passes(graph, AT_PLAN, frozenset({"fuse_epilogues"}), specs), case)
+        check_computed(run_passes(graph, AT_PLAN, specs=specs), case)
 
 
 @pytest.mark.parametrize("name", CONTROL)
@@ -47,8 +49,12 @@ def test_model_with_bodies_gives_the_recorded_outputs(name: str) -> None:
     for graph in (before, run_passes(before, AT_LOAD)):
         for case in cases(name):
             compare(graph, case)
-            arrays = compute_graph(graph, [case.inputs[value.name] for value in graph.inputs])
-            compare_outputs(dict(zip([value.name for value in graph.outputs], arrays, strict=True)), case)
+            check_computed(graph, case)
+
+
+def check_computed(graph: Graph, case: ModelCase) -> None:
+    arrays = compute_graph(graph, [case.inputs[value.name] for value in graph.inputs])
+    compare_outputs(dict(zip([value.name for value in graph.outputs], arrays, strict=True)), case)
 
 
 def load(name: str) -> Graph:
