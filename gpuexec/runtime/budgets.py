@@ -47,6 +47,7 @@ LARGER: Mapping[str, Budget] = {
     "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
     "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
     "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),
     **{
         f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Budget(72, "a row is held beside the steps")
         for t in ("float", "half", "bf16")
@@ -60,6 +61,7 @@ LARGER: Mapping[str, Budget] = {
     "pixel/matmul.cu:draw_gemm": Budget(80, "a texel beside the walk over batches"),
     "pixel/pool.cu:draw_max_pool_places": Budget(72, "a maximum, its place and a texel beside the walk"),
     "pixel/resize.cu:draw_resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
+    "pixel/gather.cu:draw_gather_slices": Budget(72, "64-bit divisions, and a texel beside the walk"),
     "pixel/statistics.cu:draw_count_bins": Budget(128, "the compiler keeps a walk's divisions for several elements"),
     "pixel/statistics.cu:draw_merge_all_samples": Budget(112, "a thread holds the sample made and the one read"),
     "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),

@@ -9,7 +9,7 @@
 // Needs    nothing.
 // Numerics in Acc<T>, from the first term on, each output rounded once; integers wrap.
 template <class Fold, class T>
-__global__ void __launch_bounds__(kDrawThreads) draw_cumulative(
+__global__ void __launch_bounds__(kDrawThreads, 1) draw_cumulative(
     const Texture<T> x, const Surface<T> y, i64 rows, i64 columns, i64 inner, int, int, int, int is_exclusive,
     int is_reverse) {
   typedef Acc<T> A;

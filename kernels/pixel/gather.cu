@@ -27,7 +27,7 @@ __device__ inline void draw_units(
 // Needs: all three dense; data, output and slices aligned to a unit (1, 2, 4, 8 or 16 bytes).
 // Numerics: none, bits are kept; a negative index counts from the back, one out of range reads as zero.
 template <class Index>
-__global__ void __launch_bounds__(kThreads) draw_gather_slices(
+__global__ void __launch_bounds__(kThreads, 1) draw_gather_slices(
     const Texture<u8> data, const Texture<Index> indices, const Surface<u8> output,
     const __grid_constant__ SliceWalk walk) {
   if (walk.unit == 1) draw_units<u8>(data, indices, output, walk, 1);

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads) draw_reduce_chunks(
 // Needs    partials of up to 8 bytes.
 // Numerics from the first partial on; one rounding.
 template <class Op, class T>
-__global__ void __launch_bounds__(kBlockThreads) draw_reduce_partials(
+__global__ void __launch_bounds__(kBlockThreads, 1) draw_reduce_partials(
     const Texture<typename Op::Partial> partials, const Surface<T> y, i64 chunks, i64 terms, int finish) {
   draw<T>(y, 1, [&](i64) {
     typename Op::Partial partial = Op::identity();
