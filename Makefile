@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test conformance features format lint types kernels test-gpu soak bench bench-gpu clean compiler
+.PHONY: help demo setup test conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +33,10 @@ test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUE
 conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU and the simulator, and count (ARGS=--help)
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m tests.conformance $(ARGS)
+
+models: compiler $(BIN)/python  ## run every model of the folder GPUEXEC_MODELS names, on the CPU and the simulator, and keep how they did
+	$(call install,run test $(TEST_CUDA))
+	$(BIN)/python -m tests.models --keep $(ARGS)
 
 features: compiler $(BIN)/python  ## run the tests named by rows of the feature list, and print every row with what proves it
 	$(call install,run test $(TEST_CUDA))

@@ -25,6 +25,7 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError, NeedsHostValue
+from gpuexec.extensions import load_domain
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -183,7 +184,12 @@ def qualified(name: str, domain: str = "") -> str:
 
 
 def find_operator(name: str) -> type[Operator] | None:
-    """Return the class registered under a qualified name, or None."""
+    """Return the class registered under a qualified name, or None.
+
+    A domain that is met for the first time may be one that an installed package announces (`gpuexec.extensions`).
+    """
+    if name not in _OPERATORS and "." in name:
+        load_domain(name.rpartition(".")[0])
     return _OPERATORS.get(name)
 
 
@@ -198,7 +204,7 @@ def build(name: str, attributes: Mapping[str, Any]) -> Operator:
     Raises:
         InputError: The name is not registered, or an attribute is unknown, lacking or of the wrong type.
     """
-    cls = _OPERATORS.get(name)
+    cls = find_operator(name)
     if cls is None:
         raise InputError(f"Operator {name!r} is not registered.")
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from gpuexec.runtime import nvrtc
 from gpuexec.runtime.budgets import Use, find_excess, shared_limit
 from gpuexec.runtime.kernel_cache import KernelCache, make_key
 from gpuexec.runtime.kernel_library import default_cache
-from gpuexec.runtime.kernel_source import flatten, kernels_dir
+from gpuexec.runtime.kernel_source import find_source, flatten
 from gpuexec.target import Target
 
 # What all kernels are compiled for: the first and the last of each kind of multiprocessor that differs in its code.
@@ -207,7 +207,7 @@ def _measure(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
 def _compile(program: Program, cache: KernelCache) -> Outcome:
     started = time.perf_counter()
     try:
-        text = flatten(kernels_dir() / program.source)
+        text = flatten(find_source(program.source))
         key = make_key(text, program.expressions, program.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
         entry = cache.get(
             key,

@@ -12,7 +12,7 @@ from gpuexec import knobs
 from gpuexec.command import Kernel
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.kernel_cache import CachedCubin, KernelCache, make_key
-from gpuexec.runtime.kernel_source import flatten, kernels_dir
+from gpuexec.runtime.kernel_source import find_source, flatten
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
 from gpuexec.runtime.stored_code import StoredCode
 
@@ -102,7 +102,7 @@ class KernelLibrary:
     def _find_stored(self, kernel: Kernel, code: StoredCode | None) -> CachedCubin | None:
         if code is None or not code.kernels:
             return None
-        found = code.find(kernel, flatten(kernels_dir() / kernel.source), self.architecture, nvrtc.OPTIONS)
+        found = code.find(kernel, flatten(find_source(kernel.source)), self.architecture, nvrtc.OPTIONS)
         if found is None:
             return None
         compiled = CompiledKernel(
@@ -112,7 +112,7 @@ class KernelLibrary:
         return CachedCubin(found.key, cubin, None, was_compiled=False)
 
     def _compile_one(self, kernel: Kernel) -> CachedCubin:
-        text = flatten(kernels_dir() / kernel.source)
+        text = flatten(find_source(kernel.source))
         expressions = (kernel.expression,)
         key = make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
         return self._cache.get(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from pathlib import Path
 
@@ -31,9 +32,34 @@ def kernels_dir() -> Path:
     )
 
 
+def find_source(source: str) -> Path:
+    """Return the file of a kernel's source.
+
+    Args:
+        source: The name of a file among the package's kernels (``"softmax.cu"``); ``"module:file.cu"`` for one that
+            lies beside a module of somebody else's package (``__name__ + ":file.cu"`` where it is written); or an
+            absolute path.
+
+    Raises:
+        KernelError: There is no such module, or it is no file.
+    """
+    module, separator, name = source.partition(":")
+    if not separator or Path(source).is_absolute():
+        return kernels_dir() / source
+    try:
+        file = getattr(importlib.import_module(module), "__file__", None)
+    except ImportError as error:
+        raise KernelError(f"Kernel source {source}: module {module!r} can't be imported: {error}.") from error
+    if file is None:
+        raise KernelError(f"Kernel source {source}: module {module!r} is no file, so nothing lies beside it.")
+    return Path(file).parent / name
+
+
 @functools.cache
 def flatten(path: Path) -> str:
     """Return the source at ``path`` with each local include inlined once, in the order met.
+
+    An include is looked for beside the file that asks for it, then among the package's kernels.
 
     Raises:
         KernelError: The file, or a file it includes, does not exist.
@@ -66,7 +92,9 @@ def _inline(path: Path, seen: set[Path]) -> list[str]:
     for number, line in enumerate(text.splitlines(), 1):
         include = _INCLUDE.match(line)
         if include:
-            lines += [*_inline(path.parent / include[1], seen), f'#line {number + 1} "{path.name}"']
+            beside = path.parent / include[1]
+            found = beside if beside.is_file() else kernels_dir() / include[1]
+            lines += [*_inline(found, seen), f'#line {number + 1} "{path.name}"']
         else:
             lines.append("" if _ONCE.match(line) else line)
     return lines

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import onnx
 
@@ -39,7 +40,9 @@ def _run(device: str, cases: Sequence[Case], options: argparse.Namespace) -> int
         cases = [case for case in cases if case.id in part]
     start = time.perf_counter()
     verdicts = {}
-    for case, verdict in judge_all(_order(cases), judge_on(device), options.jobs, options.limit):
+    for case, verdict in judge_all(
+        _order(cases), judge_on(device), options.jobs, options.limit, partial(Verdict, Outcome.ERROR)
+    ):
         verdicts[case.id] = verdict
         if options.failures and verdict.outcome is not Outcome.PASS:
             print(f"{case.id}: {_tell(verdict)}", flush=True)

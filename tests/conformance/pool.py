@@ -12,9 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
-from tests.conformance.judge import Outcome, Verdict
-
 Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -37,8 +36,12 @@ class _Judge:
 
 
 def judge_all(
-    items: Sequence[Item], judge: Callable[[Item], Verdict], jobs: int, limit_s: float
-) -> Iterator[tuple[Item, Verdict]]:
+    items: Sequence[Item],
+    judge: Callable[[Item], Found],
+    jobs: int,
+    limit_s: float,
+    fail: Callable[[str], Found],
+) -> Iterator[tuple[Item, Found]]:
     """Yield each item with its verdict, in the order they come in.
 
     The processes are forks of this one: what is imported stays imported, and items need not be picklable. This process
@@ -46,9 +49,10 @@ def judge_all(
 
     Args:
         items: What to judge.
-        judge: Called in another process. An item on which it dies, or raises, is an error.
+        judge: Called in another process.
         jobs: How many processes.
         limit_s: How long one item may take; beyond that its process is killed.
+        fail: Makes the verdict, of the reason, where ``judge`` dies, raises or is killed.
     """
     gc.freeze()  # no collection touches, and so copies, the pages that processes share
     left = iter(range(len(items)))
@@ -56,7 +60,7 @@ def judge_all(
     try:
         while True:
             for index in left if len(judges) < jobs else ():
-                judges.append(_start(items, judge))
+                judges.append(_start(items, judge, fail))
                 judges[-1].give(index, limit_s)
                 if len(judges) == jobs:
                     break
@@ -68,7 +72,11 @@ def judge_all(
                 is_late = time.monotonic() >= each.deadline
                 if each.connection not in ready and not is_late:
                     continue
-                verdict, is_alive = _receive(each) if each.connection in ready else (_time_out(limit_s), False)
+                verdict, is_alive = (
+                    _receive(each, fail)
+                    if each.connection in ready
+                    else (fail(f"hang: no answer in {limit_s:g} s"), False)
+                )
                 yield items[each.index], verdict
                 following = next(left, None) if is_alive else None
                 if following is not None:
@@ -82,16 +90,18 @@ def judge_all(
         gc.unfreeze()
 
 
-def _start(items: Sequence[Item], judge: Callable[[Item], Verdict]) -> _Judge:
+def _start(items: Sequence[Item], judge: Callable[[Item], Found], fail: Callable[[str], Found]) -> _Judge:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(items, judge, theirs), daemon=True)
+    process = context.Process(target=_serve, args=(items, judge, fail, theirs), daemon=True)
     process.start()
     theirs.close()
     return _Judge(process, ours)
 
 
-def _serve(items: Sequence[Item], judge: Callable[[Item], Verdict], connection: Connection) -> None:
+def _serve(
+    items: Sequence[Item], judge: Callable[[Item], Found], fail: Callable[[str], Found], connection: Connection
+) -> None:
     while True:
         try:
             index = connection.recv()
@@ -100,11 +110,11 @@ def _serve(items: Sequence[Item], judge: Callable[[Item], Verdict], connection: 
         try:
             verdict = judge(items[index])
         except Exception as error:  # one item may not end the process
-            verdict = Verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")
+            verdict = fail(f"{type(error).__name__}: {error}")
         connection.send(verdict)
 
 
-def _receive(judge: _Judge) -> tuple[Verdict, bool]:
+def _receive(judge: _Judge, fail: Callable[[str], Found]) -> tuple[Found, bool]:
     """Return the verdict, and whether the process still lives."""
     try:
         return judge.connection.recv(), True
@@ -112,8 +122,4 @@ def _receive(judge: _Judge) -> tuple[Verdict, bool]:
         judge.process.join()
     code = judge.process.exitcode or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Verdict(Outcome.ERROR, f"crash: the process ended with {how}"), False
-
-
-def _time_out(limit_s: float) -> Verdict:
-    return Verdict(Outcome.ERROR, f"hang: no answer in {limit_s:g} s")
+    return fail(f"crash: the process ended with {how}"), False

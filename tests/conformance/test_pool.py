@@ -6,12 +6,15 @@ import multiprocessing
 import os
 import signal
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.conformance.judge import Outcome, Verdict
 from tests.conformance.pool import judge_all
+
+FAIL = partial(Verdict, Outcome.ERROR)
 
 
 def judge(item: str) -> Verdict:
@@ -28,7 +31,7 @@ def judge(item: str) -> Verdict:
 
 
 def judge_here(*items: str, jobs: int = 2) -> dict[str, Any]:
-    return dict(judge_all(items, judge, jobs, limit_s=0.5))
+    return dict(judge_all(items, judge, jobs, 0.5, FAIL))
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
@@ -62,11 +65,11 @@ def test_items_are_judged_side_by_side() -> None:
         barrier.wait()
         return Verdict(Outcome.PASS, item)
 
-    assert len(dict(judge_all("abcd", meet, 2, limit_s=60))) == 4
+    assert len(dict(judge_all("abcd", meet, 2, 60, FAIL))) == 4
 
 
 def test_processes_end_when_nobody_asks_on() -> None:
-    verdicts = judge_all(["a", "b", "c"], lambda _: Verdict(Outcome.PASS, str(os.getpid())), 1, limit_s=60)
+    verdicts = judge_all(["a", "b", "c"], lambda _: Verdict(Outcome.PASS, str(os.getpid())), 1, 60, FAIL)
     process = int(next(verdicts)[1].reason)
     verdicts.close()  # type: ignore[attr-defined]
     with pytest.raises(ProcessLookupError):

@@ -52,7 +52,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[st
     for name, text in SOURCES.items():
         (tmp_path / f"{name}.cu").write_text(text)
     monkeypatch.setattr(compile_all, "kernel_table", lambda: rows)
-    monkeypatch.setattr(compile_all, "kernels_dir", lambda: tmp_path)
+    monkeypatch.setattr(compile_all, "find_source", lambda source: tmp_path / source)
     monkeypatch.setenv("GPUEXEC_CACHE_DIR", str(tmp_path / "cache"))
     return rows
 

@@ -15,7 +15,7 @@ from gpuexec.errors import CheckError, ClosedError, DeviceError, DeviceLostError
 from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.runtime.host import host_memory_bytes
-from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.runtime.kernel_source import find_source
 from gpuexec.runtime.pixel.extents import find_extents
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
@@ -162,9 +162,10 @@ class SimulatorDevice:
                         f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
                         f" {len(tables[kernel.source])} for {kernel.source}; add it there."
                     )
-            modules = load_files({kernels_dir() / source: table for source, table in tables.items()}, self.is_checking)
-            for source in tables:
-                for expression, function in modules[kernels_dir() / source].functions.items():
+            files = {source: find_source(source) for source in tables}
+            modules = load_files({files[source]: table for source, table in tables.items()}, self.is_checking)
+            for source, file in files.items():
+                for expression, function in modules[file].functions.items():
                     self._functions[Kernel(source, expression)] = function
 
     def function(self, kernel: Kernel) -> Function:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuexec.errors import KernelError
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.runtime.kernel_source import find_source
 from gpuexec.runtime.residency import check_residency
 from gpuexec.runtime.simulator.compile import BuiltObject, build_files
 from gpuexec.runtime.simulator.findings import Finding, describe, read_findings
@@ -250,7 +250,7 @@ def load_file(path: Path | str, expressions: Sequence[str], check: bool = False)
     Raises:
         KernelError: It does not compile, or there is no compiler.
     """
-    full = Path(path) if Path(path).is_absolute() else kernels_dir() / path
+    full = find_source(str(path))
     return load_files({full: expressions}, check)[full].functions
 
 

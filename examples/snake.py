@@ -1,0 +1,39 @@
+"""An operator of one's own: importing this module registers com.example.Snake, on every device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Kernel
+from gpuexec.errors import InputError
+from gpuexec.operator import Array, Operator, Tolerance, instantiate, operator
+from gpuexec.spec import TensorSpec
+
+KERNEL = Kernel(f"{__name__}:snake.cu", "snake<float>")  # the file beside this module
+instantiate(KERNEL.source, [KERNEL.expression])
+
+
+@operator("Snake", domain="com.example")
+@dataclass(frozen=True, slots=True)
+class Snake(Operator):
+    """Snake: ``y = x + sin(frequency * x)**2 / frequency``, with a frequency for each channel."""
+
+    tolerance = Tolerance.ROUNDING
+
+    def infer(self, x: TensorSpec, frequency: TensorSpec) -> tuple[TensorSpec, ...]:
+        if x.dtype != np.float32 or frequency.shape != x.shape[1:2] or x.rank != 3:
+            raise InputError(f"Snake expects float32[n,channels,width] and [channels], got {x} and {frequency}.")
+        return (TensorSpec(x.shape, x.dtype),)
+
+    def compute(self, x: Array, frequency: Array, out: Any = None) -> tuple[Array, ...]:
+        a = frequency[:, None]
+        return (x + np.sin(a * x) ** 2 / a,)
+
+    def lower(self, emit: Any, inputs: Any, outputs: Any) -> None:
+        x, frequency = (emit.contiguous(slot) for slot in inputs)
+        sizes = (np.int64(size) for size in (x.spec.size, *x.shape[1:]))
+        grid = (-(-x.spec.size // 256), 1, 1)
+        emit.launch(KERNEL, grid, (256, 1, 1), [x, frequency, outputs[0], *sizes], writes=[2])

@@ -1,0 +1,31 @@
+"""Packages of others that register operators: found by the ONNX domain they announce, imported when it is first met.
+
+[project.entry-points."gpuexec.operators"]
+"com.example" = "example_operators"
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+
+from gpuexec.errors import UnsupportedError
+
+GROUP = "gpuexec.operators"
+
+
+@functools.cache
+def load_domain(domain: str) -> None:
+    """Import what installed packages announce for an ONNX domain; nothing where none does.
+
+    Raises:
+        UnsupportedError: One of them can't be imported.
+    """
+    for entry in metadata.entry_points(group=GROUP, name=domain):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            raise UnsupportedError(
+                f"Domain {domain!r}: {entry.value} of the package {package} can't be imported: {error!r}."
+            ) from error
