@@ -17,13 +17,14 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div, conv_transpose_output
+from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.conv_host import convolve, convolve_transposed
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.matmul import TILE
 from gpuexec.ops.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 from gpuexec.ops.strided import pack_fast_div32, pack_fast_div64
+from gpuexec.ops.window_extents import conv_transpose_output
 from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
 from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
 

@@ -14,8 +14,9 @@ from math import prod
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div, conv_output_extent, window_pads
+from gpuexec.geometry import ceil_div
 from gpuexec.ops.strided import pack_fast_div32
+from gpuexec.ops.window_extents import conv_output_extent, window_pads
 
 MAX_AXES = 3  # spatial axes the kernels walk; fewer are padded in front with extent 1
 _INT_LIMIT = 2**31

@@ -10,7 +10,8 @@ from gpuexec.errors import DeviceLostError
 from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
 
 if TYPE_CHECKING:
-    from gpuexec.runtime.cuda import CudaDevice, CudaStream
+    from gpuexec.runtime.cuda import CudaDevice
+    from gpuexec.runtime.cuda_stream import CudaStream
 
 
 class CudaGraph:

@@ -19,7 +19,8 @@ from gpuexec.command import Launch, Slot
 from gpuexec.errors import GpuexecError
 from gpuexec.ops.pixel import copy_kernels, make_copy, make_fill
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.cuda import CudaDevice, CudaStream
+from gpuexec.runtime.cuda import CudaDevice
+from gpuexec.runtime.cuda_stream import CudaStream
 from gpuexec.runtime.device import ByteArray, Function
 from gpuexec.runtime.pixel.addresses import AddressSpace
 from gpuexec.runtime.pixel.arguments import name_textures

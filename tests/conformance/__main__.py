@@ -16,7 +16,14 @@ from functools import partial
 import onnx
 
 from tests.conformance.judge import Outcome, Verdict, judge_on
-from tests.conformance.passing import add_passing, choose_part, list_path, read_passing
+from tests.conformance.passing import (
+    add_passing,
+    choose_part,
+    list_path,
+    read_passing,
+    read_reasons,
+    write_reasons,
+)
 from tests.conformance.pool import judge_all
 from tests.conformance.suite import KINDS, Case, load_suite, operators_of
 
@@ -51,10 +58,38 @@ def _run(device: str, cases: Sequence[Case], options: argparse.Namespace) -> int
     lost = find_lost(listed, verdicts, is_whole=not (options.part or options.pattern))
     for id, reason in lost.items():
         print(f"LOST {id}, listed in {path.name}: {reason}")
+    strays = find_strays(verdicts) if device != "cpu" else {}
+    for id, reason in strays.items():
+        print(f"FELL BACK {id}, not listed in fallbacks.txt: {reason}")
+    unnamed = {} if options.part else find_unnamed(verdicts)
+    for id, reason in unnamed.items():
+        print(f"MISSED {id}, not listed in misses.txt: {reason}")
     if options.update:
         passed = [id for id, verdict in verdicts.items() if verdict.outcome is Outcome.PASS]
         print(f"{add_passing(path, passed, _SUITE)} new in {path.name}")
-    return 1 if lost else 0
+        if device != "cpu":
+            kept = {id: reason for id, reason in read_reasons("fallbacks").items() if id not in verdicts}
+            write_reasons("fallbacks", kept | find_fallbacks(verdicts))
+    return 1 if lost or strays or unnamed else 0
+
+
+def find_fallbacks(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Return the cases that passed with help of the host: by id, which operators it computed and why."""
+    rows = {id: verdict.host_calls for id, verdict in verdicts.items() if verdict.outcome is Outcome.PASS}
+    return {id: ", ".join(calls) for id, calls in rows.items() if calls}
+
+
+def find_strays(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Return the fallbacks that are not in the list, or for another reason than is listed."""
+    listed = read_reasons("fallbacks")
+    return {id: reason for id, reason in find_fallbacks(verdicts).items() if listed.get(id) != reason}
+
+
+def find_unnamed(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Return the cases that did not pass and are not in the list of those that can't."""
+    named = read_reasons("misses")
+    missed = {id: _tell(verdict) for id, verdict in verdicts.items() if verdict.outcome is not Outcome.PASS}
+    return {id: reason for id, reason in missed.items() if id not in named}
 
 
 def find_lost(listed: Collection[str], verdicts: Mapping[str, Verdict], *, is_whole: bool) -> dict[str, str]:

@@ -25,7 +25,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a case went: ``reason`` says why it did not pass, ``host_calls`` name what fell back to the host."""
+    """How a case went: ``reason`` says why it did not pass, ``host_calls`` name what fell back to the host, and why."""
 
     outcome: Outcome
     reason: str = ""
@@ -44,7 +44,8 @@ def judge(case: Case, device: str) -> Verdict:
     try:
         with backend.prepare(model, device) as prepared:
             results = [prepared.run(list(inputs)) for inputs, _ in data]
-            host_calls = tuple(row.operator for row in prepared.report().host_calls)
+            rows = prepared.report().host_calls
+            host_calls = tuple(dict.fromkeys([f"{row.operator} ({row.why})" for row in rows]))
     except UnsupportedError as error:
         return Verdict(Outcome.UNSUPPORTED, str(error))
     except Exception as error:  # whatever a case ends in is its verdict

@@ -1,4 +1,7 @@
-"""The lists of cases that pass, by device. They only grow."""
+"""The lists of cases: those that pass, by device, which only grow; those that need the host; those that can't pass.
+
+Lines of the latter two are ``id: reason``.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,18 @@ def read_passing(path: Path) -> tuple[str, ...]:
     """Return the ids in a list; none where there is no list yet."""
     lines = path.read_text().splitlines() if path.exists() else []
     return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def read_reasons(name: str) -> dict[str, str]:
+    """Return a list with reasons, by id: ``"fallbacks"`` of devices with kernels, or ``"misses"`` of all."""
+    rows = (line.partition(": ") for line in read_passing(_FOLDER / f"{name}.txt"))
+    return {id: reason for id, _, reason in rows}
+
+
+def write_reasons(name: str, reasons: Mapping[str, str]) -> None:
+    """Write a list with reasons, sorted."""
+    rows = [f"{id}: {reason}" for id, reason in sorted(reasons.items())]
+    (_FOLDER / f"{name}.txt").write_text("\n".join(rows) + "\n")
 
 
 def add_passing(path: Path, ids: Collection[str], suite: str) -> int:

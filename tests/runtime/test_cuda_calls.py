@@ -23,9 +23,10 @@ from cuda.pathfinder import DynamicLibNotFoundError
 
 import gpuexec.runtime
 from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
-from gpuexec.runtime.cuda import CudaDevice, CudaFunction, CudaStream
+from gpuexec.runtime.cuda import CudaDevice
 from gpuexec.runtime.cuda_errors import CallContext
 from gpuexec.runtime.cuda_graph import CudaGraph
+from gpuexec.runtime.cuda_stream import CudaFunction, CudaStream
 from gpuexec.runtime.driver import probe
 from gpuexec.runtime.prepared import PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.spec import TensorSpec
