@@ -36,16 +36,20 @@ RUNTIME = Path(gpuexec.runtime.__file__).parent
 # What an expression stands for, where the source does not say it by its own name.
 MEANINGS: dict[str, dict[str, Any]] = {
     "cuda.py": {
-        **dict.fromkeys(("cupy", "self.cupy", "device.cupy", "self._device.cupy"), cupy),
-        **dict.fromkeys(("driver", "self.driver", "self._device.driver"), driver),
+        **dict.fromkeys(("cupy", "self.cupy", "device.cupy"), cupy),
+        **dict.fromkeys(("driver", "self.driver"), driver),
         "runtime": cupy.cuda.runtime,
-        "self.event": cupy.cuda.Event,
+        "pointer": cupy.cuda.MemoryPointer,
+    },
+    "cuda_stream.py": {
+        **dict.fromkeys(("device.cupy", "self._device.cupy"), cupy),
+        **dict.fromkeys(("driver", "self._device.driver"), driver),
+        "runtime": cupy.cuda.runtime,
         "event.event": cupy.cuda.Event,
         "self.stream": cupy.cuda.Stream,
         "raw": cupy.RawKernel,
         "function.raw": cupy.RawKernel,
         "raw.kernel": cupy.cuda.Function,
-        "pointer": cupy.cuda.MemoryPointer,
     },
     "kernel_library.py": {"cupy": cupy, "module": cupy.RawModule, "function": cupy.RawKernel},
     "cuda_graph.py": {
@@ -61,7 +65,10 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "cuda_errors.py": {"context.device": cupy.cuda.Device},
 }
 # How often each file must be seen to touch the libraries: a guard against reading past the calls.
-EXPECTED_USES = {"cuda.py": 40, "kernel_library.py": 3, "cuda_graph.py": 20, "cuda_pixel.py": 25, "cuda_errors.py": 2}
+EXPECTED_USES = {
+    **{"cuda.py": 30, "cuda_stream.py": 20, "cuda_graph.py": 20, "cuda_pixel.py": 25},
+    **{"kernel_library.py": 3, "cuda_errors.py": 2},
+}
 
 
 def resolve(node: ast.expr, meanings: dict[str, Any]) -> Any:
@@ -185,7 +192,8 @@ def test_driver_takes_the_types_of_every_argument() -> None:
         stream.fill(256, bytes(width), 4)
     device.multiprocessors = 1
     stream.launch(launch.function, (1, 1, 1), (32, 1, 1), 0, launch.arguments, cooperative=True)
-    used = re.findall(r"driver\.(cu\w+)", (RUNTIME / "cuda.py").read_text() + (RUNTIME / "cuda_graph.py").read_text())
+    sources = "".join((RUNTIME / name).read_text() for name in ("cuda.py", "cuda_stream.py", "cuda_graph.py"))
+    used = re.findall(r"driver\.(cu\w+)", sources)
     assert called == set(used) and len(called) == 17
 
 
