@@ -91,7 +91,7 @@ _HOMES = {
     "gpuexec.weights.gap": ("WeightGap", "WeightRow", "measure_weights"),
     "gpuexec.progress": ("Progress",),
     "gpuexec.worker": ("Worker",),
-    "gpuexec.programs.building": ("Case",),
+    "gpuexec.programs.cases": ("Case",),
     "gpuexec.programs.memory_manager": ("BumpAllocator", "DeviceAllocator", "HierarchicalAllocator", "MemoryManager"),
     "gpuexec.programs.method": ("Method",),
     "gpuexec.programs.method_meta": ("MethodMeta",),

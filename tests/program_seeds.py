@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import gpuexec as gx
 from gpuexec.command import Kernel
 from gpuexec.model import Model
-from gpuexec.programs.building import Case, build_contents
+from gpuexec.programs.building import build_contents
+from gpuexec.programs.cases import Case
 from gpuexec.programs.container import write_contents
 from gpuexec.programs.contents import Contents
 from gpuexec.runtime.kernel_cache import make_key

@@ -16,7 +16,8 @@ from gpuexec.cli.feeds import make_random
 from gpuexec.cli.sources import SUFFIX
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.model import Model, ModelPort
-from gpuexec.programs.building import Case, build_contents, make_case
+from gpuexec.programs.building import build_contents
+from gpuexec.programs.cases import Case, make_case
 from gpuexec.programs.container import write_contents
 from gpuexec.programs.contents import Bound, Contents, StoredCase
 from gpuexec.spec import DeclaredSpec

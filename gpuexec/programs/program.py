@@ -14,7 +14,8 @@ from gpuexec.importer.read import Source
 from gpuexec.model import Model, exchange_weights, load
 from gpuexec.phases import phase
 from gpuexec.profiling.profiler import Profiler, check_profiler
-from gpuexec.programs.building import Case, build_contents
+from gpuexec.programs.building import build_contents
+from gpuexec.programs.cases import Case
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.contents import Bound, Contents, Verification
 from gpuexec.programs.fetching import open_loader

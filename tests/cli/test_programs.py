@@ -13,7 +13,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.cli.verify import judge
-from gpuexec.programs.building import Case
+from gpuexec.programs.cases import Case
 from gpuexec.programs.container import read_contents
 from gpuexec.programs.contents import Allowance
 from gpuexec.programs.data_loader import MmapDataLoader

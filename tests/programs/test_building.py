@@ -10,7 +10,8 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.planner.verify import verify
-from gpuexec.programs.building import Case, build_contents, make_case
+from gpuexec.programs.building import build_contents
+from gpuexec.programs.cases import Case, make_case
 from gpuexec.runtime.kernel_cache import KernelCache
 from tests.program_seeds import load_linear, load_nested, load_text, load_twin
 

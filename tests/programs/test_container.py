@@ -17,7 +17,8 @@ import safetensors.numpy
 import gpuexec as gx
 from gpuexec.graph import walk
 from gpuexec.planner.verify import verify
-from gpuexec.programs.building import Case, build_contents, make_case
+from gpuexec.programs.building import build_contents
+from gpuexec.programs.cases import Case, make_case
 from gpuexec.programs.container import parse_json, read_contents, write_contents
 from gpuexec.programs.contents import Contents, StoredMethod
 from gpuexec.programs.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader

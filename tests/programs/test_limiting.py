@@ -7,7 +7,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.ops.interpret import compute_graph
-from gpuexec.programs.building import Case, make_case
+from gpuexec.programs.cases import Case, make_case
 from gpuexec.programs.limiting import limit_trips
 from tests.program_seeds import load_text
 

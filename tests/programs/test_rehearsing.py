@@ -12,7 +12,8 @@ from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError
 from gpuexec.model import Model
 from gpuexec.programs import following
-from gpuexec.programs.building import Case, build_contents
+from gpuexec.programs.building import build_contents
+from gpuexec.programs.cases import Case
 from gpuexec.programs.following import Follower
 from gpuexec.programs.rehearsing import rehearse
 from gpuexec.runtime.kernel_cache import KernelCache

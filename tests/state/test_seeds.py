@@ -14,7 +14,7 @@ from gpuexec.cli import main
 from gpuexec.graph import check
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
-from gpuexec.programs.building import Case
+from gpuexec.programs.cases import Case
 from gpuexec.state import seeds
 from tests.small_models import Array
 
