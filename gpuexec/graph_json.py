@@ -16,11 +16,13 @@ from gpuexec.conform import conforms, field_types
 from gpuexec.errors import GpuexecError, InputError, ModelError, UnsupportedError, locate
 from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.operator import Operator, build, describe, find_operator
-from gpuexec.spec import MOST_AXES, DeclaredSpec, dtype_row
+from gpuexec.spec import MOST_AXES, DeclaredSpec, dtype_row, is_container
 
 # Takes a constant and what to call it in messages, and returns its number.
 Keep = Callable[[Array, str], int]
 _MOST_BODIES = 32
+# What is declared of a container: dtype, dims, what it holds, and of which dtype its keys are.
+_CONTAINER_ENTRIES = 4
 _MOST_EXTENT = 2**63 - 1
 
 
@@ -83,7 +85,10 @@ class _Absent(Operator):
 def _encode_declared(declared: DeclaredSpec | None) -> Any:
     if declared is None:
         return None
-    return [dtype_row(declared.dtype).name, None if declared.dims is None else list(declared.dims)]
+    row = [dtype_row(declared.dtype).name, None if declared.dims is None else list(declared.dims)]
+    if is_container(declared.dtype):
+        row += [_encode_declared(declared.item), None if declared.key is None else dtype_row(declared.key).name]
+    return row
 
 
 def _encode_node(node: Node, numbers: Mapping[Value, int], keep: Keep) -> list[Any]:
@@ -108,6 +113,8 @@ def _encode_attribute(value: Any, keep: Keep) -> Any:
             return {"$": "bytes", "v": value.hex()}
         case np.dtype():
             return {"$": "dtype", "v": dtype_row(value).name}
+        case DeclaredSpec():
+            return {"$": "declared", "v": _encode_declared(value)}
         case Graph():
             return {"$": "graph", "v": encode_graph(value, keep)}
     raise InputError(f"an attribute is a {type(value).__name__}, which can't be stored.")
@@ -136,17 +143,28 @@ def _decode_value(row: Any, where: str) -> Value:
     name, declared = _split(row, 2, f"{where}: a value")
     if not isinstance(name, str):
         raise ModelError(f"{where}: the name of a value is {str(name)[:60]!r}, expected a text.")
-    if declared is None:
-        return Value(name)
-    dtype, dims = _split(declared, 2, f"{where}: what is declared of %{name}")
+    return Value(name, _decode_declared(declared, f"{where}: %{name}", name))
+
+
+def _decode_declared(row: Any, what: str, name: str, depth: int = 0) -> DeclaredSpec | None:
+    """Return what `_encode_declared` made; ``what`` declares it, ``name`` is the value's."""
+    if row is None:
+        return None
+    is_nested = isinstance(row, list) and len(row) == _CONTAINER_ENTRIES
+    dtype, dims, *rest = _split(row, _CONTAINER_ENTRIES if is_nested else 2, f"What is declared of {what}")
     if not isinstance(dtype, str) or not (dims is None or isinstance(dims, list)):
-        raise ModelError(f"{where}: what is declared of %{name} is no element type with dims.", value=name)
+        raise ModelError(f"{what} declares no element type with dims.", value=name)
     if dims is not None and (len(dims) > MOST_AXES or not all(is_dim(dim) for dim in dims)):
-        raise ModelError(f"{where}: %{name} declares dims that are none, or more than {MOST_AXES}.", value=name)
+        raise ModelError(f"{what} declares dims that are none, or more than {MOST_AXES}.", value=name)
     try:
-        return Value(name, DeclaredSpec(dtype_row(dtype).numpy, None if dims is None else tuple(dims)))
+        found = dtype_row(dtype).numpy
+        key = dtype_row(rest[1]).numpy if rest and isinstance(rest[1], str) else None
     except InputError as error:
-        raise ModelError(f"{where}: %{name}: {error}", value=name) from None
+        raise ModelError(f"{what}: {error}", value=name) from None
+    if is_container(found) != is_nested or depth > _MOST_BODIES:
+        raise ModelError(f"{what} declares a {dtype} of another form.", value=name)
+    item = _decode_declared(rest[0], what, name, depth + 1) if rest else None
+    return DeclaredSpec(found, None if dims is None else tuple(dims), item, key)
 
 
 def _decode_node(
@@ -194,6 +212,8 @@ def _decode_attribute(item: Any, arrays: Sequence[Array], unknown: dict[str, str
     kind, value = item.get("$"), item.get("v")
     if kind == "graph":
         return _decode_graph(value, arrays, unknown, depth + 1)
+    if kind == "declared":
+        return _decode_declared(value, "A type", "")
     if not isinstance(value, str):
         raise ModelError(f"An attribute is of an unknown form: {str(item)[:60]}.")
     try:

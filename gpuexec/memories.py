@@ -12,7 +12,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.graph import Graph, Value
 from gpuexec.passes.append_rows import append_rows, find_growth
 from gpuexec.planner.classes import DeclaredDims
-from gpuexec.spec import DeclaredSpec, Dim, TensorSpec
+from gpuexec.spec import DeclaredSpec, Dim, TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 
@@ -132,6 +132,8 @@ def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: 
     names = f"Memory {held.name!r} ({before}) <- {output.name!r} ({after})"
     if before.dtype != after.dtype:
         raise InputError(f"{names}: the dtypes differ.", value=held.name)
+    if is_host_object(before.dtype):
+        raise InputError(f"{names}: a memory lies on the device, which holds no such thing.", value=held.name)
     if before.dims is None or after.dims is None or len(before.dims) != len(after.dims):
         raise InputError(f"{names}: both must have the same, declared number of axes.", value=held.name)
     axes = []

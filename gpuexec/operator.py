@@ -114,8 +114,10 @@ class Operator:
     tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
     # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
     uses_all_cores: ClassVar[bool] = False
-    # Absent where there is no kernel for the operator: a device with kernels then refuses it by name.
+    # Absent where there is no kernel for the operator: the host computes it then, or refuses it by name where it must
+    # not; `host_reason` says why there is none.
     lower: ClassVar[Callable[..., None] | None] = None
+    host_reason: ClassVar[str] = ""
 
     # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input
     # not given.
@@ -249,6 +251,11 @@ def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..
 def upgrades_for(name: str, opset: int) -> tuple[Callable[..., Any], ...]:
     """Return the upgrades a node of this operator and opset needs, oldest first."""
     return tuple(function for below, function in _UPGRADES.get(name, ()) if opset < below)
+
+
+def upgraded_names() -> tuple[str, ...]:
+    """Return the qualified names that have upgrades, sorted; some are no operators any more."""
+    return tuple(sorted(_UPGRADES))
 
 
 def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

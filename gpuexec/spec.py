@@ -20,13 +20,33 @@ Dim = int | str | None  # an extent, a named free dimension, or a nameless one
 
 @dataclass(frozen=True, slots=True)
 class DTypeRow:
-    """One element type: ONNX TensorProto code, name, NumPy dtype, CUDA C++ type (``""``: no kernels)."""
+    """One element type: ONNX TensorProto code, name, NumPy dtype, the CUDA C++ type it is stored as.
+
+    What is narrower than 8 bits, or a float of 8, has a kind of its own: nothing computes with it but conversions
+    (`gpuexec.ops.narrow_types`). An element is a byte of storage, of which the low bits count and the others are 0.
+    """
 
     code: int
     name: str
     numpy: np.dtype[Any]
     cuda: str
-    kind: str  # "float", "int", "uint", "bool"
+    kind: str  # "float", "int", "uint", "bool", "narrow float", "narrow int", "narrow uint"
+    bits: int = 0  # of its value where the storage has more; 0: all of them
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether nothing but conversions computes with it."""
+        return self.kind.startswith("narrow")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether elements are floats, of any width."""
+        return self.kind in ("float", "narrow float")
+
+    @property
+    def width(self) -> int:
+        """Bits of an element's value."""
+        return self.bits or 8 * self.numpy.itemsize
 
 
 DTYPES: tuple[DTypeRow, ...] = (
@@ -43,10 +63,36 @@ DTYPES: tuple[DTypeRow, ...] = (
     DTypeRow(12, "uint32", np.dtype(np.uint32), "u32", "uint"),
     DTypeRow(13, "uint64", np.dtype(np.uint64), "u64", "uint"),
     DTypeRow(16, "bfloat16", np.dtype(ml_dtypes.bfloat16), "bf16", "float"),
+    DTypeRow(17, "float8e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn), "u8", "narrow float"),
+    DTypeRow(18, "float8e4m3fnuz", np.dtype(ml_dtypes.float8_e4m3fnuz), "u8", "narrow float"),
+    DTypeRow(19, "float8e5m2", np.dtype(ml_dtypes.float8_e5m2), "u8", "narrow float"),
+    DTypeRow(20, "float8e5m2fnuz", np.dtype(ml_dtypes.float8_e5m2fnuz), "u8", "narrow float"),
+    DTypeRow(21, "uint4", np.dtype(ml_dtypes.uint4), "u8", "narrow uint", 4),
+    DTypeRow(22, "int4", np.dtype(ml_dtypes.int4), "u8", "narrow int", 4),
+    DTypeRow(23, "float4e2m1", np.dtype(ml_dtypes.float4_e2m1fn), "u8", "narrow float", 4),
+    DTypeRow(24, "float8e8m0", np.dtype(ml_dtypes.float8_e8m0fnu), "u8", "narrow float"),
+    DTypeRow(25, "uint2", np.dtype(ml_dtypes.uint2), "u8", "narrow uint", 2),
+    DTypeRow(26, "int2", np.dtype(ml_dtypes.int2), "u8", "narrow int", 2),
+    DTypeRow(27, "float6e2m3", np.dtype(ml_dtypes.float6_e2m3fn), "u8", "narrow float", 6),
+    DTypeRow(28, "float6e3m2", np.dtype(ml_dtypes.float6_e3m2fn), "u8", "narrow float", 6),
 )
-_BY_CODE = {row.code: row for row in DTYPES}
-_BY_NUMPY = {row.numpy: row for row in DTYPES}
-_BY_NAME = {row.name: row for row in DTYPES}
+# What kernels compute with; the others they move and convert.
+COMPUTED: tuple[DTypeRow, ...] = tuple(row for row in DTYPES if not row.is_narrow)
+# What no device can hold: a value of these lies on the host as a NumPy array, and never in a plan. A tensor of strings
+# has elements of type str; a container is a 0-d array whose one field holds it (see `gpuexec.containers`).
+STRING = np.dtype(object)
+SEQUENCE = np.dtype([("sequence", object)])
+OPTIONAL = np.dtype([("optional", object)])
+MAP = np.dtype([("map", object)])
+HOST_OBJECTS: tuple[DTypeRow, ...] = (
+    DTypeRow(8, "string", STRING, "", "string"),
+    DTypeRow(0, "sequence", SEQUENCE, "", "container"),
+    DTypeRow(0, "optional", OPTIONAL, "", "container"),
+    DTypeRow(0, "map", MAP, "", "container"),
+)
+_BY_CODE = {row.code: row for row in (*DTYPES, *HOST_OBJECTS) if row.code}
+_BY_NUMPY = {row.numpy: row for row in (*DTYPES, *HOST_OBJECTS)}
+_BY_NAME = {row.name: row for row in (*DTYPES, *HOST_OBJECTS)}
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -68,14 +114,46 @@ def dtype_row(dtype: Any) -> DTypeRow:
     return row
 
 
+def is_host_object(dtype: np.dtype[Any]) -> bool:
+    """Return whether no device can hold values of this dtype: strings, sequences, optionals, maps."""
+    return dtype.hasobject
+
+
+def is_container(dtype: np.dtype[Any]) -> bool:
+    """Return whether values of this dtype are sequences, optionals or maps."""
+    return dtype.hasobject and dtype != STRING
+
+
+def name_dtype(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype for people: the table's, or NumPy's for what is not in it."""
+    row = _BY_NUMPY.get(dtype)
+    return dtype.name if row is None else row.name
+
+
+def holds_numbers(dtype: np.dtype[Any], numbers: np.ndarray[Any, Any]) -> bool:
+    """Return whether numbers of Python become elements of a dtype, losing nothing but a float's precision.
+
+    What is beyond an integer type NumPy refuses by itself; of narrow ones it would keep the low bits.
+    """
+    row, kind = _BY_NUMPY.get(dtype), numbers.dtype.kind
+    if row is not None and row.is_narrow and kind in "iuf":
+        least = -(1 << (row.width - 1)) if row.kind == "narrow int" else 0
+        is_inside = (numbers >= least) & (numbers < least + (1 << row.width))
+        return row.is_float or (kind in "iu" and bool(is_inside.all()))
+    return dtype.kind == "b" if kind == "b" else dtype.kind != "b" if kind in "iuO" else dtype.kind not in "biu"
+
+
 def dtypes_of(*kinds: str) -> tuple[np.dtype[Any], ...]:
-    """Return the NumPy dtypes of the given kinds (``"float"``, ``"int"``, ``"uint"``, ``"bool"``), in table order."""
+    """Return the NumPy dtypes of the given kinds, in table order."""
     return tuple(row.numpy for row in DTYPES if row.kind in kinds)
 
 
+_SMALL_FLOATS = frozenset((np.dtype(np.float16), BFLOAT16, *dtypes_of("narrow float")))
+
+
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type sums are kept in: float for half and bfloat16, else the type itself."""
-    return np.dtype(np.float32) if dtype in (np.dtype(np.float16), BFLOAT16) else dtype
+    """Return the type sums are kept in: float for half, bfloat16 and what is narrower, else the type itself."""
+    return np.dtype(np.float32) if dtype in _SMALL_FLOATS else dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +192,9 @@ class TensorSpec:
         return len(self.shape)
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        if is_container(self.dtype):
+            return name_dtype(self.dtype)
+        return f"{name_dtype(self.dtype)}[{','.join(map(str, self.shape))}]"
 
     def with_shape(self, shape: tuple[int, ...]) -> TensorSpec:
         """Return a spec of another shape and the same dtype, content unknown."""
@@ -145,11 +225,12 @@ def check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
     for extent in shape:
         nbytes *= extent or 1
     if len(shape) > MOST_AXES:
-        raise InputError(f"a {dtype.name} tensor of {len(shape)} axes can't exist: expected at most {MOST_AXES}.")
+        name = name_dtype(dtype)
+        raise InputError(f"a {name} tensor of {len(shape)} axes can't exist: expected at most {MOST_AXES}.")
     if nbytes > MOST_BYTES or min(shape, default=0) < 0:
         listed = ",".join(map(str, shape))
         raise InputError(
-            f"{dtype.name}[{listed}] can't exist: expected extents of 0 or more, and at most 2**63 - 1 bytes."
+            f"{name_dtype(dtype)}[{listed}] can't exist: expected extents of 0 or more, and at most 2**63 - 1 bytes."
         )
 
 
@@ -157,13 +238,20 @@ def check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
 class DeclaredSpec:
     """What a model declares of an input or output: dtype, and dims that may be free (a name, or None).
 
-    ``dims`` is None where even the rank is not declared.
+    ``dims`` is None where even the rank is not declared, and empty for containers. ``item`` is what a container holds,
+    where that is declared, ``key`` the dtype of a map's keys.
     """
 
     dtype: np.dtype[Any]
     dims: tuple[Dim, ...] | None
+    item: DeclaredSpec | None = None
+    key: np.dtype[Any] | None = None
 
     def __str__(self) -> str:
+        if is_container(self.dtype):
+            held = [*([] if self.key is None else [name_dtype(self.key)]), *([] if self.item is None else [self.item])]
+            return f"{name_dtype(self.dtype)}({', '.join(map(str, held))})"
+        name = name_dtype(self.dtype)
         if self.dims is None:
-            return f"{self.dtype.name}[...]"
-        return f"{self.dtype.name}[{','.join('?' if dim is None else str(dim) for dim in self.dims)}]"
+            return f"{name}[...]"
+        return f"{name}[{','.join('?' if dim is None else str(dim) for dim in self.dims)}]"

@@ -155,7 +155,10 @@ class Worker:
     execute = schedule
 
     def run(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Array | list[Array]:
-        """Run and block for the answer: an array, or a list of them for several outputs."""
+        """Run and block for the answer: an array, or a list of them for several outputs.
+
+        Strings are an array of str, a sequence is a list, an optional what it holds or None, a map a dict.
+        """
         run = self.schedule(inputs, copy=copy, stream=stream)
         # Nobody else asks for these: their pinned memory goes back with them.
         requests = [tensor._content.read_privately() for tensor in run.outputs.values()]
@@ -283,7 +286,7 @@ class Worker:
         return self._require_run().peek_output(name)
 
     def read_output(self, name: str | None = None) -> Array:
-        """Block for an output of the last run as an array of the caller's own."""
+        """Block for an output of the last run as an array of the caller's own; see `run`."""
         return self.peek_output(name).readback_and_clone()
 
     def copy_output(self, name: str | None = None, out: Tensor | None = None, *, stream: object = None) -> Tensor:
@@ -296,7 +299,8 @@ class Worker:
                 after the copy.
 
         Raises:
-            InputError: ``out`` does not fit, or ``stream`` is none.
+            InputError: ``out`` does not fit, ``stream`` is none, or the output is strings or a container, which lie on
+                the host.
         """
         with self._engine.entering():
             caller = None if stream is None else CallerStream.of(self._backend, stream)
@@ -304,6 +308,7 @@ class Worker:
             source.check()
             source.wait_known("copied before its shape was known")
             if out is None:
+                assert source.region is not None
                 region = Region(self._backend.device.allocate(max(source.spec.nbytes, 1)), 0, source.spec.nbytes)
                 lease = Lease(self._backend)
                 place = Place(source.name, source.spec, region)

@@ -180,8 +180,8 @@ __device__ inline void visit_slab(F f) {
 template <class T, int kRows, class A = Acc<T>>
 __device__ inline void attend_tile(
     const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
-    const i64* __restrict__ lengths, T* __restrict__ y, A* __restrict__ states, A* __restrict__ sums,
-    const Attention& shape, A* slabs, A* weights, Rows& rows) {
+    const i64* __restrict__ lengths, const T* __restrict__ sinks, T* __restrict__ y, A* __restrict__ states,
+    A* __restrict__ sums, const Attention& shape, A* slabs, A* weights, Rows& rows) {
   typedef Tile<A> Size;
   constexpr int kTileRows = kRows * kLanes, kPitch = kTileRows + 4, kKeyPitch = Size::kKeys + 4;
   constexpr int kOwnKeys = Size::kKeys / kLanes, kOwnValues = Size::kValues / kLanes, kGroup = 4;
@@ -199,8 +199,11 @@ __device__ inline void attend_tile(
   A largest[kRows], total[kRows], sum[kRows][kOwnValues];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    largest[r] = limits<A>::negative_inf();
-    total[r] = A(0);
+    // A sink is a score that was met before all keys, and has no value.
+    const bool has_sink = sinks != nullptr && place.chunk == 0 && row + r < live_rows;
+    const i64 head = place.head * shape.group + (place.row + row + r) / shape.queries;
+    largest[r] = has_sink ? widen(sinks[head]) : limits<A>::negative_inf();
+    total[r] = has_sink ? A(1) : A(0);
 #pragma unroll
     for (int c = 0; c < kOwnValues; ++c) sum[r][c] = A(0);
   }
@@ -329,7 +332,7 @@ __device__ inline void attend_tile(
 //          each row and chunk of keys the largest score, the sum of exp(score - largest), and that sum weighted by v.
 // Shapes   q [batch, heads * group, queries, depth], k [batch, heads, keys, depth], v [batch, heads, keys, values],
 //          mask [batch, heads * group, queries, mask_keys] of any type, y like q with `values` columns, all by strides;
-//          lengths [batch] or null; states [rows, chunks, 2], sums [rows, chunks, values] if chunks > 1.
+//          lengths [batch] or null, sinks [heads * group] or null; states [rows, chunks, 2], sums [rows, chunks, values] if chunks > 1.
 // Grid     one block per batch, head of keys, chunk of keys, 128 columns of v and 64 rows (16 where they are few).
 // Needs    nothing of alignment.
 // Numerics in Acc<T>, products in order along the depth with fused multiply-adds, one rounding. A row without keys, or
@@ -337,16 +340,16 @@ __device__ inline void attend_tile(
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, sizeof(T) > 4 ? 1 : 2) attend(
     const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
-    const i64* __restrict__ lengths, T* __restrict__ y, Acc<T>* __restrict__ states, Acc<T>* __restrict__ sums,
-    Attention shape) {
+    const i64* __restrict__ lengths, const T* __restrict__ sinks, T* __restrict__ y, Acc<T>* __restrict__ states,
+    Acc<T>* __restrict__ sums, Attention shape) {
   typedef Acc<T> A;
   __shared__ alignas(16) A slabs[Tile<A>::kSlabs];
   __shared__ alignas(16) A weights[Tile<A>::kKeys * (kManyRows + 4)];
   __shared__ Rows rows;
   if (shape.rows() <= kFewRows) {
-    attend_tile<T, kFewRows / kLanes>(q, k, v, mask, lengths, y, states, sums, shape, slabs, weights, rows);
+    attend_tile<T, kFewRows / kLanes>(q, k, v, mask, lengths, sinks, y, states, sums, shape, slabs, weights, rows);
   } else {
-    attend_tile<T, kManyRows / kLanes>(q, k, v, mask, lengths, y, states, sums, shape, slabs, weights, rows);
+    attend_tile<T, kManyRows / kLanes>(q, k, v, mask, lengths, sinks, y, states, sums, shape, slabs, weights, rows);
   }
 }
 
@@ -388,7 +391,7 @@ __global__ void __launch_bounds__(kBlockThreads) attend_merge(
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1) attention_scores(
     const T* __restrict__ q, const T* __restrict__ k, const u8* __restrict__ mask, const i64* __restrict__ lengths,
-    T* __restrict__ y, Attention shape, int mode) {
+    const T* __restrict__ sinks, T* __restrict__ y, Attention shape, int mode) {
   typedef Acc<T> A;
   typedef SoftmaxState<A> State;
   __shared__ State shared[kBlockThreads];
@@ -424,6 +427,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) attention_scores(
     state = State::merge(state, State::of(score_of(key)));
   }
   state = team.fold(state, shared, State::merge);
+  if (sinks != nullptr) state.sum += exp_of(widen(sinks[head]) - state.largest);
   for (i64 key = team.lane; key < end; key += kWarpThreads) {
     const A score = score_of(key);
     y[key] = cast<T>(score == limits<A>::negative_inf() ? A(0) : exp_of(score - state.largest) / state.sum);

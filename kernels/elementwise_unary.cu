@@ -104,6 +104,13 @@ struct HardSigmoid {
   }
 };
 
+struct ScaleAndShift {
+  template <class A>
+  static __device__ A apply(A x, double alpha, double beta) {
+    return A(alpha) * x + A(beta);
+  }
+};
+
 struct ThresholdedRelu {
   template <class A>
   static __device__ A apply(A x, double alpha, double) {

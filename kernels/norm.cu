@@ -7,14 +7,50 @@
 template <class A>
 constexpr int kHeld = sizeof(A) > 4 ? 8 : 16;  // elements a lane keeps in registers
 
-// A dense row in registers: visit(f) calls f(column, value) for the columns of this lane, in order.
-template <class T, class A>
+// Where rows come from: a dense tensor, or the sum of two with a row on top; `row` gives what is indexed by column.
+template <class T>
+struct DenseRows {
+  const T* __restrict__ x;
+
+  __device__ const T* row(i64 row, i64 columns) const { return x + row * columns; }
+};
+
+template <class T>
+struct SummedRow {
+  const T* __restrict__ x;
+  const T* __restrict__ skip;
+  const T* __restrict__ bias;
+
+  __device__ auto operator[](i64 column) const {
+    auto sum = widen(x[column]);
+    if (skip != nullptr) sum += widen(skip[column]);
+    if (bias != nullptr) sum += widen(bias[column]);
+    return sum;
+  }
+};
+
+template <class T>
+struct SummedRows {
+  const T* __restrict__ x;
+  const T* __restrict__ skip;  // of which rows come again after a period; may be null
+  const T* __restrict__ bias;  // a row; may be null
+  FastDiv64 skip_period;
+
+  __device__ SummedRow<T> row(i64 row, i64 columns) const {
+    u64 skip_row;
+    skip_period.divide(row, skip_row);
+    return {x + row * columns, skip == nullptr ? skip : skip + i64(skip_row) * columns, bias};
+  }
+};
+
+// A row in registers: visit(f) calls f(column, value) for the columns of this lane, in order.
+template <class Source, class A>
 struct HeldRow {
   A values[kHeld<A>];
   i64 lane;
   int lanes, own;
 
-  __device__ HeldRow(const T* __restrict__ x, const Team& team, i64 end)
+  __device__ HeldRow(const Source& x, const Team& team, i64 end)
       : lane(team.lane),
         lanes(team.lanes),
         own(end > team.lane ? int(end - team.lane + team.lanes - 1) / team.lanes : 0) {
@@ -33,19 +69,30 @@ struct HeldRow {
 };
 
 // The same for a row too long for registers: read anew at each visit.
-template <class T, class A>
+template <class Source, class A>
 struct StreamedRow {
-  const T* x;
+  Source x;
   i64 lane, end;
   int lanes;
 
-  __device__ StreamedRow(const T* x, const Team& team, i64 end) : x(x), lane(team.lane), end(end), lanes(team.lanes) {}
+  __device__ StreamedRow(const Source& x, const Team& team, i64 end)
+      : x(x), lane(team.lane), end(end), lanes(team.lanes) {}
 
   template <class F>
   __device__ void visit(F f) const {
     for (i64 column = lane; column < end; column += lanes) f(column, cast<A>(x[column]));
   }
 };
+
+template <class A, class Source>
+__device__ inline HeldRow<Source, A> hold_row(const Source& x, const Team& team, i64 end) {
+  return HeldRow<Source, A>(x, team, end);
+}
+
+template <class A, class Source>
+__device__ inline StreamedRow<Source, A> stream_row(const Source& x, const Team& team, i64 end) {
+  return StreamedRow<Source, A>(x, team, end);
+}
 
 // Which element of scale and bias belongs to an element: (row % row_period) * stride + column / column_group.
 // Packed by gpuexec/ops/norm.py.
@@ -83,25 +130,27 @@ __device__ inline void normalize_row(
   });
 }
 
-// Chooses where the row is kept while it is worked on.
-template <class A, class T, class V, class F, class Finish>
+// Chooses where the row is kept while it is worked on. `keep` is called with the place and value of each element.
+template <class A, class Rows, class V, class F, class Keep, class Finish>
 __device__ inline void normalize(
-    const T* x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, const Affine& affine,
-    double epsilon, bool is_centered, F report, const Finish& finish) {
+    const Rows& x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, const Affine& affine,
+    double epsilon, bool is_centered, F report, Keep keep, const Finish& finish) {
   __shared__ A shared[kBlockThreads];
   const Team team(lanes, 1);
   const bool is_live = team.row < rows;
-  const i64 end = is_live ? columns : 0;
-  x += is_live ? team.row * columns : 0;
+  const i64 end = is_live ? columns : 0, first = team.row * columns;
   const auto report_live = [&](A mean, A inverse) {
     if (is_live && team.lane == 0) report(team.row, mean, inverse);
   };
+  const auto keep_at = [&](i64 column, A value) { keep(first + column, value); };
   if (columns <= i64(kHeld<A>) * lanes) {
-    const HeldRow<T, A> row(x, team, end);
+    const auto row = hold_row<A>(x.row(is_live ? team.row : 0, columns), team, end);
+    row.visit(keep_at);
     normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live,
                   finish);
   } else {
-    const StreamedRow<T, A> row(x, team, end);
+    const auto row = stream_row<A>(x.row(is_live ? team.row : 0, columns), team, end);
+    row.visit(keep_at);
     normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live,
                   finish);
   }
@@ -119,8 +168,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
     i64 columns, int lanes, Affine affine, double epsilon, int is_centered,
     Epilogue... epilogue) {
   typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
-  normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered, [](i64, A, A) {},
-               finish_by<V>(epilogue...));
+  normalize<A>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered,
+               [](i64, A, A) {}, [](i64, A) {}, finish_by<V>(epilogue...));
 }
 
 // Computes what normalize_rows does, and mean and 1 / sqrt(variance + epsilon) of each row.
@@ -134,8 +183,35 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_and_measure_rows(
     U* __restrict__ mean, U* __restrict__ inverse_deviation, i64 rows, i64 columns, int lanes, Affine affine,
     double epsilon) {
   typedef Acc<T> A;
-  normalize<A>(x, scale, bias, y, rows, columns, lanes, affine, epsilon, true, [=](i64 row, A center, A inverse) {
-    mean[row] = cast<U>(center);
-    inverse_deviation[row] = cast<U>(inverse);
-  }, finish_by<T>());
+  normalize<A>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, true,
+               [=](i64 row, A center, A inverse) {
+                 mean[row] = cast<U>(center);
+                 inverse_deviation[row] = cast<U>(inverse);
+               },
+               [](i64, A) {}, finish_by<T>());
+}
+
+// Computes what normalize_rows does of x + skip + row_bias; that sum, and mean and 1 / sqrt(variance + epsilon), too.
+// Shapes   x, y, sum [rows, columns] dense, skip [skip_period's divisor, columns] dense or null, row_bias [columns] or
+//          null; scale, bias as `affine` says; mean, inverse_deviation [rows]; they and sum may be null.
+// Grid     256 / lanes rows per block.
+// Needs    nothing of alignment.
+// Numerics as normalize_rows; the sum is not rounded on its way into y.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads, 1) normalize_summed_rows(
+    const T* __restrict__ x, const T* __restrict__ skip, const T* __restrict__ row_bias, const T* __restrict__ scale,
+    const T* __restrict__ bias, T* __restrict__ y, float* __restrict__ mean, float* __restrict__ inverse_deviation,
+    T* __restrict__ sum, i64 rows, i64 columns, int lanes, FastDiv64 skip_period, Affine affine, double epsilon,
+    int is_centered) {
+  typedef Acc<T> A;
+  normalize<A>(SummedRows<T>{x, skip, row_bias, skip_period}, scale, bias, y, rows, columns, lanes, affine, epsilon,
+               is_centered,
+               [=](i64 row, A center, A inverse) {
+                 if (mean != nullptr) mean[row] = center;
+                 if (inverse_deviation != nullptr) inverse_deviation[row] = inverse;
+               },
+               [=](i64 at, A value) {
+                 if (sum != nullptr) sum[at] = cast<T>(value);
+               },
+               finish_by<T>());
 }

@@ -22,8 +22,8 @@ HELD = (
 )
 FLOORS = (
     ("errors", "knobs", "phases", "replacing", "version"),
-    ("geometry", "spec", "target", "progress", "mapped"),
-    ("command",),
+    ("extensions", "geometry", "spec", "target", "progress", "mapped"),
+    ("command", "containers"),
     ("operator",),
     ("graph", "plan", "apply"),
     ("conform",),

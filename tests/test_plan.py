@@ -26,7 +26,7 @@ from gpuexec.plan import (
 )
 from gpuexec.plan_json import from_json, to_json
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import DTYPES, TensorSpec
+from gpuexec.spec import COMPUTED, TensorSpec
 from gpuexec.target import Target
 from tests.operators import FLOAT
 from tests.random_graphs import random_graph
@@ -111,7 +111,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=6,
 )
-scalars = st.sampled_from([row.numpy for row in DTYPES]).flatmap(
+scalars = st.sampled_from([row.numpy for row in COMPUTED]).flatmap(
     lambda dtype: st.integers(0, 1).map(lambda value: dtype.type(value))
 )
 

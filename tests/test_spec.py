@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.spec import BFLOAT16, DTYPES, DeclaredSpec, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.spec import (
+    BFLOAT16,
+    DTYPES,
+    HOST_OBJECTS,
+    MAP,
+    OPTIONAL,
+    SEQUENCE,
+    STRING,
+    DeclaredSpec,
+    DTypeRow,
+    TensorSpec,
+    accumulator,
+    dtype_row,
+    dtypes_of,
+    holds_numbers,
+    is_container,
+    is_host_object,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "is_held"),
+    [
+        ("bool", True, True),
+        ("bool", 1, False),
+        ("int8", True, False),
+        ("int8", 5, True),
+        ("int8", 5.0, False),
+        ("bfloat16", 5, True),
+        ("float8e5m2", 0.3, True),
+        ("float8e4m3fn", 3, True),
+        ("int4", [-8, 7], True),
+        ("int4", [0, 8], False),
+        ("int4", -9, False),
+        ("int4", 1.0, False),
+        ("uint2", [0, 3], True),
+        ("uint2", -1, False),
+        ("int2", 2, False),
+        ("uint4", False, False),
+    ],
+)
+def test_numbers_of_python_become_what_loses_nothing(name: str, numbers: Any, is_held: bool) -> None:
+    assert holds_numbers(dtype_row(name).numpy, np.asarray(numbers)) is is_held
 
 
 @pytest.mark.parametrize("row", DTYPES, ids=lambda row: row.name)
@@ -15,7 +59,31 @@ def test_row_is_found_by_code_name_and_dtype(row: object) -> None:
     assert dtype_row(row.code) is dtype_row(row.name) is dtype_row(row.numpy) is dtype_row(row.numpy.type) is row  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("dtype", [8, "string", np.dtype(object), np.complex64, 0, "float128"])
+@pytest.mark.parametrize("row", HOST_OBJECTS, ids=lambda row: row.name)
+def test_host_objects_have_rows_and_no_kernels(row: DTypeRow) -> None:
+    assert dtype_row(row.name) is dtype_row(row.numpy) is row
+    assert (row.cuda, row in DTYPES, is_host_object(row.numpy), is_container(row.numpy)) == (
+        "",
+        False,
+        True,
+        row.numpy != STRING,
+    )
+    assert row.code == 0 or dtype_row(row.code) is row
+
+
+def test_specs_of_host_objects_name_what_they_are() -> None:
+    assert [str(TensorSpec(shape, dtype)) for shape, dtype in (((2, 3), STRING), ((), SEQUENCE), ((), MAP))] == [
+        "string[2,3]",
+        "sequence",
+        "map",
+    ]
+    item = DeclaredSpec(np.dtype(np.float32), (None, 3))
+    assert str(DeclaredSpec(SEQUENCE, (), DeclaredSpec(OPTIONAL, (), item))) == "sequence(optional(float32[?,3]))"
+    assert str(DeclaredSpec(MAP, (), item, STRING)) == "map(string, float32[?,3])"
+    assert str(DeclaredSpec(SEQUENCE, ())) == "sequence()"
+
+
+@pytest.mark.parametrize("dtype", [14, "complex64", np.dtype("U3"), np.complex64, 0, "float128"])
 def test_type_outside_the_table_is_refused(dtype: object) -> None:
     with pytest.raises(InputError, match="not supported; known are float32"):
         dtype_row(dtype)

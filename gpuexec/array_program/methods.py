@@ -3,7 +3,7 @@
 The names are those of Sentis 2.4's manual and class reference; ours are the same words in snake_case, or NumPy's where
 that joins them (``argmax``, ``linspace``).
 Arguments follow NumPy and torch: an axis is ``axis``, and sizes may be symbolic. Each has a form in ONNX; what has no
-operator of its own here (Einsum, STFT, GridSample, the windows) is composed.
+operator of its own here (Einsum, STFT, the windows) is composed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gpuexec run | info | explain | profile | compile | verify | doctor | sanitize: models and kernels in a terminal."""
+"""gpuexec run | info | explain | profile | compile | verify | ops | doctor | sanitize: all of it in a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="gpuexec", description="Run array programs (ONNX models) and see how they run."
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run | info | explain | profile | compile | verify | doctor | sanitize"
+        dest="command",
+        required=True,
+        metavar="run | info | explain | profile | compile | verify | ops | doctor | sanitize",
     )
-    from gpuexec.cli import compile, doctor, explain, info, profile, run, sanitize, verify
+    from gpuexec.cli import compile, doctor, explain, info, ops, profile, run, sanitize, verify
 
-    for module in (run, info, explain, profile, compile, verify, doctor, sanitize):
+    for module in (run, info, explain, profile, compile, verify, ops, doctor, sanitize):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

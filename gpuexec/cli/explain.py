@@ -16,13 +16,14 @@ from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.containers import pack
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.profiling.stays import name_values
 from gpuexec.runtime.backend import BackendType
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_container
 from gpuexec.starts import find_starts
 from gpuexec.target import Target
 from gpuexec.worker import Worker
@@ -54,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
     feeds, notes = read_inputs(opened, options)
     for note in notes:
         console.print(note, style="dim", markup=False)
-    named = {name: TensorSpec.of(array) for name, array in feeds.items()}
+    named = {port.name: TensorSpec.of(_find_array(port, feeds[port.name])) for port in model.inputs}
     if model.memories:
         named |= find_starts(model.graph, model.memories, model.dims, named)
     specs = {value: named[value.name] for value in model.graph.inputs}
@@ -96,7 +97,7 @@ def _print_cut(console: Console, cut: Cut) -> None:
     if cut.reads:
         console.print(reads)
     for node in cut.host_nodes:
-        why = "no lowering for this device" if node in cut.host_calls else "light"
+        why = cut.host_calls.get(node, "light")
         console.print(f"then the host computes {node}: {why}", markup=False)
     if cut.repeat is not None:
         console.print(f"then {cut.repeat} runs its body, planned by itself", markup=False)
@@ -114,6 +115,11 @@ def _print_run(
             _print_plan(console, plan)
         print_host_rows(console, worker.report())
         return list(worker.plans[::-1])
+
+
+def _find_array(port: models.ModelPort, given: Any) -> Array:
+    """Return the array that stands for an input as it is given."""
+    return pack(given, port.spec) if is_container(port.spec.dtype) else given
 
 
 def _target(options: argparse.Namespace) -> Target:

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.cli.leaves import read_json
+from gpuexec.containers import make_blank, pack, to_strings, unpack
 from gpuexec.errors import InputError
 from gpuexec.model import Model, ModelPort
 from gpuexec.runtime.backend import BackendType
+from gpuexec.spec import TensorSpec, is_container, is_host_object
 
 Array = np.ndarray[Any, Any]
 _SEED = 0
@@ -40,7 +43,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]FILE[:KEY]",
-        help="an input from a .npy file, or from an .npz file (by KEY, else by input name); may be given again",
+        help="an input from a .npy file, from an .npz file (by KEY, else by input name), or from a .json file (lists,"
+        " null, objects; without NAME by input name); may be given again",
     )
     parser.add_argument(
         "--rows", metavar="A:B", help="take these rows of the first axis of every array read, e.g. -360:"
@@ -83,13 +87,13 @@ def parse_rows(text: str | None) -> slice:
 
 def read_feeds(
     model: Model, items: Sequence[str], dims: dict[str, int], rows: slice
-) -> tuple[dict[str, Array], list[str]]:
-    """Return an array for each input, and a line for each thing done to make one fit.
+) -> tuple[dict[str, Any], list[str]]:
+    """Return an array for each input (of containers what they hold), and a line for each thing done to make one fit.
 
-    Inputs without a file are random: a fixed seed, normal floats, small non-negative integers.
+    Inputs without a file are random: a fixed seed, normal floats, small non-negative integers; containers are empty.
     """
     notes: list[str] = []
-    feeds: dict[str, Array] = {}
+    feeds: dict[str, Any] = {}
     for item in items:
         for name, array in _read(model, item).items():
             port = next((each for each in model.inputs if each.name == name), None)
@@ -98,13 +102,29 @@ def read_feeds(
                     f"The model has no input {name!r}; it has {', '.join(each.name for each in model.inputs)}.",
                     value=name,
                 )
-            feeds[name] = fit(port, array[rows] if array.ndim else array, notes)
+            feeds[name] = _fit_given(port, array, rows, notes)
     rng = np.random.default_rng(_SEED)
     for port in model.inputs:
         if port.name not in feeds:
-            feeds[port.name] = make_random(port, dims, rng)
-            notes.append(f"{port.name}: random {feeds[port.name].dtype}{list(feeds[port.name].shape)}")
+            array = make_random(port, dims, rng)
+            feeds[port.name] = unpack(array) if is_container(array.dtype) else array
+            notes.append(f"{port.name}: {'empty' if is_container(array.dtype) else 'random'} {TensorSpec.of(array)}")
     return feeds, notes
+
+
+def _fit_given(port: ModelPort, given: Any, rows: slice, notes: list[str]) -> Any:
+    """Return what is given for an input as it takes it; what came as text is of the type that the input declares."""
+    if is_container(port.spec.dtype):
+        try:
+            return unpack(pack(given, port.spec))
+        except InputError as error:
+            raise InputError(f"Input {port.name!r}: {error}", value=port.name) from None
+    if not isinstance(given, np.ndarray):
+        try:
+            given = np.asarray(given, port.spec.dtype)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"Input {port.name!r} expects {port.spec}: {error}.", value=port.name) from error
+    return fit(port, given[rows] if given.ndim else given, notes)
 
 
 def read_array(item: str, rows: slice) -> Array:
@@ -139,22 +159,30 @@ def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
 def make_random(port: ModelPort, dims: dict[str, int], rng: np.random.Generator) -> Array:
     """Return normal floats, or small non-negative integers, of an input's shape; free extents by name, or 1.
 
+    Strings are such integers as text; containers are empty.
+
     Raises:
         InputError: The input declares no rank.
     """
     if port.spec.dims is None:
         raise InputError(f"Input {port.name!r} declares no rank; give it by --input.", value=port.name)
     shape = tuple(dim if isinstance(dim, int) else dims.get(dim or "", _DEFAULT_EXTENT) for dim in port.spec.dims)
+    if is_container(port.spec.dtype):
+        return make_blank(shape, port.spec.dtype)
+    if is_host_object(port.spec.dtype):
+        return to_strings(rng.integers(0, 2, shape).astype(str))
     if port.spec.dtype.kind in "iub":
         return rng.integers(0, 2, shape).astype(port.spec.dtype)
     return rng.standard_normal(shape).astype(port.spec.dtype)
 
 
-def _read(model: Model, item: str) -> dict[str, Array]:
+def _read(model: Model, item: str) -> dict[str, Any]:
     name, equals, rest = item.partition("=")
     if not equals:
         name, rest = "", item
     path, key = _split_key(rest)
+    if path.suffix == ".json":
+        return read_json(path, name)
     loaded = np.load(path)
     if isinstance(loaded, np.ndarray):
         return {name or model.inputs[0].name: loaded}

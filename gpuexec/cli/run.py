@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy as np
 from gpuexec.cli.bars import show_progress
 from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.leaves import describe_leaves, list_all_leaves, write_outputs
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.errors import InputError
 from gpuexec.runtime.backend import BackendType
+from gpuexec.spec import is_host_object
 from gpuexec.worker import Worker
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--check", action="store_true", help="compare with onnxruntime, or onnx.reference where that is missing"
     )
-    parser.add_argument("--output", metavar="FILE.npz", help="write the outputs")
+    parser.add_argument("--output", metavar="FILE", help="write the outputs to an .npz or a .json file")
     parser.add_argument(
         "--labels", metavar="FILE[:KEY]", help="class of each row: print the accuracy of the first output"
     )
@@ -85,7 +88,8 @@ def main(options: argparse.Namespace) -> int:
         print_host_rows(console, worker.report())
         status = _check(console, options.model, feeds, outputs) if options.check else 0
         for name, array in outputs.items():
-            console.print(f"{name}: {array.dtype}{list(array.shape)}, {_describe(array)}", markup=False)
+            for line in describe_leaves(name, array):
+                console.print(line, markup=False)
         first = next(iter(outputs.values()))
         if labels is not None:
             _print_accuracy(console, first, labels)
@@ -94,12 +98,12 @@ def main(options: argparse.Namespace) -> int:
 
             show(console, next(iter(feeds.values())), first, labels, options.show)
         if options.output:
-            np.savez(options.output, allow_pickle=False, **outputs)
+            write_outputs(Path(options.output), outputs)
             console.print(f"written to {options.output}")
     return status
 
 
-def _run(worker: Worker, feeds: dict[str, Array]) -> tuple[dict[str, Array], float]:
+def _run(worker: Worker, feeds: dict[str, Any]) -> tuple[dict[str, Any], float]:
     start = time.perf_counter()
     run = worker.schedule(feeds)
     requests = {name: tensor.readback_request() for name, tensor in run.outputs.items()}
@@ -107,7 +111,7 @@ def _run(worker: Worker, feeds: dict[str, Array]) -> tuple[dict[str, Array], flo
     return outputs, (time.perf_counter() - start) * 1e3
 
 
-def _time(console: Console, worker: Worker, feeds: dict[str, Array], repeat: int) -> None:
+def _time(console: Console, worker: Worker, feeds: dict[str, Any], repeat: int) -> None:
     """Print latency (schedule to answer on the host) and throughput (the next run scheduled while the last is read)."""
     latencies = [_run(worker, feeds)[1] for _ in range(repeat)]
     p50, p99 = np.percentile(latencies, [50, 99])
@@ -121,23 +125,29 @@ def _time(console: Console, worker: Worker, feeds: dict[str, Array], repeat: int
     if previous is not None:
         previous.wait()
     seconds = time.perf_counter() - start
-    rows = next((array.shape[0] for array in feeds.values() if array.ndim), 1)
+    rows = next((each.shape[0] for each in feeds.values() if isinstance(each, np.ndarray) and each.ndim), 1)
     console.print(
         f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms over {repeat} runs; "
         f"throughput {repeat * rows / seconds:,.0f} rows/s"
     )
 
 
-def _check(console: Console, path: str, feeds: dict[str, Array], outputs: dict[str, Array]) -> int:
+def _check(console: Console, path: str, feeds: dict[str, Any], outputs: dict[str, Any]) -> int:
     from gpuexec.importer.oracle import run_oracle
 
     oracle, expected = run_oracle(path, feeds)
     worst = 0.0
-    for name, array in outputs.items():
-        wanted = expected[name].astype(np.float64)
-        got = array.astype(np.float64)
-        if got.shape != wanted.shape:
-            raise InputError(f"Output {name!r} is {got.shape}, {oracle} says {wanted.shape}.", value=name)
+    told, right = list_all_leaves(outputs), list_all_leaves(expected)
+    if told.keys() != right.keys():
+        raise InputError(f"The outputs are {', '.join(told)}; {oracle} says {', '.join(right)}.")
+    for name, array in told.items():
+        if array.shape != right[name].shape:
+            raise InputError(f"Output {name!r} is {array.shape}, {oracle} says {right[name].shape}.", value=name)
+        if is_host_object(array.dtype):
+            # Text is right or wrong: each that is wrong is 1 off.
+            got, wanted = (array != right[name].astype(array.dtype)).astype(np.float64), np.zeros(array.shape)
+        else:
+            got, wanted = array.astype(np.float64), right[name].astype(np.float64)
         same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
         error = float(np.max(np.where(same, 0.0, np.abs(got - wanted)), initial=0.0))
         scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
@@ -154,12 +164,3 @@ def _print_accuracy(console: Console, scores: Array, labels: Array) -> None:
         )
     right = int(np.sum(scores.argmax(axis=1) == labels))
     console.print(f"[bold]accuracy {100 * right / len(labels):.2f} %[/bold] ({right} of {len(labels)})")
-
-
-def _describe(array: Array) -> str:
-    if array.size == 0:
-        return "empty"
-    if array.dtype.kind == "b":
-        return f"{int(array.sum())} of {array.size} true"
-    values = array.astype(np.float64)
-    return f"min {values.min():.4g}, mean {values.mean():.4g}, max {values.max():.4g}"

@@ -14,6 +14,7 @@ from gpuexec.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.running.comparing import Observe
 from gpuexec.runtime.backend import Backend
+from gpuexec.spec import is_host_object
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +33,12 @@ def observe(model: Model, inputs: object, backend: Backend, look: Observe) -> di
 
 
 def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Array]:
-    """Run a model as always; return its outputs."""
+    """Run a model as always; return its outputs.
+
+    Raises:
+        InputError: One is strings or a container, or an input does not fit.
+    """
+    _check_numbers(model)
     with _opened(model, backend, None) as engine, engine.entering():
         return _read_outputs(engine, inputs)
 
@@ -43,8 +49,10 @@ def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
     What random operators draw from is none: runs that are held against each other all draw from seed 0.
 
     Raises:
-        InputError: There are too many, or the model has memories, which start from elsewhere.
+        InputError: There are too many, the model has memories, which start from elsewhere, or it takes or gives
+            strings or containers.
     """
+    _check_numbers(model)
     keys = find_keys(model.graph)
     memories = [memory.input for memory in model.memories if memory.input not in keys]
     if memories:
@@ -61,6 +69,15 @@ def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
             f" {len(given)}."
         )
     return {port.name: np.asarray(array) for port, array in zip(model.inputs, given, strict=True)}
+
+
+def _check_numbers(model: Model) -> None:
+    for port in (*model.inputs, *model.outputs):
+        if is_host_object(port.spec.dtype):
+            raise InputError(
+                f"{port.name!r} is {port.spec}: only tensors of numbers can be held against each other.",
+                value=port.name,
+            )
 
 
 def _read_outputs(engine: Engine, inputs: object) -> dict[str, Array]:

@@ -20,6 +20,14 @@ from gpuexec.mapped import map_file
 from gpuexec.spec import TensorSpec, dtype_row
 
 _KINDS = {"F": "float", "I": "int", "U": "uint"}
+# What safetensors calls by other names than letter and bits.
+_NAMES = {
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "F8_E4M3": "float8e4m3fn",
+    "F8_E5M2": "float8e5m2",
+    "F8_E8M0": "float8e8m0",
+}
 _LENGTH_NBYTES = 8  # of the header of a safetensors file, in front of it
 
 
@@ -183,9 +191,7 @@ def safetensors_dtype(code: str) -> np.dtype[Any]:
     Raises:
         InputError: There is none here.
     """
-    if code in ("BF16", "BOOL"):
-        return dtype_row({"BF16": "bfloat16", "BOOL": "bool"}[code]).numpy
-    return dtype_row(f"{_KINDS.get(code[:1], code)}{code[1:]}").numpy
+    return dtype_row(_NAMES.get(code, f"{_KINDS.get(code[:1], code)}{code[1:]}")).numpy
 
 
 def _open_safetensors(path: Path) -> NamedDataMap:

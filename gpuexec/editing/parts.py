@@ -20,6 +20,7 @@ from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_memories import add_memories
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.planner.classes import DeclaredDims, check_declared
+from gpuexec.spec import is_host_object
 from gpuexec.starts import bind_shapes
 
 
@@ -119,7 +120,8 @@ def reuse_arrays(graph: Graph, known: Graph) -> Graph:
 
 
 def _bytes(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    """Return what is equal for equal content: bytes, or strings as they are."""
+    return array if is_host_object(array.dtype) else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _keep_known(dims: DeclaredDims, graph: Graph) -> DeclaredDims:

@@ -1,4 +1,4 @@
-"""The bodies of If, Loop and Scan -> closed graphs: what they take from around them becomes inputs of body and node.
+"""The bodies of If, Loop, Scan and SequenceMap -> closed graphs: what they take from around them becomes inputs.
 
 A name is looked up in the body first, then in the graph around it, and so on outwards; so a body may use a name anew.
 """
@@ -25,6 +25,7 @@ BODIES: Mapping[str, tuple[str, ...]] = {
     "If": ("then_branch", "else_branch"),
     "Loop": ("body",),
     "Scan": ("body",),
+    "SequenceMap": ("body",),
 }
 # Before this opset the first input of a Scan is the length of each sequence of a batch.
 _SCAN_WITHOUT_LENGTHS = 9
@@ -66,6 +67,9 @@ def read_control(
     elif node.op_type == "Loop":
         counts = _read_loop(node, read["body"])
         own = (*node.input, "", "")[: max(len(node.input), 2)]
+    elif node.op_type == "SequenceMap":
+        counts = _read_map(node, read["body"])
+        own = tuple(node.input)
     else:
         counts = _read_scan(node, read["body"], skipped=1 if opset < _SCAN_WITHOUT_LENGTHS else 0)
         own = tuple(node.input)
@@ -137,6 +141,13 @@ def _read_scan(node: onnx.NodeProto, body: _Body, skipped: int) -> dict[str, int
     if len(node.output) < states:
         raise ModelError(f"{describe_node(node)} has {states} states, got {len(node.output)} outputs.", node=node.name)
     return {"states": states}
+
+
+def _read_map(node: onnx.NodeProto, body: _Body) -> dict[str, int]:
+    _check_inputs_given(node, range(len(node.input)))
+    _check_count(node, "body takes", len(body.inputs), len(node.input), "inputs")
+    _check_count(node, "body gives", len(body.graph.outputs), len(node.output), "outputs")
+    return {"given": len(node.input)}
 
 
 def _check_inputs_given(node: onnx.NodeProto, positions: Sequence[int]) -> None:

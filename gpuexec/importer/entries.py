@@ -9,6 +9,7 @@ import onnx
 from gpuexec.errors import ModelError
 from gpuexec.graph import Value
 from gpuexec.importer.problems import Problems
+from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, to_array
 from gpuexec.spec import DeclaredSpec
 
@@ -29,8 +30,12 @@ def read_constants(graph: onnx.GraphProto, reader: NodeReader, problems: Problem
                 problems.add(str(error), f"initializer %{reader.path}{tensor.name}")
     for sparse in graph.sparse_initializer:
         with problems.noting(reader.path):
-            reader.add(Value(sparse.values.name), "initializer")
-        problems.add("sparse tensor", f"initializer %{reader.path}{sparse.values.name}")
+            name = sparse.values.name
+            value = reader.add(Value(name, reader.declared_spec(name)), "initializer")
+            try:
+                reader.constants[value] = to_dense(sparse, reader.origin, f"Initializer %{name}")
+            except UnsupportedFormError as error:
+                problems.add(str(error), f"initializer %{reader.path}{name}")
 
 
 def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> tuple[Value, ...]:

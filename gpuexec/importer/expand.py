@@ -14,6 +14,7 @@ import onnx
 from onnx import defs, helper, inliner, shape_inference
 
 from gpuexec.errors import ModelError
+from gpuexec.importer.bodies import has_bodies
 from gpuexec.importer.growth import check_growth
 from gpuexec.importer.order import walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
@@ -79,13 +80,22 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
 def _find_bodies(nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> set[tuple[str, str]]:
     """Return (domain, operator) of the nodes that do not run by themselves and have a body in ONNX."""
     found = set()
-    for key in {(node.domain, node.op_type) for node in walk_nodes(nodes)}:
-        domain, op_type = key
+    for domain, op_type, graphs in {(node.domain, node.op_type, _find_graphs(node)) for node in walk_nodes(nodes)}:
         opset = opsets.get("" if domain == "ai.onnx" else domain, 1)
-        schema = None if is_runnable(op_type, domain, opset) else find_schema(op_type, domain, opset)
-        if schema is not None and schema.has_body:
-            found.add(key)
+        runs = is_runnable(op_type, domain, opset)
+        if runs and not graphs:
+            continue
+        schema = find_schema(op_type, domain, opset)
+        if schema is not None and schema.has_body and not (runs and graphs.isdisjoint(schema.attribute_types)):
+            found.add((domain, op_type))
     return found
+
+
+def _find_graphs(node: onnx.NodeProto) -> frozenset[str]:
+    """Return the attributes of a node that are graphs no operator here reads: ONNX's body puts them in their place."""
+    if has_bodies(node):
+        return frozenset()
+    return frozenset(attribute.name for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH)
 
 
 def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto | None:

@@ -15,17 +15,17 @@ from gpuexec.errors import InputError
 from gpuexec.graph import Array, Graph, Node, Value, bodies, walk
 from gpuexec.importer.functions import find_functions
 from gpuexec.importer.order import walk_nodes
-from gpuexec.importer.schemas import find_schema
+from gpuexec.importer.schemas import find_schema, newest_version
 from gpuexec.operator import describe
 from gpuexec.ops.control import count_own_inputs
 from gpuexec.ops.shape import from_literal
-from gpuexec.spec import dtype_row
+from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, DeclaredSpec, dtype_row
 
 # The newest opset that the engines used as oracles know.
 EXPORT_OPSET = 24
 EXPORT_IR_VERSION = 10
 # What operators with bodies say of themselves beside ONNX's attributes.
-_COUNTS = ("carried", "states")
+_COUNTS = ("carried", "states", "given")
 _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 # Makes a tensor of a constant and its name.
 Store = Callable[[Array, str], TensorProto]
@@ -66,7 +66,10 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
     _name_values(graph, names, set())
     form = _Form(names, opset, store or _store_inside)
     nodes = [proto for node in graph.nodes for proto in _write_node(node, form)]
-    domains = sorted({node.domain for node in walk_nodes(nodes) if node.domain})
+    domains: dict[str, int] = {}
+    for node in walk_nodes(nodes):
+        if node.domain:
+            domains[node.domain] = max(domains.get(node.domain, 1), newest_version(node.op_type, node.domain))
     proto = helper.make_graph(
         nodes,
         graph.name or "graph",
@@ -74,7 +77,7 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
         [_write_info(value, names, is_input=False) for value in graph.outputs],
         [form.store(np.asarray(array), names[value]) for value, array in graph.constants.items()],
     )
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(*row) for row in sorted(domains.items()))]
     functions = find_functions(nodes, opset)
     return helper.make_model(
         proto, opset_imports=opsets, ir_version=EXPORT_IR_VERSION, producer_name="gpuexec", functions=functions
@@ -192,6 +195,8 @@ def _write_attribute(node: Node, key: str, value: Any, kind: int | None) -> Attr
     """Write an attribute; ``kind`` is its type by ONNX, None where ONNX does not know the operator."""
     if kind is None:
         kind = _guess_type(value)
+    if kind == AttributeProto.TYPE_PROTO:
+        value = write_type(value)
     if kind == AttributeProto.TENSOR:
         array = value if isinstance(value, np.ndarray) else from_literal(value)
         value = numpy_helper.from_array(array)
@@ -203,6 +208,8 @@ def _write_attribute(node: Node, key: str, value: Any, kind: int | None) -> Attr
 def _guess_type(value: Any) -> int | None:
     if isinstance(value, np.ndarray):
         return AttributeProto.TENSOR
+    if isinstance(value, DeclaredSpec):
+        return AttributeProto.TYPE_PROTO
     is_list = isinstance(value, tuple)
     types = _ATTRIBUTE_TYPES.get(type(value[0]) if is_list and value else int if is_list else type(value))
     return types[is_list] if types is not None else None
@@ -213,5 +220,20 @@ def _write_info(value: Value, names: dict[Value, str], is_input: bool) -> onnx.V
         if is_input:
             raise InputError(f"Input {value} has no declared type.", value=value.name)
         return helper.make_empty_tensor_value_info(names[value])
-    code = dtype_row(value.declared.dtype).code
-    return helper.make_tensor_value_info(names[value], code, value.declared.dims)
+    return helper.make_value_info(names[value], write_type(value.declared))
+
+
+def write_type(declared: DeclaredSpec) -> onnx.TypeProto:
+    """Return what is declared of a value as ONNX writes it; of a container that says nothing of what it holds, too."""
+    if declared.dtype == MAP:
+        key = TensorProto.INT64 if declared.key is None else dtype_row(declared.key).code
+        return helper.make_map_type_proto(key, _write_item(declared))
+    if declared.dtype == SEQUENCE:
+        return helper.make_sequence_type_proto(_write_item(declared))
+    if declared.dtype == OPTIONAL:
+        return helper.make_optional_type_proto(_write_item(declared))
+    return helper.make_tensor_type_proto(dtype_row(declared.dtype).code, declared.dims)
+
+
+def _write_item(declared: DeclaredSpec) -> onnx.TypeProto:
+    return onnx.TypeProto() if declared.item is None else write_type(declared.item)

@@ -18,15 +18,18 @@ from gpuexec.importer.order import describe_node
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.schemas import check_form, find_schema
+from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
 from gpuexec.operator import build, qualified, upgrades_for
-from gpuexec.spec import DeclaredSpec
+from gpuexec.spec import STRING, DeclaredSpec
 
 _PLAIN_CONSTANTS: Mapping[str, Any] = {
     "value_float": np.float32,
     "value_floats": np.float32,
     "value_int": np.int64,
     "value_ints": np.int64,
+    "value_string": STRING,
+    "value_strings": STRING,
 }
 
 
@@ -150,7 +153,11 @@ class NodeReader:
                 continue
             what = f"{describe_node(proto)}: attribute {attribute.name!r}"
             try:
-                attributes[attribute.name] = attribute_value(attribute, self.origin, what)
+                attributes[attribute.name] = (
+                    to_dense(attribute.sparse_tensor, self.origin, what)
+                    if attribute.type == onnx.AttributeProto.SPARSE_TENSOR
+                    else attribute_value(attribute, self.origin, what)
+                )
             except UnsupportedFormError as error:
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: {error}"
                 self.problems.add(what, self.path + name)
@@ -166,7 +173,7 @@ class NodeReader:
         """Make a constant of a Constant node."""
         outputs = self._make_outputs(raw.outputs)
         key = next(iter(raw.attributes), "no attribute")
-        if len(raw.attributes) != 1 or not (key == "value" or key in _PLAIN_CONSTANTS):
+        if len(raw.attributes) != 1 or key not in ("value", "sparse_value", *_PLAIN_CONSTANTS):
             self.problems.add(f"operator Constant with {', '.join(raw.attributes) or key}", self.path + raw.name)
             return
         array: Array = np.asarray(raw.attributes[key], _PLAIN_CONSTANTS.get(key))

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 ENGINES = ("onnxruntime", "reference")
 
 
-def run_oracle(source: Source, inputs: Mapping[str, Array], engine: str | None = None) -> tuple[str, dict[str, Array]]:
+def run_oracle(source: Source, inputs: Mapping[str, Any], engine: str | None = None) -> tuple[str, dict[str, Any]]:
     """Run a model on arrays by another engine, without graph optimisation.
 
     Args:
@@ -27,7 +27,7 @@ def run_oracle(source: Source, inputs: Mapping[str, Array], engine: str | None =
         engine: One of ENGINES; by default onnxruntime where it is installed and runs the model, else the reference.
 
     Returns:
-        The engine that ran, and its outputs by name.
+        The engine that ran, and its outputs by name: arrays; lists, None and dicts for containers.
 
     Raises:
         InputError: The engine is unknown, or not installed.
@@ -50,10 +50,10 @@ def run_oracle(source: Source, inputs: Mapping[str, Array], engine: str | None =
     raise ModelError("No other engine runs the model: " + "; ".join(complaints))
 
 
-def _run_onnxruntime(source: Source, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _run_onnxruntime(source: Source, inputs: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
-    if any(array.dtype == BFLOAT16 for array in inputs.values()):
+    if any(isinstance(array, np.ndarray) and array.dtype == BFLOAT16 for array in inputs.values()):
         raise InputError("onnxruntime takes no bfloat16 arrays from NumPy.")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -64,7 +64,7 @@ def _run_onnxruntime(source: Source, inputs: Mapping[str, Array]) -> dict[str, A
     return _as_arrays(names, session.run(names, dict(inputs)))
 
 
-def _run_reference(source: Source, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _run_reference(source: Source, inputs: Mapping[str, Any]) -> dict[str, Any]:
     from onnx.reference import ReferenceEvaluator
 
     model = onnx.load(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else read_model(source)[0]
@@ -75,5 +75,8 @@ def _run_reference(source: Source, inputs: Mapping[str, Array]) -> dict[str, Arr
     return _as_arrays(evaluator.output_names, results)
 
 
-def _as_arrays(names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:
-    return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+def _as_arrays(names: Sequence[str], results: Sequence[Any]) -> dict[str, Any]:
+    return {
+        name: result if result is None or isinstance(result, (list, dict)) else np.asarray(result)
+        for name, result in zip(names, results, strict=True)
+    }

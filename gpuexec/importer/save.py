@@ -12,12 +12,13 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from gpuexec.errors import AccessError, InputError
+from gpuexec.geometry import ceil_div
 from gpuexec.graph import Array, Graph, Node, walk
 from gpuexec.importer.export import choose_opset, to_model
 from gpuexec.importer.load import ImportedModel
 from gpuexec.operator import describe
 from gpuexec.replacing import replacing
-from gpuexec.spec import dtype_row
+from gpuexec.spec import dtype_row, is_host_object
 
 # What protobuf can hold, less what the graph itself may take.
 _LARGEST_INSIDE_BYTES = 2**31 - 2**26
@@ -76,21 +77,29 @@ class _Beside:
 
     def store(self, array: Array, name: str) -> TensorProto:
         """Return a tensor of this content, large ones by their place in the file."""
-        if array.nbytes < _SMALL_NBYTES:
+        if array.nbytes < _SMALL_NBYTES or is_host_object(array.dtype):
             return _store_inside(array, name)
         offset = self._places.get(id(array))
         if offset is None:
             offset = self._places[id(array)] = self._end + -self._end % _ALIGNMENT
             self._file.write(bytes(offset - self._end))
-            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            content = _pack(array)
             for start in range(0, content.size, _PIECE_BYTES):
                 self._file.write(content[start : start + _PIECE_BYTES].data)
             self._end = offset + content.size
-        tensor = TensorProto(name=name, data_type=dtype_row(array.dtype).code, dims=array.shape)
+        row = dtype_row(array.dtype)
+        tensor = TensorProto(name=name, data_type=row.code, dims=array.shape)
         tensor.raw_data = b""
-        external_data_helper.set_external_data(tensor, self._name, offset, array.nbytes)
+        external_data_helper.set_external_data(tensor, self._name, offset, ceil_div(array.size * row.width, 8))
         tensor.ClearField("raw_data")
         return tensor
+
+
+def _pack(array: Array) -> Array:
+    """Return the bytes of an array as ONNX stores them: elements of less than 8 bits share theirs."""
+    if dtype_row(array.dtype).width < 8:
+        return np.frombuffer(_store_inside(array, "").raw_data, np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _store_inside(array: Array, name: str) -> TensorProto:

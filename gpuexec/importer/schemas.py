@@ -66,6 +66,25 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
     )
 
 
+def newest_version(op_type: str, domain: str) -> int:
+    """Return the version of a domain that has an operator in its newest form; 1 where ONNX knows none.
+
+    One that is deprecated has that of before.
+    """
+    version, found = _LARGEST_OPSET, 1
+    while version:
+        try:
+            # Any: the type stubs of onnx 1.23 lack some of it.
+            schema: Any = defs.get_schema(op_type, version, domain)
+        except defs.SchemaError:
+            return found
+        found = int(schema.since_version)
+        if not schema.deprecated:
+            return found
+        version = found - 1
+    return found
+
+
 def check_form(node: onnx.NodeProto, schema: Schema) -> None:
     """Check that a node has the inputs, outputs and attribute types that ONNX asks for.
 

@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, external_data_helper, helper, numpy_helper
 
+from gpuexec.containers import to_strings
 from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.geometry import ceil_div
 from gpuexec.importer.origin import MAPPED_NBYTES, Origin
-from gpuexec.spec import DeclaredSpec, Dim, check_size, dtype_row
+from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, check_size, dtype_row
 
 Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.
@@ -40,6 +41,8 @@ def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
     """
     dtype = element_dtype(tensor.data_type, what)
     _check_size(tensor.dims, dtype, what, tensor.name)
+    if dtype == STRING:
+        return _read_strings(tensor, what)
     content = _find_elsewhere(tensor, origin, what)
     if content is None:
         _check_content(tensor, what)
@@ -78,28 +81,44 @@ def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
     """Return what a model declares of a value, or None where it declares no type.
 
     Raises:
-        UnsupportedFormError: It is a sequence, an optional, a map, or has an unsupported element type.
+        UnsupportedFormError: It is a sparse tensor, or has an unsupported element type.
     """
-    kind = info.type.WhichOneof("value")
+    return read_type(info.type, info.name)
+
+
+def read_type(proto: onnx.TypeProto, name: str) -> DeclaredSpec | None:
+    """Return what a type of the file says of the value of this name, or None where it says nothing.
+
+    Raises:
+        UnsupportedFormError: It is a sparse tensor, or has an unsupported element type.
+    """
+    kind = proto.WhichOneof("value")
     if kind is None:
         return None
+    if kind == "sequence_type":
+        return DeclaredSpec(SEQUENCE, (), read_type(proto.sequence_type.elem_type, name))
+    if kind == "optional_type":
+        return DeclaredSpec(OPTIONAL, (), read_type(proto.optional_type.elem_type, name))
+    if kind == "map_type":
+        key = element_dtype(proto.map_type.key_type, f"%{name}")
+        return DeclaredSpec(MAP, (), read_type(proto.map_type.value_type, name), key)
     if kind != "tensor_type":
         raise UnsupportedFormError(f"value type {kind.removesuffix('_type').replace('_', ' ')}")
-    tensor = info.type.tensor_type
+    tensor = proto.tensor_type
     if not tensor.elem_type:
         return None
-    dims = tuple(_dim(dim, info.name) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
-    dtype = element_dtype(tensor.elem_type, f"%{info.name}")
-    _check_size([dim if isinstance(dim, int) else 1 for dim in dims or ()], dtype, f"%{info.name}", info.name)
+    dims = tuple(_dim(dim, name) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+    dtype = element_dtype(tensor.elem_type, f"%{name}")
+    _check_size([dim if isinstance(dim, int) else 1 for dim in dims or ()], dtype, f"%{name}", name)
     return DeclaredSpec(dtype, dims)
 
 
 def attribute_value(attribute: AttributeProto, origin: Origin, what: str) -> Any:
-    """Return an attribute as int, float, str or read-only array, or as a tuple of such.
+    """Return an attribute as int, float, str, read-only array or DeclaredSpec (a type), or as a tuple of such.
 
     Raises:
         ModelError: The attribute is malformed.
-        UnsupportedFormError: It is a graph, a type, or a sparse tensor.
+        UnsupportedFormError: It is a graph, or a sparse tensor.
     """
     kind = attribute.type
     if attribute.ref_attr_name:
@@ -120,9 +139,28 @@ def attribute_value(attribute: AttributeProto, origin: Origin, what: str) -> Any
         return to_array(attribute.t, origin, what)
     if kind == AttributeProto.TENSORS:
         return tuple(to_array(item, origin, what) for item in attribute.tensors)
+    if kind == AttributeProto.TYPE_PROTO:
+        return read_type(attribute.tp, what)
     if kind in AttributeProto.AttributeType.values() and kind != AttributeProto.UNDEFINED:
         raise UnsupportedFormError(AttributeProto.AttributeType.Name(kind).lower().replace("_", " "))
     raise ModelError(f"{what} has no type.")
+
+
+def _read_strings(tensor: TensorProto, what: str) -> Array:
+    """Return the content of a tensor of strings, which stands in its message as text in UTF-8."""
+    expected = prod(map(int, tensor.dims))
+    if expected != len(tensor.string_data) or tensor.HasField("raw_data"):
+        raise ModelError(
+            f"{what}: the content does not fill string{list(tensor.dims)}: expected {expected} entries of string_data,"
+            f" got {len(tensor.string_data)}.",
+            value=tensor.name,
+        )
+    try:
+        array = to_strings(np.array(tensor.string_data, STRING)).reshape(tuple(tensor.dims))
+    except InputError as error:
+        raise ModelError(f"{what}: {error}", value=tensor.name) from None
+    array.flags.writeable = False
+    return array
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension, name: str) -> Dim:

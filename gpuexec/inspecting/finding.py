@@ -141,5 +141,5 @@ def _take(name: str, array: Array) -> Statistics:
 
 def _is_float(statistics: Statistics) -> bool:
     if statistics.spec is not None:
-        return dtype_row(statistics.spec.dtype).kind == "float"
+        return dtype_row(statistics.spec.dtype).is_float
     return bool(statistics.nonfinite) or not np.isnan(statistics.min)

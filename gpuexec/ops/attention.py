@@ -8,7 +8,7 @@ buffer with room to spare, need know nothing of attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar
 
@@ -16,14 +16,12 @@ import numpy as np
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.graph import Node, Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.attention_host import Rule, attend
 from gpuexec.ops.attention_launch import FLOATS, MASK_TYPES, Operands, launch_attention
 from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.copy import Concat
+from gpuexec.ops.elementwise_cast import Cast
 from gpuexec.ops.heads import (
-    SplitHeads,
     join_groups,
     join_heads,
     share_heads,
@@ -32,7 +30,7 @@ from gpuexec.ops.heads import (
     split_slot,
 )
 from gpuexec.ops.layout import Slots, window
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, dtype_row
 
 _LENGTH = np.dtype(np.int64)
 _PRECISIONS = (1, 10, 11, 16)  # codes of float, half, double, bfloat16
@@ -43,7 +41,8 @@ _ROWS = 2  # axis of [batch, heads, rows, size]
 class _Attention(Operator):
     """What both forms share: the attributes of ONNX, and attention over all keys and values, with four axes.
 
-    ``softmax_precision`` is a lower bound here: the softmax is worked out in float, or double for doubles.
+    ``softmax_precision`` is a lower bound here: the softmax is worked out in float, or double for doubles. Values of
+    another float type than Q and K are converted to theirs first.
     """
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
@@ -116,16 +115,22 @@ class _Attention(Operator):
         self, arrays: Sequence[Array | None], past: int, out: Sequence[Array | None] | None, place: int
     ) -> tuple[Array, Array | None]:
         """Return y and, where output ``place`` is wanted, the scores."""
-        q, k, v, mask, lengths = arrays
+        q, k, v, mask, lengths, sinks = (*arrays, None)[:6]
         assert q is not None and k is not None and v is not None
         heads = split_array(q, self.q_num_heads)
         is_wanted = out is None or (len(out) > place and out[place] is not None)
         mode = self.qk_matmul_output_mode if is_wanted else None
-        y, scores = attend(heads, k, v, mask, lengths, self._rule(heads.shape[3], past), mode)
+        y, scores = attend(
+            heads, k, v.astype(q.dtype, copy=False), mask, lengths, self._rule(heads.shape[3], past), mode, sinks
+        )
         return (y if q.ndim == 4 else join_heads(y)), scores
 
     def _lower(self, emit: Emitter, operands: Operands, past: int, y: Slot | None, scores: Slot | None) -> None:
         depth = operands.q.shape[3]
+        if operands.v.dtype != operands.q.dtype:
+            values = emit.temp(operands.v.shape, operands.q.dtype)
+            Cast(dtype_row(values.dtype).code).lower(emit, (operands.v,), (values,))
+            operands = replace(operands, v=values)
         y = None if y is None else split_slot(y, self.q_num_heads)
         launch_attention(emit, operands, self._rule(depth, past), y, scores, self.qk_matmul_output_mode)
 
@@ -148,7 +153,7 @@ class Attention(_Attention):
         """
         q, k, v, mask, past_key, past_value, lengths = (*inputs, *(None,) * 7)[:7]
         q = check_dtype(self.name, q, FLOATS, "Q")
-        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, (q.dtype,), "V")
+        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, FLOATS, "V")
         if not q.rank == k.rank == v.rank:
             raise InputError(f"{self.name} expects Q, K and V of one rank, 3 or 4, got {q}, {k} and {v}.")
         if (past_key is None) != (past_value is None) or (past_key is not None and lengths is not None):
@@ -213,7 +218,8 @@ class AttentionOverCache(_Attention):
 
     Or ``[batch, heads, group, keys, size]``: so many query heads, side by side, share what may be the same bytes.
     Inputs: Q as Attention takes it, keys, values, mask, the new keys (only their number counts: those before them are
-    the past; absent: there is none), lengths. Outputs: y and scores.
+    the past; absent: there is none), lengths, and for each head of Q a sink: a score that weighs in the softmax beside
+    those of keys, and stands for no value. Outputs: y and scores.
     """
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
@@ -222,9 +228,9 @@ class AttentionOverCache(_Attention):
         Raises:
             InputError: Types differ, or shapes don't fit.
         """
-        q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
+        q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
         q = check_dtype(self.name, q, FLOATS, "Q")
-        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, (q.dtype,), "V")
+        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, FLOATS, "V")
         axes = (4, 5)
         is_known = k.rank in axes and v.rank in axes
         if not is_known or (new is not None and (new.rank != 4 or new.shape[_ROWS] > k.shape[-2])):
@@ -232,52 +238,24 @@ class AttentionOverCache(_Attention):
                 f"{self.name} expects keys and values of four axes, the new ones among them, got {k}, {v}."
             )
         k, v = (each.with_shape(join_groups(each.shape)) for each in (k, v))
-        return self._infer(q, k, v, mask, lengths)
+        y, scores = self._infer(q, k, v, mask, lengths)
+        if sinks is not None and check_dtype(self.name, sinks, (q.dtype,), "sinks").shape != scores.shape[1:2]:
+            raise InputError(f"{self.name} expects a sink for each of {scores.shape[1]} heads, got {sinks}.")
+        return y, scores
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Work out with NumPy; half and bfloat16 in float, rounded once."""
-        q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
+        q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
         assert k is not None
         past = 0 if new is None else k.shape[-2] - new.shape[_ROWS]
-        return self._compute((q, k, v, mask, lengths), past, out, 1)
+        return self._compute((q, k, v, mask, lengths, sinks), past, out, 1)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch attention."""
-        q, k, v, mask, new, lengths = (*inputs, *(None,) * 6)[:6]
+        q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
         y, scores = (*outputs, None)[:2]
         assert q is not None and k is not None and v is not None
         k, v = share_heads(emit, k, v)
         past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
-        self._lower(emit, Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths), past, y, scores)
-
-
-@decompose("Attention")
-def _take_cache_out(node: Node) -> tuple[Node, ...]:
-    """Let Concat make the present of the past and what is new, and attention read it."""
-    op = node.operator
-    assert isinstance(op, Attention)
-    q, k, v, mask, past_key, past_value, lengths = (*node.inputs, *(None,) * 7)[:7]
-    y, present_key, present_value, scores = (*node.outputs, *(None,) * 4)[:4]
-    is_whole = (past_key is None) == (past_value is None) and (past_key is None or lengths is None)
-    if k is None or v is None or not is_whole or not (past_key or present_key or present_value):
-        return (node,)
-    nodes: list[Node] = []
-
-    def extend(role: str, new: Value, past: Value | None, present: Value | None) -> tuple[Value, Value]:
-        """Return the new rows with four axes, and all rows."""
-        whole = Value(f"{node.name}.{role}") if present is None else present
-        rows = new if past is not None and op.kv_num_heads is None else Value(f"{node.name}.new_{role}")
-        if past is None:
-            nodes.append(Node(SplitHeads(op.kv_num_heads), (new,), (whole,), whole.name))
-            return whole, whole
-        if rows is not new:
-            nodes.append(Node(SplitHeads(op.kv_num_heads), (new,), (rows,), rows.name))
-        nodes.append(Node(Concat(_ROWS), (past, rows), (whole,), whole.name))
-        return rows, whole
-
-    new_keys, keys = extend("keys", k, past_key, present_key)
-    _, values = extend("values", v, past_value, present_value)
-    inner = AttentionOverCache(**{f.name: getattr(op, f.name) for f in fields(op)})
-    counted = None if past_key is None else new_keys
-    nodes.append(Node(inner, (q, keys, values, mask, counted, lengths), (y, scores), node.name))
-    return tuple(nodes)
+        operands = Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths, sinks)
+        self._lower(emit, operands, past, y, scores)

@@ -45,7 +45,14 @@ class Rule:
 
 
 def attend(
-    q: Array, k: Array, v: Array, mask: Array | None, lengths: Array | None, rule: Rule, mode: int | None
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    lengths: Array | None,
+    rule: Rule,
+    mode: int | None,
+    sinks: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """Return attention, and the scores of a ``mode`` 0 to 3 (see `Attention`) if asked for.
 
@@ -59,6 +66,7 @@ def attend(
         lengths: How many keys of each batch take part.
         rule: How scores are made.
         mode: Which scores are wanted.
+        sinks: For each head, a score that weighs in the softmax beside those of keys, and stands for no value.
     """
     batch, heads, queries, _ = q.shape
     keys = k.shape[-2]
@@ -87,7 +95,10 @@ def attend(
             largest = score.max(axis=3, keepdims=True, initial=-np.inf)
             score -= np.where(largest == -np.inf, acc.type(0), largest)
             weights = np.exp(score, out=score)
-            total = np.where(largest == -np.inf, acc.type(1), weights.sum(axis=3, keepdims=True))
+            total = weights.sum(axis=3, keepdims=True)
+            if sinks is not None:
+                total = total + np.exp(sinks.astype(acc, copy=False).reshape(1, heads, 1, 1) - largest)
+            total = np.where(largest == -np.inf, acc.type(1), total)
             y[:, :, some] = _grouped(_weigh, weights, values) / total
             if scores is not None:
                 scores[:, :, some] = weights / total if kept is None else kept

@@ -35,13 +35,17 @@ instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in _KERNELS fo
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The slots of attention, each with four axes: batch, head, row, column. A mask may have fewer keys than k."""
+    """The slots of attention, each with four axes: batch, head, row, column. A mask may have fewer keys than k.
+
+    Lengths are there for each batch, and sinks for each head of queries.
+    """
 
     q: Slot
     k: Slot
     v: Slot
     mask: Slot | None
     lengths: Slot | None
+    sinks: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +98,23 @@ def launch_attention(
     pairs = batch * of_keys
     packed = _pack(operands, (0,) * 4 if y is None else y.strides, rule, division)
     lengths = None if operands.lengths is None else emit.contiguous(operands.lengths)
-    given: list[Argument] = [q, k, v, operands.mask, lengths]
+    sinks = None if operands.sinks is None else emit.contiguous(operands.sinks)
+    given: list[Argument] = [q, k, v, operands.mask, lengths, sinks]
     if y is not None:
         scratch = (pairs, division.scratch_rows, division.scratch_chunks)
         states, sums = emit.temp((*scratch, 2 * min(values, 1)), acc), emit.temp((*scratch, values), acc)
         blocks = pairs * division.row_tiles * division.value_tiles * division.chunks
         grid = (max(1, blocks), 1, 1)
         emit.launch(
-            Kernel(_SOURCE, f"attend<{cuda}>"), grid, _BLOCK, [*given, y, states, sums, packed], writes=[5, 6, 7]
+            Kernel(_SOURCE, f"attend<{cuda}>"), grid, _BLOCK, [*given, y, states, sums, packed], writes=[6, 7, 8]
         )
         elements = y.spec.size if division.chunks > 1 else 1
         grid = (max(1, ceil_div(elements, BLOCK_THREADS)), 1, 1)
         emit.launch(Kernel(_SOURCE, f"attend_merge<{cuda}>"), grid, _BLOCK, [states, sums, y, packed], writes=[2])
     if scores is not None:
-        arguments: list[Argument] = [q, k, operands.mask, lengths, scores, packed, np.int32(mode)]
+        arguments: list[Argument] = [q, k, operands.mask, lengths, sinks, scores, packed, np.int32(mode)]
         grid = (max(1, ceil_div(batch * heads * queries, _WARPS)), 1, 1)
-        emit.launch(Kernel(_SOURCE, f"attention_scores<{cuda}>"), grid, _BLOCK, arguments, writes=[4])
+        emit.launch(Kernel(_SOURCE, f"attention_scores<{cuda}>"), grid, _BLOCK, arguments, writes=[5])
 
 
 def _pack(operands: Operands, y_strides: Strides, rule: Rule, division: _Division) -> bytes:

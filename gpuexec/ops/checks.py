@@ -26,6 +26,16 @@ def check_dtype(name: str, spec: TensorSpec | None, dtypes: Sequence[np.dtype[An
     return spec
 
 
+def check_computed(name: str, spec: TensorSpec, role: str = "input") -> None:
+    """Check that elements of an input can be computed with, and not moved and converted alone.
+
+    Raises:
+        InputError: They can't: the type is narrow.
+    """
+    if dtype_row(spec.dtype).is_narrow:
+        raise InputError(f"{name} computes with elements of its {role}, got {spec}; put a Cast to float32 before it.")
+
+
 def require_ints(spec: TensorSpec | None, role: str, index: int) -> tuple[int, ...]:
     """Return the content of an integer input (axes, starts, a shape) that shapes depend on, as plain ints.
 

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: operators whose attributes are graphs.
+"""If and Loop: operators whose attributes are graphs, as those of Scan and SequenceMap are.
 
 A body is a closed graph. What it takes from the graph around it, be it a value two levels up, is a *capture*: an input
 of the node and of the body, after those that ONNX knows. So whoever walks a graph sees all that a node reads, and a
@@ -18,6 +18,7 @@ import numpy as np
 from gpuexec.errors import InputError, ModelError, NeedsHostValue
 from gpuexec.graph import Graph, Node, bodies, walk, with_bodies
 from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
+from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.inline import inline_branch
 from gpuexec.ops.interpret import compute_graph, infer_graph
 from gpuexec.ops.scan import Scan
@@ -35,7 +36,7 @@ from gpuexec.ops.trips import (
 )
 from gpuexec.spec import TensorSpec
 
-__all__ = ["If", "Loop", "Scan", "bodies", "count_own_inputs", "inline_branch", "with_bodies"]
+__all__ = ["LOOPS", "If", "Loop", "Scan", "SequenceMap", "bodies", "count_own_inputs", "inline_branch", "with_bodies"]
 
 _BOOL, _INT64 = np.dtype(np.bool_), np.dtype(np.int64)
 
@@ -167,6 +168,10 @@ class Loop(Operator):
         return [np.empty((0, *spec.shape), spec.dtype) for spec in specs]
 
 
+# What the course of a run repeats over a body.
+LOOPS = (Loop, Scan, SequenceMap)
+
+
 def count_own_inputs(op: Operator) -> int:
     """Return how many inputs of a node are what ONNX knows; the captures follow."""
     match op:
@@ -176,11 +181,13 @@ def count_own_inputs(op: Operator) -> int:
             return 2 + op.carried
         case Scan():
             return op.states + op.num_scan_inputs
+        case SequenceMap():
+            return op.given
     raise TypeError(f"{op.name} has no bodies")
 
 
 def check_arity(graph: Graph) -> None:
-    """Check that each If, Loop and Scan gives its bodies as many values as they take, and takes no more than it makes.
+    """Check that nodes with bodies give those as many values as they take, and take no more than those make.
 
     The importer builds them so; a graph from elsewhere may say anything.
 
@@ -190,11 +197,11 @@ def check_arity(graph: Graph) -> None:
     for inner in walk(graph):
         for node in inner.nodes:
             op = node.operator
-            if isinstance(op, (If, Loop, Scan)):
+            if isinstance(op, (If, Loop, Scan, SequenceMap)):
                 _check_arity(node, op)
 
 
-def _check_arity(node: Node, op: If | Loop | Scan) -> None:
+def _check_arity(node: Node, op: If | Loop | Scan | SequenceMap) -> None:
     body = bodies(op)[0]
     taken, made, optional = len(body.inputs), len(body.outputs), 0
     match op:

@@ -13,6 +13,8 @@ from gpuexec.errors import InputError
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar
+from gpuexec.ops.elementwise_cast import convert, convert_commands, widen_narrow
+from gpuexec.ops.narrow_types import FLOAT8, is_narrow
 from gpuexec.ops.philox import Draw
 from gpuexec.ops.random import FLOATS, launch_draws
 from gpuexec.ops.random_key import check_key, take_key
@@ -49,8 +51,12 @@ class Dropout(Operator):
             InputError: The ratio is not in [0, 1), or the input of a training one is of another type than floats.
             NeedsHostValue: Ratio or mode are not known.
         """
+        if ratio is not None:
+            check_dtype("Dropout", ratio, (*FLOATS, *FLOAT8), "ratio")
+        if training_mode is not None:
+            check_dtype("Dropout", training_mode, (np.dtype(np.bool_),), "training_mode")
         if _trains(training_mode):
-            check_dtype("Dropout", x, FLOATS)
+            check_dtype("Dropout", x, (*FLOATS, *FLOAT8))
             _read_ratio(ratio)
         check_key(key)
         return TensorSpec(x.shape, x.dtype), TensorSpec(x.shape, np.dtype(np.bool_))
@@ -71,7 +77,7 @@ class Dropout(Operator):
         share, scale = _scale(_RATIO if ratio is None else float(ratio.reshape(())), wide)
         mask = (self._draw().uniform(key, x.size, wide) >= share).reshape(x.shape)
         with np.errstate(all="ignore"):
-            y = np.where(mask, (x.astype(wide) * scale).astype(x.dtype), x.dtype.type(0))
+            y = np.where(mask, convert(np.asarray(x.astype(wide) * scale), x.dtype), x.dtype.type(0))
         return y, mask if is_wanted else None
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
@@ -87,15 +93,20 @@ class Dropout(Operator):
             return
         wide = accumulator(x.dtype)
         share, scale = _scale(_read_ratio(ratio), wide)
-        arguments = [emit.contiguous(x), y, mask, np.int64(x.spec.size), share, scale]
+        source, drawn = emit.contiguous(widen_narrow(emit, x)), y
+        if y is not None and is_narrow(x.dtype):
+            drawn = emit.temp(y.shape, wide)
+        arguments = [source, drawn, mask, np.int64(x.spec.size), share, scale]
         launch_draws(
             emit,
-            f"dropout<{dtype_row(x.dtype).cuda}>",
+            f"dropout<{dtype_row(source.dtype).cuda}>",
             x.spec.size,
             wide,
             [*arguments, take_key(emit, inputs, 3), self._draw().pack()],
             [index for index in (1, 2) if arguments[index] is not None],
         )
+        if y is not None and drawn is not None and drawn is not y:
+            convert_commands(emit, y, drawn)
 
     def _draw(self) -> Draw:
         return Draw(self.seed % 2**64, 0) if self.seed is not None else Draw.of(None, self.stream)

@@ -19,6 +19,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.elementwise_cast import widen_narrow
 from gpuexec.ops.elementwise_engine import (
     FLOATS,
     UNSIGNED_BY_SIZE,
@@ -57,6 +58,8 @@ class Row:
         result: Element type of the output, where it isn't that of the inputs.
         is_swapped: Whether the kernel takes the two inputs in reverse.
         is_unidirectional: Whether only the second input may be stretched.
+        narrow: Narrow floats that it takes too, widened to float32 before.
+        hosted: Types of host objects that its NumPy form takes too.
     """
 
     name: str
@@ -69,6 +72,8 @@ class Row:
     tolerance: Tolerance = Tolerance.ROUNDING
     is_swapped: bool = False
     is_unidirectional: bool = False
+    narrow: tuple[DType, ...] = ()
+    hosted: tuple[DType, ...] = ()
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -100,7 +105,7 @@ class Elementwise(Operator):
         row = self.row
         self.pick_form()
         specs = require_inputs(row.name, inputs, self.arity)
-        dtype = require_same_dtype(row.name, specs, row.dtypes)
+        dtype = require_same_dtype(row.name, specs, (*row.dtypes, *row.narrow, *row.hosted))
         shape = broadcast(*(spec.shape for spec in specs))
         if row.is_unidirectional and shape != specs[0].shape:
             raise InputError(
@@ -118,9 +123,9 @@ class Elementwise(Operator):
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch the kernel once."""
         row, (y,) = self.row, outputs
-        slots = [x for x in inputs if x is not None]
         if y is None:
             return
+        slots = [widen_narrow(emit, x) for x in inputs if x is not None]
         types = f"{row.storage(slots[0].dtype)}, {row.output_type(slots[0].dtype)}"
         kernel = Kernel(self.source, f"{self.template}<{self.pick_form().functor}, {types}>")
         if row.is_swapped:

@@ -7,7 +7,7 @@ import numpy as np
 from gpuexec.operator import Array, Tolerance
 from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS
-from gpuexec.spec import dtypes_of
+from gpuexec.spec import STRING, dtypes_of
 
 EXACT = Tolerance.EXACT
 _SLOPED = (*FLOATS, *(dtype for dtype in INTEGERS if dtype.itemsize >= 4))  # PRelu takes 32- and 64-bit integers
@@ -94,6 +94,7 @@ ROWS = (
         storage=unsigned_storage,
         result=BOOL,
         tolerance=EXACT,
+        hosted=(STRING,),
     ),
     _compare("Less", np.less, "Less"),
     _compare("LessOrEqual", np.less_equal, "LessOrEqual"),

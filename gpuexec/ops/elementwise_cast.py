@@ -1,4 +1,4 @@
-"""Cast and CastLike between bool, integers and floats; Identity and BitCast, which are views."""
+"""Cast and CastLike between bool, integers and floats, narrow ones too; Identity and BitCast, which are views."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from gpuexec.errors import InputError
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
-from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, dtype_row
+from gpuexec.ops.narrow_types import (
+    check_rounding,
+    is_narrow,
+    pack_mode,
+    to_narrow_float,
+    to_narrow_integer,
+    widen,
+)
+from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec, dtype_row, is_host_object
 
 SOURCE = "elementwise_cast.cu"
 
@@ -33,7 +41,13 @@ def cast_expression(to: DType, source: DType) -> str:
     return f"convert<{to_name}, {from_name}>"
 
 
-instantiate(SOURCE, dict.fromkeys(cast_expression(to.numpy, x.numpy) for x in DTYPES for to in DTYPES if to is not x))
+# Types one of which is narrow, by the bytes of both: which types they are is told at run time.
+_WIDTHS = tuple((to, x) for to in (1, 2, 4, 8) for x in (1, 2, 4, 8) if 1 in (to, x))
+
+instantiate(
+    SOURCE, dict.fromkeys(cast_expression(to.numpy, x.numpy) for x in COMPUTED for to in COMPUTED if to is not x)
+)
+instantiate(SOURCE, [f"convert_narrow<{UNSIGNED_BY_SIZE[to]}, {UNSIGNED_BY_SIZE[x]}>" for to, x in _WIDTHS])
 
 
 def truncate(x: Array, to: DType) -> Array:
@@ -56,9 +70,17 @@ def truncate(x: Array, to: DType) -> Array:
     return np.where(inside, np.where(inside, wide, 0).astype(np.int64), limit).astype(to)
 
 
-def convert(x: Array, to: DType) -> Array:
+def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> Array:
     """Convert an array as the Cast operator does; fresh memory except where the dtype stays."""
     with np.errstate(all="ignore"):
+        if x.dtype == to:
+            return x
+        if is_narrow(x.dtype):
+            x = widen(x)
+        if is_narrow(to):
+            if dtype_row(to).kind == "narrow float":
+                return to_narrow_float(x, to, saturate, round_mode)
+            return to_narrow_integer(truncate(x, np.dtype(np.int64)) if x.dtype in FLOATS else x, to)
         if x.dtype == to:
             return x
         if to == BOOL:
@@ -70,11 +92,33 @@ def convert(x: Array, to: DType) -> Array:
         return x.astype(to)
 
 
+def convert_commands(emit: Emitter, destination: Slot, source: Slot, saturate: int = 1, round_mode: str = "up") -> None:
+    """Launch the conversion of ``source``, of any strides, into a dense slot of its shape and of another type."""
+    if is_narrow(source.dtype) or is_narrow(destination.dtype):
+        types = [UNSIGNED_BY_SIZE[slot.dtype.itemsize] for slot in (destination, source)]
+        codes = [np.int32(dtype_row(slot.dtype).code) for slot in (source, destination)]
+        kernel = Kernel(SOURCE, f"convert_narrow<{', '.join(types)}>")
+        launch_units(emit, kernel, (source,), destination, [*codes, pack_mode(saturate, round_mode)])
+    else:
+        launch_units(emit, Kernel(SOURCE, cast_expression(destination.dtype, source.dtype)), (source,), destination)
+
+
+def widen_narrow(emit: Emitter, x: Slot) -> Slot:
+    """Return a slot, that of a narrow type converted to float32."""
+    if not is_narrow(x.dtype):
+        return x
+    wide = emit.temp(x.shape, np.float32)
+    convert_commands(emit, wide, x)
+    return wide
+
+
 class _Conversion(Operator):
     """What Cast and CastLike share once the type is known."""
 
     __slots__ = ()
     tolerance = Tolerance.EXACT
+    saturate: int
+    round_mode: str
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch once; a view where the type stays."""
@@ -84,7 +128,7 @@ class _Conversion(Operator):
         if x.dtype == y.dtype:
             emit.alias(y, x)
         else:
-            launch_units(emit, Kernel(SOURCE, cast_expression(y.dtype, x.dtype)), (x,), y)
+            convert_commands(emit, y, x, self.saturate, self.round_mode)
 
 
 @operator("Cast")
@@ -93,7 +137,7 @@ class Cast(_Conversion):
     """x in another element type.
 
     To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``.
-    ``saturate`` and ``round_mode`` concern 8-bit floats alone.
+    ``saturate`` concerns 8-bit floats alone, ``round_mode`` float8e8m0.
     """
 
     to: int
@@ -103,6 +147,7 @@ class Cast(_Conversion):
     def __post_init__(self) -> None:
         """Check that the type is known; passes look at it."""
         dtype_row(self.to)
+        check_rounding("Cast", self.round_mode)
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for."""
@@ -114,7 +159,7 @@ class Cast(_Conversion):
         """Convert."""
         (x,) = inputs
         assert x is not None
-        return (_put(convert(x, dtype_row(self.to).numpy), out),)
+        return (_put(convert(x, dtype_row(self.to).numpy, self.saturate, self.round_mode), out),)
 
 
 @operator("CastLike")
@@ -125,6 +170,10 @@ class CastLike(_Conversion):
     saturate: int = 1
     round_mode: str = "up"
 
+    def __post_init__(self) -> None:
+        """Check the attribute that is a choice."""
+        check_rounding("CastLike", self.round_mode)
+
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the first input's shape in the second's type."""
         x, like = require_inputs("CastLike", inputs, 2)
@@ -134,7 +183,7 @@ class CastLike(_Conversion):
         """Convert."""
         x, like = inputs
         assert x is not None and like is not None
-        return (_put(convert(x, like.dtype), out),)
+        return (_put(convert(x, like.dtype, self.saturate, self.round_mode), out),)
 
 
 @operator("Identity")
@@ -164,10 +213,11 @@ class Identity(Operator):
 
 @operator("BitCast")
 @dataclass(frozen=True, slots=True)
-class BitCast(_Conversion):
-    """The bytes of x as elements of another type of as many bytes, as a view; to bool, every byte but 0 is True."""
+class BitCast(Operator):
+    """The bits of x as elements of another type of as many bits, as a view; to bool, every byte but 0 is True."""
 
     to: int
+    tolerance = Tolerance.EXACT
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for.
@@ -176,27 +226,33 @@ class BitCast(_Conversion):
             InputError: The types differ in width.
         """
         (x,) = require_inputs("BitCast", inputs, 1)
-        to = dtype_row(self.to).numpy
-        if x.dtype.itemsize != to.itemsize:
-            raise InputError(f"BitCast expects types of one width, got {x.dtype.name} and {to.name}.")
-        return (TensorSpec(x.shape, to),)
+        to, given = dtype_row(self.to), dtype_row(x.dtype)
+        if is_host_object(to.numpy) or is_host_object(x.dtype):
+            raise InputError(f"BitCast from {given.name} to {to.name} is not supported; neither may be an object.")
+        if given.width != to.width:
+            got = f"{given.name} of {given.width} bits and {to.name} of {to.width}"
+            raise InputError(f"BitCast expects types of one width, got {got}.")
+        return (TensorSpec(x.shape, to.numpy),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """View."""
         (x,) = inputs
         assert x is not None
         to = dtype_row(self.to).numpy
-        return (_put(np.not_equal(x, 0) if to == BOOL else x.view(to), out),)
+        return (_put(np.not_equal(x.view(np.uint8), 0) if to == BOOL else x.view(to), out),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Alias under another type; what becomes bool is compared, since other bytes than 0 and 1 are no bool."""
         (x,), (y,) = inputs, outputs
         if x is None or y is None:
             return
-        if y.dtype == BOOL:
-            _Conversion.lower(self, emit, inputs, outputs)
+        is_compared = y.dtype == BOOL and x.dtype != BOOL
+        bits = np.dtype(np.uint8) if is_compared else y.dtype
+        same = Slot(x.buffer, x.offset_bytes, TensorSpec(x.shape, bits), x.strides)
+        if is_compared:
+            convert_commands(emit, y, same)
         else:
-            emit.alias(y, Slot(x.buffer, x.offset_bytes, TensorSpec(x.shape, y.dtype), x.strides))
+            emit.alias(y, same)
 
 
 # What ONNX calls types that have another name here.

@@ -13,7 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast_strides, ceil_div
 from gpuexec.operator import Array, Emitter
 from gpuexec.ops.strided import Walk, join
-from gpuexec.spec import TensorSpec, accumulator, dtypes_of
+from gpuexec.spec import TensorSpec, accumulator, dtypes_of, name_dtype
 
 DType = np.dtype[Any]
 
@@ -52,7 +52,7 @@ def require_same_dtype(name: str, specs: Sequence[TensorSpec], dtypes: Sequence[
     if any(spec.dtype != dtype for spec in specs):
         raise InputError(f"{name} expects inputs of one type, got {', '.join(map(str, specs))}.")
     if dtype not in dtypes:
-        raise InputError(f"{name} expects {', '.join(d.name for d in dtypes)}, got {specs[0]}.")
+        raise InputError(f"{name} expects {', '.join(map(name_dtype, dtypes))}, got {specs[0]}.")
     return dtype
 
 

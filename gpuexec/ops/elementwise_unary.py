@@ -12,6 +12,7 @@ from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
 from gpuexec.ops.elementwise_erf import erf
+from gpuexec.ops.narrow_types import FLOAT8
 from gpuexec.spec import BFLOAT16
 
 EXACT, REDUCTION = Tolerance.EXACT, Tolerance.REDUCTION
@@ -151,7 +152,7 @@ ROWS = (
     Row("Floor", FLOATS, Form(np.floor, "Floor"), tolerance=EXACT),
     Row("Ceil", FLOATS, Form(np.ceil, "Ceil"), tolerance=EXACT),
     Row("Round", FLOATS, Form(np.rint, "Round"), tolerance=EXACT),
-    Row("IsNaN", FLOATS, Form(_is_nan, "IsNaN"), result=BOOL, tolerance=EXACT),
+    Row("IsNaN", FLOATS, Form(_is_nan, "IsNaN"), result=BOOL, tolerance=EXACT, narrow=FLOAT8),
     Row(
         "IsInf",
         FLOATS,
@@ -159,6 +160,7 @@ ROWS = (
         (("detect_negative", 1), ("detect_positive", 1)),
         result=BOOL,
         tolerance=EXACT,
+        narrow=FLOAT8,
     ),
     Row("Exp", FLOATS, Form(np.exp, "Exp")),
     Row("Log", FLOATS, Form(np.log, "Log")),

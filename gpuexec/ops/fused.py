@@ -22,9 +22,11 @@ from gpuexec.operator import Array, Emitter, Operator, operator
 from gpuexec.ops import narrow
 from gpuexec.ops.batch_norm import BatchNormalization
 from gpuexec.ops.conv import Conv, ConvTranspose
+from gpuexec.ops.einsum import Einsum
 from gpuexec.ops.epilogue import MADE, FinishingEmitter, Step, make_epilogue, read_steps
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.matmul import Gemm, MatMul
+from gpuexec.ops.microsoft.matmul import FusedMatMul
 from gpuexec.ops.norm import LayerNormalization, RMSNormalization
 from gpuexec.ops.norm_channels import GroupNormalization, InstanceNormalization
 from gpuexec.spec import TensorSpec
@@ -40,6 +42,8 @@ PRODUCERS: dict[str, tuple[type[Operator], int]] = {
         (ConvTranspose, 3),
         (Gemm, 2),
         (MatMul, 0),
+        (Einsum, 0),
+        (FusedMatMul, 0),
         (BatchNormalization, 1),
         (InstanceNormalization, 2),
         (GroupNormalization, 2),

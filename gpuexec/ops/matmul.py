@@ -65,8 +65,15 @@ class MatMul(Operator):
         """Launch the tile kernel once, over all batches."""
         self.lower_with(emit, inputs, outputs)
 
-    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
-        """Lower, the right operand perhaps narrow."""
+    def lower_with(
+        self,
+        emit: Emitter,
+        inputs: Slots,
+        outputs: Slots,
+        narrow: NarrowWeight | None = None,
+        alpha: float = 1.0,
+    ) -> None:
+        """Lower, the right operand perhaps narrow, the product perhaps times a number."""
         a, b, y = inputs[0], inputs[1], outputs[0]
         assert a is not None and b is not None and y is not None
         a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
@@ -91,6 +98,7 @@ class MatMul(Operator):
             (a, b, None, y),
             (row_extent, columns, a_shape[-1]),
             (a_row, a_strides[-1], b_strides[-2], b_strides[-1], 0, 0, y_row),
+            scale=(alpha, 1.0),
             batch=(extents[:split], tuple(walk[:split] for walk in walks)),
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
@@ -188,6 +196,7 @@ def launch_gemm(
     *,
     scale: tuple[float, float] = (1.0, 1.0),
     batch: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = ((), ((), (), ())),
+    y_column: int = 1,
     narrow: NarrowWeight | None = None,
     scale_steps: tuple[int, int] = (0, 0),
 ) -> None:
@@ -197,9 +206,10 @@ def launch_gemm(
         emit: Where the launch goes.
         slots: a, b, c (or None), y; only their first elements and types count.
         extents: Rows, columns and the inner extent of one product.
-        strides: a by row and inner, b by inner and column, c by row and column, y by row; y is dense along its columns.
+        strides: a by row and inner, b by inner and column, c by row and column, y by row.
         scale: alpha, beta.
         batch: Extents of the batch axes, and the strides of a, b and y along them.
+        y_column: The stride of y by column.
         narrow: The scales of b, where it is narrow.
         scale_steps: Their strides along the inner extent and the columns.
 
@@ -208,25 +218,39 @@ def launch_gemm(
     """
     (a, b, c, y), (rows, columns, inner), (batch_extents, walks) = slots, extents, batch
     a_row, a_inner, b_inner, b_column, c_row, c_column, y_row = strides
-    y_column = 1
     if columns <= FEW_ROWS < rows and narrow is None:  # the product of the transposed has few rows
         a, b, rows, columns, walks = b, a, columns, rows, (walks[1], walks[0], walks[2])
         a_row, a_inner, b_inner, b_column = b_column, b_inner, a_inner, a_row
         c_row, c_column, y_row, y_column = c_column, c_row, y_column, y_row
     if len(batch_extents) > MAX_BATCH_AXES:
         raise InputError(f"MatMul expects batch axes that join to at most {MAX_BATCH_AXES}, got {len(batch_extents)}.")
-    pad = (0,) * (MAX_BATCH_AXES - len(batch_extents))
-    tables = [entry for row in (batch_extents, *walks) for entry in (*row, *pad)]
     walk = (a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column)
-    layout = f"<11q2dq{4 * MAX_BATCH_AXES}q"
-    packed = struct.pack(layout, rows, columns, inner, *walk, *scale, len(batch_extents), *tables)
-    tiles = ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)
+    packed = pack_gemm((rows, columns, inner), walk, scale, (batch_extents, walks))
+    tiles = count_tiles(rows, columns)
     kernel = Kernel("matmul.cu", f"gemm<{dtype_row(y.dtype).cuda}>")
     arguments: list[Argument] = [a, b, c, y, packed]
     if narrow is not None:
         kernel = Kernel("matmul.cu", f"gemm_narrow<{name_types(y.dtype, b.dtype)}>")
         arguments += [*narrow.dense(emit), struct.pack("<2q", *scale_steps)]
     emit.launch(kernel, (tiles * prod(batch_extents), 1, 1), (256, 1, 1), arguments, writes=[3])
+
+
+def pack_gemm(
+    extents: tuple[int, int, int],
+    walk: tuple[int, ...],
+    scale: tuple[float, float] = (1.0, 1.0),
+    batch: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = ((), ((), (), ())),
+) -> bytes:
+    """Return the bytes of ``Gemm`` of ``matmul.cu``; arguments as of `launch_gemm`, y by column behind its strides."""
+    batch_extents, walks = batch
+    pad = (0,) * (MAX_BATCH_AXES - len(batch_extents))
+    tables = [entry for row in (batch_extents, *walks) for entry in (*row, *pad)]
+    return struct.pack(f"<11q2dq{4 * MAX_BATCH_AXES}q", *extents, *walk, *scale, len(batch_extents), *tables)
+
+
+def count_tiles(rows: int, columns: int) -> int:
+    """Return the blocks that one product takes."""
+    return ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)
 
 
 def multiply(a: Array, b: Array, out: Array | None = None) -> Array:

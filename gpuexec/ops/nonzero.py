@@ -18,7 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graph import Node, Value
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, instantiate, operator, require_const
-from gpuexec.ops.checks import check_dtype, require_ints
+from gpuexec.ops.checks import check_computed, check_dtype, require_ints
 from gpuexec.ops.gather import Gather
 from gpuexec.ops.layout import Reshape, Slots, read_ints
 from gpuexec.ops.shape import Constant, Shape
@@ -45,6 +45,7 @@ class NonZero(Operator):
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count, if the content is known."""
+        check_computed(self.name, x)
         return (TensorSpec((x.rank, int(np.count_nonzero(require_const(x, "X", 0)))), _INDEX),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
@@ -88,6 +89,7 @@ class Compact(Operator):
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Be as long as the input."""
+        check_computed(self.name, x)
         return TensorSpec((x.size,), _INDEX), TensorSpec((1,), _INDEX)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:

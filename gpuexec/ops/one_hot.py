@@ -48,7 +48,7 @@ class OneHot(Operator):
         axis = normalize_axis(self.axis, indices.ndim + 1)
         wanted = np.expand_dims(_truncate(indices), axis)
         places = np.arange(extent).reshape(-1, *(1,) * (indices.ndim - axis))
-        return (np.where((wanted == places) | (wanted == places - extent), values[1], values[0]),)
+        return (np.where((wanted == places) | (wanted == places - extent), values[1:], values[:1]),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel, Slot
+from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graph import RawNode
@@ -85,15 +86,7 @@ class Pad(Operator):
         y = outputs[0]
         assert x is not None and pads is not None and y is not None
         plan = self._read(x.shape, pads.spec, None if axes is None else axes.spec)
-        start = sum(axis.first * stride for axis, stride in zip(plan, x.strides, strict=True)) if x.spec.size else 0
-        shown = window(x, [axis.extent for axis in plan], x.strides, start)
-        emit.launch(
-            Kernel("pad.cu", f"pad<{_TYPES[x.dtype.itemsize]}>"),
-            (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
-            (_THREADS, 1, 1),
-            [shown, _constant_slot(emit, constant, x.dtype), y, self._pack(plan, x.strides, y.spec.size)],
-            writes=[2],
-        )
+        launch_pad(emit, x, constant, y, plan, self.mode)
 
     def _read(self, shape: tuple[int, ...], pads: TensorSpec, axes: TensorSpec | None) -> tuple[PadAxis, ...]:
         listed = None if axes is None else require_ints(axes, "axes", 3)
@@ -124,16 +117,18 @@ class Pad(Operator):
             raise InputError(f"Pad mode {self.mode} needs an element on axis {axis}, got {got}.")
         return PadAxis(max(-begin, 0), left, max(begin, 0), output)
 
-    def _pack(self, plan: Sequence[PadAxis], strides: Sequence[int], count: int) -> bytes:
-        """Return the bytes of PadWalk."""
-        rows = _merge(plan, strides)[::-1]
-        if len(rows) > MAX_RANK:
-            raise InputError(f"Pad on a device takes at most {MAX_RANK} axes that can't be merged, got {len(rows)}.")
-        rows += [(PadAxis(0, 1, 0, 1), 0)] * (MAX_RANK - len(rows))
-        divisors = b"".join(pack_fast_div64(max(1, axis.output)) for axis, _ in rows)
-        numbers = [axis.begin for axis, _ in rows] + [axis.extent for axis, _ in rows] + [stride for _, stride in rows]
-        head = struct.pack("<q2i", count, MAX_RANK, _MODES.index(self.mode))
-        return head + divisors + struct.pack(f"<{3 * MAX_RANK}q", *numbers)
+
+def launch_pad(emit: Emitter, x: Slot, constant: Slot | None, y: Slot, plan: Sequence[PadAxis], mode: str) -> None:
+    """Launch one thread per element of ``y``, which shows ``x`` by the plan, and else the constant (None: 0)."""
+    start = sum(axis.first * stride for axis, stride in zip(plan, x.strides, strict=True)) if x.spec.size else 0
+    shown = window(x, [axis.extent for axis in plan], x.strides, start)
+    emit.launch(
+        Kernel("pad.cu", f"pad<{_TYPES[x.dtype.itemsize]}>"),
+        (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
+        (_THREADS, 1, 1),
+        [shown, _constant_slot(emit, constant, x.dtype), y, _pack(plan, x.strides, y.spec.size, mode)],
+        writes=[2],
+    )
 
 
 @upgrade("Pad", below=2)
@@ -149,6 +144,18 @@ def take_pads_as_inputs(node: RawNode) -> RawNode:
     node = attributes_to_inputs(node.without("value"), "pads")
     # The element type is not known here; `Pad` converts a constant of another type.
     return node.with_input(2, np.array(value, np.float32)) if value else node
+
+
+def _pack(plan: Sequence[PadAxis], strides: Sequence[int], count: int, mode: str) -> bytes:
+    """Return the bytes of PadWalk."""
+    rows = _merge(plan, strides)[::-1]
+    if len(rows) > MAX_RANK:
+        raise InputError(f"Pad on a device takes at most {MAX_RANK} axes that can't be merged, got {len(rows)}.")
+    rows += [(PadAxis(0, 1, 0, 1), 0)] * (MAX_RANK - len(rows))
+    divisors = b"".join(pack_fast_div64(max(1, axis.output)) for axis, _ in rows)
+    numbers = [axis.begin for axis, _ in rows] + [axis.extent for axis, _ in rows] + [stride for _, stride in rows]
+    head = struct.pack("<q2i", count, MAX_RANK, _MODES.index(mode))
+    return head + divisors + struct.pack(f"<{3 * MAX_RANK}q", *numbers)
 
 
 def _merge(plan: Sequence[PadAxis], strides: Sequence[int]) -> list[tuple[PadAxis, int]]:
@@ -172,7 +179,7 @@ def _constant_slot(emit: Emitter, constant: Slot | None, dtype: np.dtype[Any]) -
 
 
 def _pad_with_constant(x: Array, plan: Sequence[PadAxis], constant: Array | None) -> Array:
-    value = np.zeros((), x.dtype) if constant is None else constant.reshape(()).astype(x.dtype)
+    value = make_blank((), x.dtype) if constant is None else constant.reshape(()).astype(x.dtype)
     y = np.full([axis.output for axis in plan], value, x.dtype)
     to, source = [], []
     for axis in plan:

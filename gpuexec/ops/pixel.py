@@ -78,7 +78,7 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     },
     "cumulative.cu": {"cumulative": ""},
     "elementwise_binary.cu": {"binary": ""},
-    "elementwise_cast.cu": {"convert": ""},
+    "elementwise_cast.cu": {"convert": "", "convert_narrow": ""},
     "elementwise_pow.cu": {"power": ""},
     "elementwise_select.cu": {"where": "", "clip": ""},
     "elementwise_unary.cu": {"unary": ""},
@@ -93,7 +93,7 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "one_hot.cu": {"one_hot": ""},
     "pad.cu": {"pad": ""},
     "pool.cu": {"max_pool": {1: "max_pool", 2: "max_pool_places"}, "average_pool": "", "lp_pool": ""},
-    "quantize.cu": {"quantize": "", "dequantize": ""},
+    "quantize.cu": dict.fromkeys(("quantize", "dequantize", "quantize_narrow", "dequantize_narrow"), ""),
     "random.cu": {
         **dict.fromkeys(("random_uniform", "random_normal", "bernoulli", "next_key"), ""),
         "dropout": {1: "dropout", 2: "dropout_mask"},

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: integers that stand for numbers by a scale and a zero point.
+"""QuantizeLinear and DequantizeLinear: integers, or narrow floats, that stand for numbers by a scale and a zero point.
 
 A scale is of the whole tensor, of each place along an axis, or of each block of places along it. Arithmetic is in
 float, rounded once to the type of the result; the quotient of QuantizeLinear is rounded to ``precision`` before, as
@@ -20,14 +20,18 @@ from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
+from gpuexec.ops.narrow_types import is_narrow, limits, pack_mode, to_narrow_float, widen
 from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 
 _THREADS = 256  # kThreads of quantize.cu
 _FLOAT, _HALF, _INT32 = (np.dtype(t) for t in (np.float32, np.float16, np.int32))
 WIDE = (_FLOAT, _HALF, BFLOAT16)
-_KINDS = {_FLOAT: 0, _HALF: 1, BFLOAT16: 2, _INT32: 3}  # scale_kind of ScaleWalk
+POWER = dtype_row("float8e8m0").numpy  # a scale of this type is a power of two
+_KINDS = {_FLOAT: 0, _HALF: 1, BFLOAT16: 2, _INT32: 3, POWER: 4}  # scale_kind of ScaleWalk
 NARROW = tuple(np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16))
+# Types nothing else computes with; kernels are told which one it is.
+NARROWER = tuple(t for t in dtypes_of("narrow float", "narrow int", "narrow uint") if t != POWER)
 _LARGEST = 2.0**24  # what is beyond saturates, whatever zero is added
 
 
@@ -37,6 +41,8 @@ def _instances(kernel: str, froms: tuple[np.dtype[Any], ...], to: tuple[np.dtype
 
 instantiate("quantize.cu", _instances("dequantize", (*NARROW, _INT32), WIDE))
 instantiate("quantize.cu", _instances("quantize", (*WIDE, _INT32), NARROW))
+instantiate("quantize.cu", [f"dequantize_narrow<{dtype_row(t).cuda}>" for t in WIDE])
+instantiate("quantize.cu", [f"quantize_narrow<{dtype_row(t).cuda}>" for t in (*WIDE, _INT32)])
 
 
 @operator("DequantizeLinear")
@@ -55,8 +61,8 @@ class DequantizeLinear(Operator):
         Raises:
             InputError: Types or shapes do not fit together.
         """
-        check_dtype(self.name, x, (*NARROW, _INT32), "x")
-        check_dtype(self.name, scale, WIDE, "x_scale")
+        check_dtype(self.name, x, (*NARROW, *NARROWER, _INT32), "x")
+        check_dtype(self.name, scale, (*WIDE, POWER), "x_scale")
         _check_zero(self.name, zero, x.dtype, scale)
         find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
         dtype = dtype_row(self.output_dtype).numpy if self.output_dtype else scale.dtype
@@ -74,7 +80,7 @@ class DequantizeLinear(Operator):
         x, scale, zero = (*inputs, None)[:3]
         y = outputs[0]
         assert x is not None and scale is not None and y is not None
-        _launch(emit, "dequantize", (x, scale, zero, y), (self.axis, self.block_size), _FLOAT)
+        _launch(emit, "dequantize", (x, scale, zero, y), (self.axis, self.block_size), _FLOAT, x.dtype)
 
 
 @operator("QuantizeLinear")
@@ -82,7 +88,8 @@ class DequantizeLinear(Operator):
 class QuantizeLinear(Operator):
     """``saturate(round(x / scale) + zero_point)``, halves to even.
 
-    The result is of the zero point's type, else ``output_dtype``, else uint8. ``saturate`` is for float8 alone.
+    The result is of the zero point's type, else ``output_dtype``, else uint8. For narrow floats the sum is rounded, not
+    the quotient; ``saturate`` is for those of 8 bits alone.
     """
 
     axis: int = 1
@@ -99,12 +106,13 @@ class QuantizeLinear(Operator):
             InputError: Types or shapes do not fit together.
         """
         check_dtype(self.name, x, (*WIDE, _INT32), "x")
-        check_dtype(self.name, scale, (*WIDE, _INT32), "y_scale")
+        check_dtype(self.name, scale, (*WIDE, _INT32, POWER), "y_scale")
         dtype = self._find_dtype(None if zero is None else zero.dtype)
         _check_zero(self.name, zero, dtype, scale)
         find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
-        if dtype not in NARROW:
-            raise InputError(f"{self.name} gives {', '.join(d.name for d in NARROW)}, not {dtype.name}.")
+        if dtype not in (*NARROW, *NARROWER):
+            names = ", ".join(dtype_row(each).name for each in (*NARROW, *NARROWER))
+            raise InputError(f"{self.name} gives {names}, not {dtype_row(dtype).name}.")
         if self._find_precision(scale.dtype) not in WIDE:
             raise InputError(f"{self.name} expects precision float32, float16 or bfloat16, got {self.precision}.")
         return (TensorSpec(x.shape, dtype),)
@@ -115,19 +123,23 @@ class QuantizeLinear(Operator):
         places = find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
         with np.errstate(all="ignore"):
             value = x.astype(np.float32).astype(precision).astype(np.float32)
-            quotient = np.rint((value / places.spread(scale.astype(np.float32))).astype(precision).astype(np.float32))
-            whole = np.nan_to_num(np.clip(quotient, -_LARGEST, _LARGEST), nan=0.0).astype(np.int32)
+            quotient = (value / places.spread(scale.astype(np.float32))).astype(precision).astype(np.float32)
+            if dtype_row(dtype).kind == "narrow float":
+                if zero is not None:
+                    quotient = (quotient + places.spread(widen(zero))).astype(precision).astype(np.float32)
+                return (to_narrow_float(np.asarray(quotient), dtype, self.saturate),)
+            whole = np.nan_to_num(np.clip(np.rint(quotient), -_LARGEST, _LARGEST), nan=0.0).astype(np.int32)
         if zero is not None:
             whole += places.spread(zero.astype(np.int32))
-        limits = np.iinfo(dtype)
-        return (np.clip(whole, limits.min, limits.max).astype(dtype),)
+        return (np.clip(whole, *limits(dtype)).astype(dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""
         x, scale, zero = (*inputs, None)[:3]
         y = outputs[0]
         assert x is not None and scale is not None and y is not None
-        _launch(emit, "quantize", (x, scale, zero, y), (self.axis, self.block_size), self._find_precision(scale.dtype))
+        divisor, mode = self._find_precision(scale.dtype), pack_mode(self.saturate, "up")
+        _launch(emit, "quantize", (x, scale, zero, y), (self.axis, self.block_size), divisor, y.dtype, mode)
 
     def _find_dtype(self, zero: np.dtype[Any] | None) -> np.dtype[Any]:
         given = dtype_row(self.output_dtype).numpy if self.output_dtype else None
@@ -137,7 +149,7 @@ class QuantizeLinear(Operator):
 
     def _find_precision(self, scale: np.dtype[Any]) -> np.dtype[Any]:
         given = dtype_row(self.precision).numpy if self.precision else scale
-        return _FLOAT if given == _INT32 else given
+        return _FLOAT if given in (_INT32, POWER) and not self.precision else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +196,9 @@ def find_places(name: str, shape: tuple[int, ...], scales: tuple[int, ...], axis
 def dequantize(x: Array, scale: Array, zero: Array | None, axis: int, block: int, dtype: np.dtype[Any]) -> Array:
     """Return ``(x - zero) * scale`` in float, rounded once to ``dtype``."""
     places = find_places("DequantizeLinear", x.shape, scale.shape, axis, block)
+    exact = np.float32 if is_narrow(x.dtype) else np.int32
     with np.errstate(all="ignore"):
-        difference = x.astype(np.int32) if zero is None else x.astype(np.int32) - places.spread(zero.astype(np.int32))
+        difference = x.astype(exact) if zero is None else x.astype(exact) - places.spread(zero.astype(exact))
         product = difference.astype(np.float32)
         product *= places.spread(scale.astype(np.float32))
         return np.asarray(product.astype(dtype, copy=False))
@@ -197,6 +210,8 @@ def _launch(
     slots: tuple[Slot, Slot, Slot | None, Slot],
     blocks: tuple[int, int],
     divisor: np.dtype[Any],
+    quantized: np.dtype[Any],
+    *mode: np.int32,
 ) -> None:
     x, scale, zero, y = slots
     places = find_places(kernel, x.shape, scale.shape, *blocks)
@@ -207,16 +222,20 @@ def _launch(
             struct.pack("<3q2i", *places.strides, _KINDS[scale.dtype], _KINDS[divisor]),
         )
     )
-    types = f"{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}"
+    types, told = f"{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}", tuple[np.int32, ...]()
+    if is_narrow(quantized):
+        types = dtype_row(x.dtype if quantized == y.dtype else y.dtype).cuda
+        kernel, told = f"{kernel}_narrow", (np.int32(dtype_row(quantized).code), *mode)
     emit.launch(
         Kernel("quantize.cu", f"{kernel}<{types}>"),
         (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
         (_THREADS, 1, 1),
-        [emit.contiguous(x), emit.contiguous(scale), None if zero is None else emit.contiguous(zero), y, walk],
+        [emit.contiguous(x), emit.contiguous(scale), None if zero is None else emit.contiguous(zero), y, walk, *told],
         writes=[3],
     )
 
 
 def _check_zero(name: str, zero: TensorSpec | None, dtype: np.dtype[Any], scale: TensorSpec) -> None:
     if zero is not None and (zero.dtype != dtype or (zero.shape != scale.shape and (zero.size, scale.size) != (1, 1))):
-        raise InputError(f"{name} expects a zero point of {dtype.name} and of the scale's shape {scale}, got {zero}.")
+        expected = f"{dtype_row(dtype).name} and of the scale's shape {scale}"
+        raise InputError(f"{name} expects a zero point of {expected}, got {zero}.")

@@ -14,9 +14,11 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ops.layout import Slots
 from gpuexec.ops.rnn_host import (
     Activation,
+    Bound,
     Step,
     bind_activations,
     clip_input,
@@ -25,9 +27,11 @@ from gpuexec.ops.rnn_host import (
     make_rnn_step,
     unroll,
 )
+from gpuexec.ops.rnn_launch import Layer, Operands, launch_layer
 from gpuexec.spec import TensorSpec, accumulator, dtypes_of
 
 DTYPES = dtypes_of("float")
+_LENGTH = np.dtype(np.int32)
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -66,6 +70,11 @@ class LSTM(Operator):
 
         return layer.compute(inputs, make_step, split_bias=False)
 
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Multiply the inputs of all steps, then launch all steps."""
+        layer = _Layer(self, 4, 3, ("Sigmoid", "Tanh", "Tanh"), states=2)
+        layer.lower(emit, inputs, outputs, input_forget=bool(self.input_forget))
+
 
 @operator("GRU")
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,11 @@ class GRU(Operator):
 
         return _Layer(self, 3, 2, ("Sigmoid", "Tanh"), states=1).compute(inputs, make_step, split_bias=True)
 
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Multiply the inputs of all steps, then launch all steps."""
+        layer = _Layer(self, 3, 2, ("Sigmoid", "Tanh"), states=1)
+        layer.lower(emit, inputs, outputs, is_linear=bool(self.linear_before_reset))
+
 
 @operator("RNN")
 @dataclass(frozen=True, slots=True)
@@ -131,6 +145,16 @@ class RNN(Operator):
 
         return _Layer(self, 1, 1, ("Tanh",), states=1).compute(inputs, make_step, split_bias=False)
 
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Multiply the inputs of all steps, then launch all steps."""
+        _Layer(self, 1, 1, ("Tanh",), states=1).lower(emit, inputs, outputs)
+
+
+@upgrade("GRU", below=3)
+def _correct_direction(node: RawNode) -> RawNode:
+    """The first version has a default that is no direction: a letter short of forward."""
+    return node.with_attributes(direction=node.attributes.get("direction", "forward"))
+
 
 @upgrade("LSTM", below=7)
 @upgrade("GRU", below=7)
@@ -146,7 +170,7 @@ class _Layer:
 
     op: LSTM | GRU | RNN
     gates: int
-    functions: int
+    per_direction: int
     defaults: tuple[str, ...]
     states: int
 
@@ -159,7 +183,7 @@ class _Layer:
         if op.direction not in _DIRECTIONS:
             raise InputError(f"{name} expects direction among {', '.join(_DIRECTIONS)}, got {op.direction!r}.")
         directions, hidden = len(_DIRECTIONS[op.direction]), r.shape[2]
-        self.activations()
+        self.functions()
         if op.hidden_size and op.hidden_size != hidden:
             raise InputError(f"{name} expects hidden_size to be the last extent of R {r}, got {op.hidden_size}.")
         steps, batch = x.shape[1::-1] if op.layout else x.shape[:2]
@@ -174,24 +198,44 @@ class _Layer:
         for role, spec, shape in expected:
             if spec is not None and (spec.shape != shape or spec.dtype != x.dtype):
                 raise InputError(f"{name} expects {role} to be {TensorSpec(shape, x.dtype)}, got {spec}.")
-        if lengths is not None and lengths.shape != (batch,):
-            raise InputError(f"{name} expects sequence_lens of [{batch}], got {lengths}.")
+        if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != _LENGTH):
+            raise InputError(f"{name} expects sequence_lens to be {TensorSpec((batch,), _LENGTH)}, got {lengths}.")
         if x.dtype not in DTYPES:
             raise InputError(f"{name} expects a type among {', '.join(t.name for t in DTYPES)}, got {x}.")
         y = (batch, steps, directions, hidden) if op.layout else (steps, directions, batch, hidden)
         return (TensorSpec(y, x.dtype), *(TensorSpec(state, x.dtype) for _ in range(self.states)))
 
-    def activations(self) -> list[Activation]:
-        """Return the activations of all directions in one list."""
+    def functions(self) -> list[Bound]:
+        """Return the activations of all directions in one list, unclipped."""
         directions = len(_DIRECTIONS[self.op.direction])
         names = self.op.activations or self.defaults * directions
-        if len(names) != self.functions * directions:
+        if len(names) != self.per_direction * directions:
             raise InputError(
-                f"{self.op.name} expects {self.functions} activations per direction ({directions}), got {list(names)}."
+                f"{self.op.name} expects {self.per_direction} activations per direction ({directions}), "
+                f"got {list(names)}."
             )
-        bound = bind_activations(names, self.op.activation_alpha, self.op.activation_beta)
+        return bind_activations(names, self.op.activation_alpha, self.op.activation_beta)
+
+    def activations(self) -> list[Activation]:
+        """Return the activations of all directions in one list."""
         # The third function of an LSTM, of the cell, is no gate: onnxruntime does not clip what it is given, nor do we.
-        return [clip_input(function, self.op.clip if i % self.functions < 2 else 0) for i, function in enumerate(bound)]
+        return [
+            clip_input(function, self.op.clip if i % self.per_direction < 2 else 0)
+            for i, function in enumerate(self.functions())
+        ]
+
+    def lower(
+        self, emit: Emitter, inputs: Slots, outputs: Slots, *, is_linear: bool = False, input_forget: bool = False
+    ) -> None:
+        """Launch the layer. ``is_linear`` is a GRU's linear_before_reset."""
+        op = self.op
+        x, w, r, bias, lengths, h, *rest = (*inputs, *(None,) * 8)[:8]
+        assert x is not None and w is not None and r is not None
+        layer = Layer(
+            op.name, self.gates, _DIRECTIONS[op.direction], tuple(self.functions()), op.clip, op.hidden_size,
+            bool(op.layout), is_linear, input_forget,
+        )  # fmt: skip
+        launch_layer(emit, layer, Operands(x, w, r, bias, lengths, h, rest[0], rest[1]), outputs)
 
     def compute(
         self,
@@ -217,7 +261,9 @@ class _Layer:
                     both[1, -hidden:] = 0
                 gates = (x.reshape(steps * batch, width) @ weights).reshape(steps, batch, self.gates * hidden)
                 gates += both[0] + both[1]
-                step = make_step(d, recurrent, recurrent_bias, bound[d * self.functions : (d + 1) * self.functions])
+                step = make_step(
+                    d, recurrent, recurrent_bias, bound[d * self.per_direction : (d + 1) * self.per_direction]
+                )
                 y, final = unroll(gates, lengths, is_reverse, self._initial(rest, d, (batch, hidden), acc), step)
                 results.append(y)
                 finals.append(final)

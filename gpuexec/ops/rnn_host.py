@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -14,6 +13,19 @@ from gpuexec.operator import Array
 Activation = Callable[[Array], Array]
 State = tuple[Array, ...]  # h, and for an LSTM c: [batch, hidden] each
 Step = Callable[[Array, State], State]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An activation with its numbers; ``kind`` is its place in the table of all."""
+
+    kind: int
+    alpha: float
+    beta: float
+
+    def __call__(self, x: Array) -> Array:
+        """Apply it to each element."""
+        return _FUNCTIONS[_NAMES[self.kind]].formula(x, self.alpha, self.beta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,7 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)), x.dtype)
 
 
+# In the order of FunctionKind of rnn.cu.
 _FUNCTIONS = {
     "sigmoid": _Function(lambda x, a, b: _sigmoid(x)),
     "tanh": _Function(lambda x, a, b: np.tanh(x)),
@@ -43,33 +56,30 @@ _FUNCTIONS = {
     "softsign": _Function(lambda x, a, b: x / (1 + np.abs(x))),
     "softplus": _Function(lambda x, a, b: np.logaddexp(x, x.dtype.type(0))),
 }
+_NAMES = tuple(_FUNCTIONS)
 
 
-def bind_activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Activation]:
+def bind_activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Bound]:
     """Return the activations named, each with the next alpha and beta of the lists if it takes them.
 
     Raises:
         InputError: A name is unknown.
     """
     left_alphas, left_betas = list(alphas), list(betas)
-    bound: list[Activation] = []
+    bound: list[Bound] = []
     for name in names:
         function = _FUNCTIONS.get(name.lower())
         if function is None:
             raise InputError(f"activations may name {', '.join(_FUNCTIONS)}, got {name!r}.")
         alpha = left_alphas.pop(0) if function.takes > 0 and left_alphas else function.alpha
         beta = left_betas.pop(0) if function.takes > 1 and left_betas else function.beta
-        bound.append(partial(_activate, function.formula, alpha, beta))
+        bound.append(Bound(_NAMES.index(name.lower()), alpha, beta))
     return bound
 
 
 def clip_input(activation: Activation, clip: float) -> Activation:
     """Return the activation with its input held within ``[-clip, clip]``; of 0 and below nothing is clipped."""
     return (lambda x: activation(np.clip(x, -clip, clip))) if clip > 0 else activation
-
-
-def _activate(formula: Callable[[Array, float, float], Array], alpha: float, beta: float, x: Array) -> Array:
-    return formula(x, alpha, beta)
 
 
 def unroll(inputs: Array, lengths: Array | None, is_reverse: bool, state: State, step: Step) -> tuple[Array, State]:

@@ -22,11 +22,12 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.graph import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.ops.checks import check_computed
 from gpuexec.ops.gather import INDEX_TYPES, resolve_indices
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.sort import sort_rows
 from gpuexec.ops.strided import MAX_RANK, join, pack_fast_div64
-from gpuexec.spec import DTYPES, TensorSpec, accumulator, dtype_row
+from gpuexec.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 
 SOURCE = "scatter.cu"
 _THREADS = 256  # kThreads of scatter.cu
@@ -38,7 +39,7 @@ instantiate(
     SOURCE, [f"{name}<{index}>" for name in ("locate_elements", "locate_slices") for index in INDEX_TYPES.values()]
 )
 instantiate(SOURCE, [f"write_latest<{bits}>" for bits in _BITS.values()])
-instantiate(SOURCE, [f"fold_updates<{row.cuda}>" for row in DTYPES])
+instantiate(SOURCE, [f"fold_updates<{row.cuda}>" for row in COMPUTED])
 
 # Launches the search for the places of updates: (targets, latest update of each place or None).
 Locate = Callable[[Slot, Slot | None], None]
@@ -86,10 +87,10 @@ class ScatterElements(Operator):
 
         def locate(targets: Slot, latest: Slot | None) -> None:
             scalars = (walk.pack(), np.int64(y.shape[axis]), np.int64(strides[axis]))
-            _launch_locate(emit, "locate_elements", indices, targets, latest, walk.count, scalars)
+            launch_locate(emit, "locate_elements", indices, targets, latest, walk.count, scalars)
 
         emit.copy(y, data)
-        _write_updates(emit, self.reduction, locate, updates, y, y.spec.size, 1)
+        write_updates(emit, self.reduction, locate, updates, y, y.spec.size, 1)
 
     def _find_axis(self, data: tuple[int, ...], indices: tuple[int, ...]) -> int:
         axis = normalize_axis(self.axis, len(data))
@@ -142,10 +143,10 @@ class ScatterND(Operator):
         axes = struct.pack(f"<2q{2 * MAX_RANK}q", count, length, *extents)
 
         def locate(targets: Slot, latest: Slot | None) -> None:
-            _launch_locate(emit, "locate_slices", indices, targets, latest, count, (axes,))
+            launch_locate(emit, "locate_slices", indices, targets, latest, count, (axes,))
 
         emit.copy(y, data)
-        _write_updates(emit, self.reduction, locate, updates, y, prod(picked), prod(y.shape[length:]))
+        write_updates(emit, self.reduction, locate, updates, y, prod(picked), prod(y.shape[length:]))
 
 
 @upgrade("Scatter", below=11)
@@ -157,6 +158,8 @@ def rename_scatter(node: RawNode) -> RawNode:
 def _check(op: Operator, reduction: str, data: TensorSpec, indices: TensorSpec, updates: TensorSpec) -> None:
     if reduction != "none" and reduction not in _REDUCTIONS:
         raise InputError(f"reduction must be none, {', '.join(_REDUCTIONS)}, got {reduction!r}.")
+    if reduction != "none":
+        check_computed(f"{op.name} with reduction={reduction!r}", data, "data")
     if indices.dtype not in INDEX_TYPES:
         raise InputError(f"indices must be int32 or int64, got {indices}.")
     if updates.dtype != data.dtype:
@@ -193,7 +196,7 @@ def _settle_zeros(slices: Array, before: Array, targets: Array, values: Array, i
     slices[...] = np.where(slices == 0, np.where(wanted == is_max, zero, -zero), slices)
 
 
-def _launch_locate(
+def launch_locate(
     emit: Emitter,
     name: str,
     indices: Slot,
@@ -202,6 +205,7 @@ def _launch_locate(
     count: int,
     scalars: tuple[Argument, ...],
 ) -> None:
+    """Launch the search for the places of ``count`` updates, by a kernel that finds them from ``indices``."""
     emit.launch(
         Kernel(SOURCE, f"{name}<{INDEX_TYPES[indices.dtype]}>"),
         (max(1, ceil_div(count, _THREADS)), 1, 1),
@@ -211,7 +215,7 @@ def _launch_locate(
     )
 
 
-def _write_updates(
+def write_updates(
     emit: Emitter, reduction: str, locate: Locate, updates: Slot, y: Slot, places: int, inner: int
 ) -> None:
     """Launch what writes ``inner`` elements for each update into one of ``places`` slices of ``y``."""

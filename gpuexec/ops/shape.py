@@ -6,6 +6,7 @@ no staging memory and no copy is needed, and another content is only another arg
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -18,7 +19,7 @@ from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.checks import require_ints, require_scalar
 from gpuexec.ops.layout import Slots, read_ints
-from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.spec import STRING, TensorSpec, accumulator, dtype_row, dtypes_of
 
 # Bytes of content per launch, out of 4096 that arguments may have. Two will do: each is a kernel of its own, and a
 # model whose sizes grow should not meet a new one.
@@ -34,13 +35,20 @@ Literal = tuple[str, tuple[int, ...], str]
 
 
 def to_literal(array: Array) -> Literal:
-    """Return an array as plain data: dtype, shape, bytes in hexadecimal. Equal content gives equal literals."""
+    """Return an array as plain data: dtype, shape, bytes in hexadecimal (strings: as a list in JSON).
+
+    Equal content gives equal literals.
+    """
+    if array.dtype == STRING:
+        return dtype_row(STRING).name, array.shape, json.dumps(array.reshape(-1).tolist())
     return dtype_row(array.dtype).name, array.shape, np.ascontiguousarray(array).tobytes().hex()
 
 
 def from_literal(literal: Literal) -> Array:
     """Return the array a literal was made of."""
     dtype, shape, content = literal
+    if dtype_row(dtype).numpy == STRING:
+        return np.array(json.loads(content), STRING).reshape(shape)
     return np.frombuffer(bytes.fromhex(content), dtype_row(dtype).numpy).reshape(shape)
 
 

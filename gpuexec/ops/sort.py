@@ -14,7 +14,7 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, instantiate
-from gpuexec.spec import DTYPES, dtype_row
+from gpuexec.spec import COMPUTED, STRING, dtype_row
 
 SOURCE = "sort.cu"
 TILE = 1024  # kSortTile of sort.cuh
@@ -22,12 +22,17 @@ _THREADS, _WAYS = 256, 8  # kThreads, kWays of sort.cu
 _MERGES = 7  # join 2**31 rows
 _INDEX = np.dtype(np.int64)
 KEY_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
-instantiate(SOURCE, [f"make_keys<{row.cuda}>" for row in DTYPES])
+instantiate(SOURCE, [f"make_keys<{row.cuda}>" for row in COMPUTED])
 instantiate(SOURCE, [f"{kernel}<{key}>" for kernel in ("sort_tiles", "merge_runs") for key in KEY_TYPES.values()])
 
 
 def sort_keys(x: Array) -> Array:
-    """Return unsigned integers that are ordered as the values are: -0 as 0, every NaN one key above all others."""
+    """Return unsigned integers that are ordered as the values are: -0 as 0, every NaN one key above all others.
+
+    Strings get their ranks, in the order of code points.
+    """
+    if x.dtype == STRING:
+        return np.unique(x, return_inverse=True)[1].astype(np.uint64).reshape(x.shape)
     bits = np.dtype(f"u{x.dtype.itemsize}")
     sign = bits.type(1 << (8 * x.dtype.itemsize - 1))
     plain = np.array(x, order="C")
@@ -43,7 +48,7 @@ def sort_keys(x: Array) -> Array:
 
 def largest_key(dtype: np.dtype[Any]) -> int:
     """Return the largest key of a number: above it is only that of NaN, which host and device write differently."""
-    if dtype.kind in "biu":
+    if dtype.kind in "biuO":
         return (1 << 8 * dtype.itemsize) - 1
     return int(sort_keys(np.full(1, np.inf, dtype))[0])
 

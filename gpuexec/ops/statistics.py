@@ -17,9 +17,10 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.elementwise_cast import widen_narrow
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import Walk, join
-from gpuexec.spec import DTYPES, TensorSpec, dtype_row
+from gpuexec.spec import COMPUTED, TensorSpec, dtype_row
 
 SOURCE = "statistics.cu"
 # The words, in order: places are -1 where there is none; the last four are those of finite elements, NaN without any.
@@ -33,7 +34,7 @@ _MOST_BLOCKS = 1024
 _DOUBLE, _COUNT = np.dtype(np.float64), np.dtype(np.int64)
 # What is known of no element.
 _NOTHING = np.array([0.0, 0.0, 0.0, -1.0, -1.0, *[np.nan] * 4])
-instantiate(SOURCE, [f"{kernel}<{row.cuda}>" for kernel in ("take_samples", "count_bins") for row in DTYPES])
+instantiate(SOURCE, [f"{kernel}<{row.cuda}>" for kernel in ("take_samples", "count_bins") for row in COMPUTED])
 instantiate(SOURCE, ["merge_all_samples"])
 
 
@@ -82,6 +83,7 @@ class Statistics(Operator):
         if self._is_left_out(x.dtype):
             emit.copy(words, emit.constant(_NOTHING))
             return
+        x = widen_narrow(emit, x)
         cuda = dtype_row(x.dtype).cuda
         blocks = _count_blocks(x.spec.size)
         has_sums = np.int32(bool(self.moments))
@@ -94,7 +96,7 @@ class Statistics(Operator):
         emit.launch(Kernel(SOURCE, "merge_all_samples"), (1, 1, 1), block, arguments, writes=[1])
 
     def _is_left_out(self, dtype: np.dtype[Any]) -> bool:
-        return bool(self.floats_only) and dtype_row(dtype).kind != "float"
+        return bool(self.floats_only) and not dtype_row(dtype).is_float
 
 
 @operator("Histogram", "gpuexec")
@@ -128,7 +130,7 @@ class Histogram(Operator):
         """Launch as many blocks as `Statistics` does."""
         (x, words), (counts,) = inputs, outputs
         assert x is not None and words is not None and counts is not None
-        words = emit.contiguous(words)
+        x, words = widen_narrow(emit, x), emit.contiguous(words)
         emit.fill(counts, 0)
         grid = (_count_blocks(x.spec.size), 1, 1)
         arguments: list[Argument] = [x, words, counts, _walk(x), np.int32(self.bins)]

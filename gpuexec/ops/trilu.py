@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel
+from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
@@ -46,7 +47,7 @@ class Trilu(Operator):
         diagonal = 0 if k is None else max(-rows, min(int(k.reshape(())), columns))
         distance = np.arange(columns) - np.arange(rows)[:, None]  # [rows, columns]
         is_kept = distance >= diagonal if self.upper else distance <= diagonal
-        return (np.where(is_kept, x, np.zeros((), x.dtype)),)
+        return (np.where(is_kept, x, make_blank((), x.dtype)),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element."""

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel, Slot
+from gpuexec.containers import make_blank
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graph import Node, Value
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, instantiate, operator, require_const
+from gpuexec.ops.checks import check_computed
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.nonzero import compact, cut
 from gpuexec.ops.sort import KEY_TYPES, largest_key, make_keys, sort_keys, sort_rows
@@ -88,6 +90,7 @@ class Unique(UniqueRows):
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count, if the content is known."""
+        check_computed(self.name, x)
         count = len(self.find(require_const(x, "X", 0))[0])
         rows = self.view(x.shape)[1]
         lists = TensorSpec((count,), _INDEX)
@@ -106,6 +109,7 @@ class FindUnique(UniqueRows):
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Be as long as the input."""
+        check_computed(self.name, x)
         rows = self.view(x.shape)[1]
         lists = TensorSpec((rows,), _INDEX)
         return x.with_shape(self.cut_shape(x.shape, rows)), lists, lists, lists, TensorSpec((1,), _INDEX)
@@ -115,7 +119,7 @@ class FindUnique(UniqueRows):
         firsts, runs, lengths = self.find(x)
         axis, missing = self.axis or 0, len(runs) - len(firsts)
         y = self.take(x, firsts)
-        rest = np.zeros((*y.shape[:axis], missing, *y.shape[axis:][1:]), y.dtype)
+        rest = make_blank((*y.shape[:axis], missing, *y.shape[axis:][1:]), y.dtype)
         filler = np.zeros(missing, _INDEX)
         lists = (np.concatenate([firsts, filler]), runs, np.concatenate([lengths, filler]))
         return np.concatenate([y, rest], axis), *lists, np.array([len(firsts)], _INDEX)

@@ -14,6 +14,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.graph import Graph, bodies, check, with_bodies
 from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
+from gpuexec.passes.differentiate import differentiate
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
@@ -42,6 +43,7 @@ class Pass:
 
 
 AT_LOAD = (
+    Pass("differentiate", differentiate),
     Pass("decompose", decompose),
     Pass("narrow_weights", narrow_weights),
     Pass("fold_constants", fold_constants),

@@ -10,7 +10,8 @@ import numpy as np
 
 from gpuexec.graph import Array, Graph, Node, Value, bodies, walk, with_bodies
 from gpuexec.operator import Operator
-from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.containers.element_keys import ElementKeys
+from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.dropout import Dropout
 from gpuexec.ops.multinomial import Multinomial
 from gpuexec.ops.random import (
@@ -41,7 +42,7 @@ def add_random_key(graph: Graph) -> tuple[Graph, tuple[Value, Value] | None]:
     """Give nodes that draw random numbers, and have no key yet, an input of the graph as their key.
 
     Each has a stream by its place, so that no two draw the same. In the body of a Loop or Scan every trip has a key of
-    its own, made of the run's and the trip's number. The key counts the runs: an output of the graph is that of the
+    its own, made of the run's and the trip's number, and in that of a SequenceMap every element. The key counts the runs: an output of the graph is that of the
     next run.
 
     Returns:
@@ -115,10 +116,26 @@ def _give_keys(graph: Graph, key: Value, streams: Iterator[int]) -> tuple[Node, 
             drawn = replace(node.operator, stream=next(streams))  # type: ignore[type-var]
             nodes.append(replace(node, operator=drawn, inputs=inputs))
         elif any(_needs_key(body) for body in bodies(node.operator)):
-            nodes.append(_give_bodies(node, key, streams))
+            is_map = isinstance(node.operator, SequenceMap)
+            nodes += _give_elements(node, key, streams) if is_map else (_give_bodies(node, key, streams),)
         else:
             nodes.append(node)
     return tuple(nodes)
+
+
+def _give_elements(node: Node, key: Value, streams: Iterator[int]) -> tuple[Node, Node]:
+    """Return a SequenceMap whose body draws, with a sequence of keys that it walks too, and the node that makes it."""
+    assert isinstance(node.operator, SequenceMap)
+    body, at = node.operator.body, node.operator.given
+    own = Value(_free(NAME, {value.name for value in body.values()}), _KEY)
+    keys = Value(f"{node.name}.{NAME}")
+    body = replace(body, nodes=_give_keys(body, own, streams), inputs=(*body.inputs[:at], own, *body.inputs[at:]))
+    mapped = replace(
+        node,
+        operator=SequenceMap(body, at + 1),
+        inputs=(*node.inputs[:at], keys, *node.inputs[at:]),
+    )
+    return Node(ElementKeys(), (key, node.inputs[0]), (keys,), keys.name), mapped
 
 
 def _give_bodies(node: Node, key: Value, streams: Iterator[int]) -> Node:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuexec.graph import Graph, Node, bodies, with_bodies
-from gpuexec.ops.control import If, Loop, Scan, count_own_inputs
+from gpuexec.ops.control import LOOPS, If, Loop, Scan, count_own_inputs
 
 
 def drop_outputs(node: Node) -> Node:
@@ -16,7 +16,7 @@ def drop_outputs(node: Node) -> Node:
     # Outputs that must stay, and outputs of the body that the node does not give.
     fixed, hidden = (op.carried, 1) if isinstance(op, Loop) else (op.states if isinstance(op, Scan) else 0, 0)
     kept = [index for index, value in enumerate(node.outputs) if index < fixed or value is not None]
-    if len(kept) == len(node.outputs) or not isinstance(op, (If, Loop, Scan)):
+    if len(kept) == len(node.outputs) or not isinstance(op, (If, *LOOPS)):
         return node
     if isinstance(op, Scan):
         rows = [index - fixed for index in kept if index >= fixed]

@@ -117,6 +117,8 @@ def _read(node: Node, producers: Mapping[Value, Node], constants: Mapping[Value,
 
 def _dequantized(node: Node, name: str, weight: Array, scale: Array | None, zero: Array | None) -> Stored | None:
     operator: Any = node.operator
+    if dtype_row(weight.dtype).kind in ("narrow int", "narrow uint"):
+        weight, zero = _to_int8(weight), None if zero is None else _to_int8(zero)
     if scale is None or weight.dtype not in (INT8, _UINT8) or operator.block_size or operator.output_dtype:
         return None
     if scale.size == 1:
@@ -130,6 +132,13 @@ def _dequantized(node: Node, name: str, weight: Array, scale: Array | None, zero
     if zero is not None and not zero.any():
         zero = None
     return Stored(name, weight, scale, zero, axis, scale.dtype)
+
+
+def _to_int8(array: Array) -> Array:
+    """Return integers of fewer bits, which a byte holds each anyway, as int8."""
+    wide = array.astype(np.int8)
+    wide.flags.writeable = False
+    return wide
 
 
 def _shift(array: Array) -> Array:

@@ -18,7 +18,7 @@ from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import KeptOnHost, Read
-from gpuexec.spec import HostValue, TensorSpec
+from gpuexec.spec import HostValue, TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]
@@ -298,7 +298,10 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
     first, second = a.value, b.value
     if first is None or second is None:
         return first is second
-    return first.array is second.array or first.array.tobytes() == second.array.tobytes()
+    if first.array is second.array:
+        return True
+    # The bytes of a host object are addresses, and tell nothing.
+    return not is_host_object(a.dtype) and first.array.tobytes() == second.array.tobytes()
 
 
 def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:
@@ -307,7 +310,8 @@ def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:
 
 
 def _value_key(spec: TensorSpec, value: HostValue) -> Hashable:
-    return spec, value.array.tobytes() if spec.nbytes <= HOST_VALUE_LIMIT else id(value.array)
+    is_compared = spec.nbytes <= HOST_VALUE_LIMIT and not is_host_object(spec.dtype)
+    return spec, value.array.tobytes() if is_compared else id(value.array)
 
 
 def _is_logged(spec: TensorSpec | None) -> bool:

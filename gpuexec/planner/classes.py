@@ -59,6 +59,8 @@ def upper_ends(
     """
     ends: dict[tuple[str, int], int] = {}
     for (name, axis), dim in {**dict.fromkeys(sorted(free), ""), **free_axes(graph, declared)}.items():
+        if axis >= inputs[name].rank:
+            continue  # what a body declares of its inputs need not be so
         extent = inputs[name].shape[axis]
         bound = declared.get(dim)
         if isinstance(bound, tuple):

@@ -4,7 +4,8 @@
 
 ``ready`` runs on the device. Then the content of ``reads`` is fetched, ``host_nodes`` are computed by NumPy, the loop
 ``repeat`` is run, and ``rest`` is cut in its turn, with all of that known. A graph that needs nothing of the kind is
-ready as it stands. An If whose condition is on the host is replaced by the branch it takes.
+ready as it stands. An If whose condition is on the host is replaced by the branch it takes. Strings and containers are
+never in ``ready``: nodes that touch them are host nodes on every target.
 
 Placement is by cost: a light producer of a small value runs on the host, from content read further up; a heavy one
 stays on the device and its result is read.
@@ -12,24 +13,21 @@ stays on the device and its result is read.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from functools import partial
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Array, Graph, Node, Value
-from gpuexec.ops.control import If, Loop, Scan, inline_branch
-from gpuexec.planner.analyse import HOST_VALUE_LIMIT, HOST_WORK_LIMIT, Walk, evaluate_node
+from gpuexec.ops.control import LOOPS, If, Loop, inline_branch
+from gpuexec.planner.analyse import HOST_WORK_LIMIT, Walk, evaluate_node
 from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.divide import Sorting, divide
-from gpuexec.planner.lacking import lacks_kernel
+from gpuexec.planner.lacking import explain_call, lacks_kernel, touches_objects
+from gpuexec.planner.needs import list_needs
 from gpuexec.planner.trace import HostTrace
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 from gpuexec.target import Target
 
 
@@ -50,8 +48,9 @@ class Cut:
         ready: What to plan and run now; None where nothing is.
         reads: Content to fetch after that.
         host_nodes: Nodes to compute on the host after that, in order.
-        host_calls: Those among them that the device has no kernel for; the others are light.
-        repeat: A Loop or Scan to run after that.
+        host_calls: Those among them that the device has no kernel for, or of host objects, each with why; the others
+            are light.
+        repeat: A Loop, Scan or SequenceMap to run after that.
         rest: What is left then; None where nothing is.
         foreseen: Specs of the graph's outputs that will not differ, though they may not be made yet.
         bounds: Largest specs of outputs whose extents depend on data, where they are known.
@@ -64,7 +63,7 @@ class Cut:
     ready: Graph | None
     reads: tuple[HostRead, ...] = ()
     host_nodes: tuple[Node, ...] = ()
-    host_calls: frozenset[Node] = frozenset()
+    host_calls: Mapping[Node, str] = field(default_factory=dict)
     repeat: Node | None = None
     rest: Graph | None = None
     foreseen: Mapping[Value, TensorSpec] | None = None
@@ -151,10 +150,10 @@ class _Cutter:
                 is_changed = True
         if self._is_body:
             self._keep_counters()
-        passes_on = self._is_body and any(
-            v in self._sorting.constants or v in self._inputs for v in self._graph.outputs
-        )
-        if not (is_changed or self._sorting.later or self._sorting.on_host or passes_on):
+        sorting = self._sorting
+        sorting.objects.update(value for value, spec in self._specs.items() if is_host_object(spec.dtype))
+        passes_on = self._is_body and any(v in sorting.constants or v in self._inputs for v in self._graph.outputs)
+        if not (is_changed or sorting.later or sorting.on_host or sorting.objects or passes_on):
             return Cut(self._graph, foreseen=self._find_foreseen())
         return self._finish()
 
@@ -198,7 +197,7 @@ class _Cutter:
             or not all(v is None or v in self._sorting.constants for v in node.inputs)
         ):
             return False
-        if isinstance(node.operator, (If, Loop, Scan)) or node.operator.uses_all_cores:
+        if isinstance(node.operator, (If, *LOOPS)) or node.operator.uses_all_cores:
             return False
         specs = evaluate_node(node, [None if v is None else self._specs[v] for v in node.inputs])
         for value, spec in zip(node.outputs, specs, strict=False):
@@ -209,10 +208,16 @@ class _Cutter:
 
     def _visit(self, node: Node) -> None:
         values = [value for value in node.inputs if value is not None]
-        if any(value in self._sorting.later for value in values) or isinstance(node.operator, If):
+        late = [value for value in values if value in self._sorting.later]
+        if isinstance(node.operator, If):
             self._postpone(node)
-        elif isinstance(node.operator, (Loop, Scan)):
-            self._visit_loop(node)
+        elif isinstance(node.operator, LOOPS):
+            self._postpone(node) if late else self._visit_loop(node)
+        elif touches_objects(node, self._specs) and all(map(self._is_made_on_host, late)):
+            self._call_host(node)
+            self._postpone(node)
+        elif late:
+            self._postpone(node)
         else:
             self._visit_plain(node, values)
 
@@ -221,7 +226,7 @@ class _Cutter:
         try:
             self._walk.visit(node)
         except NeedsHostValue as need:
-            for position, role in self._list_needs(node, need).items():
+            for position, role in list_needs(node, self._specs, need).items():
                 value = node.inputs[position]
                 assert value is not None
                 self._read(node, value, role)
@@ -229,17 +234,24 @@ class _Cutter:
             return
         made = [value for value in node.outputs if value is not None]
         is_known = all(value in self._walk.analysis.known for value in made)
-        if not is_known and lacks_kernel(node, self._specs, self._target):
-            for value in values:
-                self._fetch(node, value, "input of a host call")
-            self._sorting.on_host.add(node)
-            self._sorting.calls.add(node)
+        if touches_objects(node, self._specs) or (not is_known and lacks_kernel(node, self._specs, self._target)):
+            self._call_host(node)
             self._put_off(made)
             return
         self._sorting.ready.add(node)
         news = [read.input for read in list(self._walk.analysis.reads)[known_reads:]]
         if any(name in self._computed for name in news):
             self._sorting.later.update(made)
+
+    def _is_made_on_host(self, value: Value) -> bool:
+        return self._producers.get(value) in self._sorting.on_host
+
+    def _call_host(self, node: Node) -> None:
+        for value in node.inputs:
+            if value is not None:
+                self._fetch(node, value, "input of a host call")
+        self._sorting.on_host.add(node)
+        self._sorting.calls[node] = explain_call(node, self._specs)
 
     def _visit_loop(self, node: Node) -> None:
         if self._sorting.repeat is None:
@@ -267,7 +279,7 @@ class _Cutter:
                 return
             outputs, is_bounded = bound, True
         except GpuexecError as error:
-            if is_bounded or isinstance(node.operator, (If, Loop, Scan)):
+            if is_bounded or isinstance(node.operator, (If, *LOOPS)):
                 return  # the largest sizes need not fit together, and a loop tells its extents as it runs
             raise locate(error, node, node.name) from None
         for value, spec in zip(node.outputs, outputs, strict=False):
@@ -282,35 +294,22 @@ class _Cutter:
 
     # ---- content for the host
 
-    def _list_needs(self, node: Node, need: NeedsHostValue) -> dict[int, str]:
-        """Return the positions of all inputs whose content a node asks for, with what for: one wait serves them all.
-
-        An operator asks for one after the other, so it is shown ones in place of content that is not known.
-        """
-        asked = {need.index: need.role}
-        shown: list[TensorSpec | None] = []
-        for position, value in enumerate(node.inputs):
-            spec = None if value is None else self._specs[value]
-            if spec is not None and spec.value is None and spec.nbytes <= HOST_VALUE_LIMIT:
-                spec = spec.with_value(np.ones(spec.shape, spec.dtype), partial(_note_role, asked, position))
-            shown.append(spec)
-        with contextlib.suppress(GpuexecError):
-            infer_specs(node.operator, shown)
-        return asked
-
     def _read(self, node: Node, value: Value, role: str) -> None:
         """Fetch what the content of a value follows from; the rest computes it while planning."""
         sources, chain = self._trace.find(value)
         self._sorting.light.update(chain)
-        for source in sources:
-            self._reads.setdefault(source, HostRead(source, node.name, role))
+        self._add_reads(sources, node.name, role)
 
     def _fetch(self, node: Node, value: Value, role: str) -> None:
         """Fetch what the content of a value follows from, and compute it in this step."""
         sources, chain = self._trace.find(value)
         self._sorting.on_host.update(chain)
+        self._add_reads(sources, node.name, role)
+
+    def _add_reads(self, sources: Iterable[Value], reader: str, role: str) -> None:
         for source in sources:
-            self._reads.setdefault(source, HostRead(source, node.name, role))
+            if not is_host_object(self._specs[source].dtype):
+                self._reads.setdefault(source, HostRead(source, reader, role))
 
     def _keep_counters(self) -> None:
         """Keep on the host what it needs of a body: the condition, and numbers it can count along without reading."""
@@ -321,8 +320,7 @@ class _Cutter:
             sources, chain = self._trace.find(value)
             if value is self._condition:
                 self._sorting.on_host.update(chain)
-                for source in sources:
-                    self._reads.setdefault(source, HostRead(source, self._producers[value].name, "condition"))
+                self._add_reads(sources, self._producers[value].name, "condition")
             elif not sources and spec.size == 1 and spec.dtype.kind in "iub":
                 self._sorting.on_host.update(chain)
 
@@ -344,7 +342,7 @@ class _Cutter:
             parts.ready,
             tuple(self._reads.values()),
             tuple([n for n in sorting.nodes if n in sorting.on_host]),
-            frozenset(sorting.calls),
+            sorting.calls,
             sorting.repeat,
             parts.rest,
             self._find_foreseen(),
@@ -354,7 +352,3 @@ class _Cutter:
             parts.constants,
             tuple(self._branches),
         )
-
-
-def _note_role(asked: dict[int, str], position: int, role: str) -> None:
-    asked.setdefault(position, role)

@@ -19,24 +19,26 @@ class Sorting:
         constants: Content of constants, those of branches too.
         ready: Nodes for the plan to come.
         on_host: Nodes that the host computes after that.
-        calls: Those among them that the device has no kernel for.
+        calls: Those among them that the device has no kernel for, or of host objects, and why.
         repeat: A loop to run after that.
         light: Nodes that the host computes while planning the rest.
         later: Values that what is ready can't take: not made yet, or of extents that are news of this run.
         unmade: Those not made yet.
         read: Values whose content the host fetches.
+        objects: Strings and containers: they go from step to step on the host, and no plan holds one.
     """
 
     nodes: list[Node]
     constants: dict[Value, Array]
     ready: set[Node] = field(default_factory=set)
     on_host: set[Node] = field(default_factory=set)
-    calls: set[Node] = field(default_factory=set)
+    calls: dict[Node, str] = field(default_factory=dict)
     repeat: Node | None = None
     light: set[Node] = field(default_factory=set)
     later: set[Value] = field(default_factory=set)
     unmade: set[Value] = field(default_factory=set)
     read: set[Value] = field(default_factory=set)
+    objects: set[Value] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +92,17 @@ class _Division:
         sorting, outputs = self._sorting, self._graph.outputs
         host_made = {v for node in sorting.on_host for v in node.outputs if v is not None}
         between_made = {v for node in self._between for v in node.outputs if v is not None}
-        rest_outputs = [v for v in outputs if v in sorting.unmade and not (self._is_body and v in between_made)]
+        stays = between_made if self._is_body else between_made & sorting.objects
+        rest_outputs = [v for v in outputs if v in sorting.unmade and v not in stays]
         rest_nodes, rest_inputs = self._find_rest(rest_outputs)
         wanted = dict.fromkeys([*rest_inputs, *sorting.read])
         wanted.update((v, None) for node in self._between for v in node.inputs if v is not None)
         passed = {*self._graph.inputs, *sorting.constants} if self._is_body else set()
         made = {v for node in sorting.ready for v in node.outputs if v is not None}
-        given = [v for v in outputs if v not in sorting.unmade and v not in passed]
+        given = [v for v in outputs if v not in sorting.unmade and v not in passed and v not in sorting.objects]
         if self._is_body:
             given = [v for v in given if v not in host_made]
-        kept = [v for v in wanted if v in made and v not in host_made]
+        kept = [v for v in wanted if v in made and v not in host_made and v not in sorting.objects]
         ready_outputs = tuple(dict.fromkeys([*given, *kept]))
         ready_nodes = _lead_to([n for n in sorting.nodes if n in sorting.ready], ready_outputs)
         return Parts(

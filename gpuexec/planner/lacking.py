@@ -1,4 +1,4 @@
-"""Which nodes a target has no kernel for: they run on the host, or are refused."""
+"""Which nodes run on the host: those that a target has no kernel for, and on any target those of host objects."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ from gpuexec.graph import Node, Value
 from gpuexec.plan import Role
 from gpuexec.planner.draft import Draft, DraftBuffer, dense
 from gpuexec.planner.emitter import NodeEmitter
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 from gpuexec.target import Target
 
 
+def touches_objects(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
+    """Return whether a node takes or gives strings or containers, as far as specs are known: no device holds them."""
+    return any(
+        value is not None and value in specs and is_host_object(specs[value].dtype)
+        for value in (*node.inputs, *node.outputs)
+    )
+
+
+def explain_call(node: Node, specs: Mapping[Value, TensorSpec]) -> str:
+    """Return why the host computes a node that is no light one."""
+    return "host object" if touches_objects(node, specs) else "no lowering for this device"
+
+
 def lacks_kernel(node: Node, specs: Mapping[Value, TensorSpec], target: Target) -> bool:
-    """Return whether a target has kernels, but none for this node.
+    """Return whether a target has kernels but none for this node, or the node is one of host objects.
 
     On a target with textures that depends on what ``lower`` launches, by dtypes, ranks and attributes, so it is asked.
 
@@ -23,6 +36,8 @@ def lacks_kernel(node: Node, specs: Mapping[Value, TensorSpec], target: Target) 
         specs: Of its inputs and outputs.
         target: What it is to run on.
     """
+    if touches_objects(node, specs):
+        return True
     if not target.has_kernels:
         return False
     if node.operator.lower is None:

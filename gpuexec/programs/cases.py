@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.containers import pack
 from gpuexec.errors import InputError
 from gpuexec.graph import Array, Graph, walk
 from gpuexec.model import Model, ModelPort
@@ -16,7 +17,7 @@ from gpuexec.operator import Tolerance
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.programs.contents import Allowance, StoredCase, check_allowed
 from gpuexec.programs.limiting import limit_trips
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row, is_container, is_host_object
 from gpuexec.starts import find_starts
 
 _ULPS = 4
@@ -111,10 +112,12 @@ def _check_arrays(arrays: Mapping[str, Array], ports: Sequence[ModelPort], what:
     known = {port.name: port for port in ports}
     checked = {}
     for name, given in arrays.items():
-        array = np.array(given, order="C")
         if name not in known:
             raise InputError(f"A case has an {what} {name!r}; the model has {', '.join(known)}.", value=name)
         spec = known[name].spec
+        if is_container(spec.dtype):
+            raise InputError(f"A case can't hold the {what} {name!r}, which is {spec}; only tensors.", value=name)
+        array = pack(given, spec) if is_host_object(spec.dtype) else np.array(given, order="C")
         if array.dtype != spec.dtype:
             raise InputError(f"A case has the {what} {name!r} as {array.dtype}, the model as {spec.dtype}.", value=name)
         dims = spec.dims

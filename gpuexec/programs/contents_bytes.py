@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 
 from gpuexec.command import Kernel
 from gpuexec.conform import conforms
+from gpuexec.containers import describe
 from gpuexec.errors import InputError, ModelError
 from gpuexec.graph import Array
 from gpuexec.runtime.stored_code import StoredKernel
-from gpuexec.spec import check_size, dtype_row
+from gpuexec.spec import STRING, check_size, dtype_row, is_container, is_host_object
 
 ALIGNMENT = 256
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -62,35 +64,67 @@ class ArrayStore:
             row = dtype_row(array.dtype)
         except InputError as error:
             raise InputError(f"{name} can't be stored: {error}", value=name.lstrip("%")) from None
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        if is_container(array.dtype):
+            raise InputError(f"{name} can't be stored: it is {describe(array)}.", value=name.lstrip("%"))
+        content = _encode_strings(array) if array.dtype == STRING else _view_bytes(array)
         key = (row.name, array.shape, hashlib.sha256(content).digest())
         if key not in self._numbers:
             self._numbers[key] = len(self.rows)
             self.rows.append([row.name, list(array.shape), self._end])
+            if array.dtype == STRING:
+                self.rows[-1].append(content.nbytes)
             self.chunks += pad(content)
             self._end += content.nbytes + -content.nbytes % ALIGNMENT
         return self._numbers[key]
 
 
+def _view_bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _encode_strings(array: Array) -> memoryview:
+    """Return strings as a JSON list, in ASCII: as many bytes say nothing of how many they are."""
+    return memoryview(json.dumps(array.reshape(-1).tolist()).encode("ascii"))
+
+
+def _decode_strings(raw: bytes, shape: list[int]) -> Array:
+    try:
+        items = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"An array of strings can't be read: {error}") from error
+    if not conforms(items, list) or len(items) != math.prod(shape) or not all(isinstance(each, str) for each in items):
+        raise ModelError(f"An array of strings is {str(items)[:60]!r}, expected {math.prod(shape)} texts.")
+    array = np.array(items, STRING).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
 def decode_array(row: Any, weights: memoryview, is_full: bool) -> Array:
-    """Return the array of a row, as a window on the weights; ``is_full``: what a bool may be is checked.
+    """Return the array of a row, as a window on the weights, or strings; ``is_full``: what a bool may be is checked.
 
     Raises:
         ModelError: The row is of another form, or outside the weights.
     """
-    if not conforms(row, list) or len(row) != 3:
+    has_size = conforms(row, list) and len(row) == 4 and row[0] == "string"  # strings say how long they are
+    if not conforms(row, list) or len(row) != 3 + has_size:
         raise ModelError(f"An array is {str(row)[:60]!r}, expected [dtype, shape, offset].")
-    name, shape, offset = row
-    if not (isinstance(name, str) and isinstance(shape, list) and all(conforms(n, int) for n in (*shape, offset))):
+    name, shape, offset, *size = row
+    if not (
+        isinstance(name, str) and isinstance(shape, list) and all(conforms(n, int) for n in (*shape, offset, *size))
+    ):
         raise ModelError(f"An array is {str(row)[:60]!r}, expected [dtype, shape, offset].")
     try:
         dtype = dtype_row(name).numpy
         check_size(shape, dtype)
     except InputError as error:
         raise ModelError(f"An array is of no type or size: {error}") from None
-    nbytes = math.prod(shape) * dtype.itemsize
-    if offset < 0 or offset % ALIGNMENT or offset + nbytes > weights.nbytes:
+    if is_host_object(dtype) != has_size:
+        raise ModelError(f"An array is {str(row)[:60]!r}, which is no tensor that a file holds.")
+    nbytes = size[0] if size else math.prod(shape) * dtype.itemsize
+    if offset < 0 or nbytes < 0 or offset % ALIGNMENT or offset + nbytes > weights.nbytes:
         raise ModelError(f"An array of {nbytes} bytes at {offset} is outside the {weights.nbytes} of the weights.")
+    if has_size:
+        return _decode_strings(bytes(weights[offset : offset + nbytes]), shape)
     raw = np.frombuffer(weights, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
     if is_full and dtype == np.bool_ and nbytes and int(raw.max()) > 1:
         raise ModelError(f"An array of bool at {offset} has bytes other than 0 and 1.")

@@ -12,9 +12,10 @@ from itertools import count
 
 import numpy as np
 
+from gpuexec.containers import make_sequence
 from gpuexec.errors import GpuexecError, UnsupportedError
 from gpuexec.graph import Array, Graph, Node, Value
-from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.ops.trips import read_count, read_flag, scalar_shape, stack_rows
 from gpuexec.planner.analyse import evaluate_node
@@ -22,7 +23,7 @@ from gpuexec.planner.cut import Cut
 from gpuexec.running.loops import find_body, find_transpose
 from gpuexec.running.part import Part, Stage
 from gpuexec.running.plan_cache import Choice, Site
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 # What a Loop without end is left after, and every Loop, after a trip, once they made so many together.
 _MOST_TRIPS = 1000
@@ -38,6 +39,10 @@ class Known:
     array: Array
     is_on_host: bool = False
     is_computed: bool = False
+
+    def placed(self) -> Known:
+        """Return it where it must be: strings and containers are always on the host."""
+        return Known(self.array, is_on_host=True, is_computed=True) if is_host_object(self.array.dtype) else self
 
     def describe(self) -> TensorSpec:
         """Return the spec, with the content where the host has it."""
@@ -154,10 +159,26 @@ class Follower:
         inputs = [None if value is None else env[value] for value in node.inputs]
         if isinstance(node.operator, Loop):
             made = self._loop(node, node.operator, inputs)
+        elif isinstance(node.operator, SequenceMap):
+            made = self._map(node.operator, [each for each in inputs if each is not None])
         else:
             assert isinstance(node.operator, Scan)
             made = self._scan(node, node.operator, [each for each in inputs if each is not None])
-        env.update((value, known) for value, known in zip(node.outputs, made, strict=False) if value is not None)
+        rows = zip(node.outputs, made, strict=False)
+        env.update((value, known.placed()) for value, known in rows if value is not None)
+
+    def _map(self, op: SequenceMap, inputs: Sequence[Known]) -> Sequence[Known]:
+        part = find_body(self._site, op)
+        arrays = [each.array for each in inputs]
+        columns: list[list[Array]] = [[] for _ in op.body.outputs]
+        for trip in op.list_trips(arrays):
+            given = [
+                Known(item, is_on_host=True, is_computed=True) if op.is_walked(index, arrays[index]) else known
+                for index, (known, item) in enumerate(zip(inputs, trip, strict=True))
+            ]
+            for column, made in zip(columns, self._trip(part, given), strict=True):
+                column.append(made.array)
+        return [Known(make_sequence(column)) for column in columns]
 
     def _loop(self, node: Node, op: Loop, inputs: Sequence[Known | None]) -> Sequence[Known]:
         trip_count, condition, *rest = inputs

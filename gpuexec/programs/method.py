@@ -17,7 +17,7 @@ from gpuexec.programs.method_inputs import SlotBinder
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_outputs import check_outputs_apart, take_output
 from gpuexec.programs.method_plan import MethodPlan
-from gpuexec.programs.method_ports import check_order, find_port
+from gpuexec.programs.method_ports import check_has_bytes, check_order, find_port
 from gpuexec.programs.method_steps import Steps
 from gpuexec.programs.method_storage import MethodClaims, MethodMemory, check_memory, open_method_storage
 from gpuexec.progress import Tell
@@ -181,6 +181,7 @@ class Method:
             InputError: There is no such input, the shape is out of bounds, or there is none and it has no bounds.
         """
         port = self._find_input(index)
+        check_has_bytes("Input", port)
         bounds = self._bounds[port.name]
         if shape is not None and not isinstance(shape, (tuple, list)):
             raise InputError(f"Input {port.name!r}: shape must be a tuple of extents, got {shape!r}.", value=port.name)
@@ -300,6 +301,7 @@ class Method:
         """
         check_order("set_output", index, array)
         port = self._find_output(index)
+        check_has_bytes("Output", port)
         with self._engine.entering():
             self._steps.check_none("set_output")
             region = self._planned[port.name]

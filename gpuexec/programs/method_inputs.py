@@ -18,12 +18,12 @@ from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.arenas import view_region, wrap_region
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.binding import Bound, bind_device
+from gpuexec.running.binding import Bound, bind_device, bind_object
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Memory, Region, Stream, begin_host_write
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 _Put = Callable[[], None]
@@ -65,7 +65,7 @@ class SlotBinder:
 
     def set(self, name: str, item: GivenInput) -> None:
         """Set an input for the runs to come. Host arrays are copied, unless they are borrowed and dense."""
-        if isinstance(item, HostArray) and item.array is not None:
+        if isinstance(item, HostArray) and item.array is not None and not is_host_object(item.spec.dtype):
             is_dense = item.array.flags.c_contiguous and item.array.flags.aligned
             if not (item.is_borrowed and is_dense):
                 self._set_host(name, item.spec, item.array)
@@ -104,7 +104,7 @@ class SlotBinder:
         """Make room on the device for inputs from the host."""
         if self._backend.device.target.has_kernels:
             for name, item in given.items():
-                if isinstance(item, HostArray):
+                if isinstance(item, HostArray) and not is_host_object(item.spec.dtype):
                     self._places.reserve(name, item.spec.nbytes)
 
     def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
@@ -119,6 +119,8 @@ class SlotBinder:
             item = given[value.name]
             if isinstance(item, DeviceArray):
                 puts += self._bind_device(bound, value, item)
+            elif is_host_object(item.spec.dtype):
+                bind_object(bound, value, item)
             else:
                 puts += self._bind_host(bound, value, item)
             self._uses[value.name] = bound.reading

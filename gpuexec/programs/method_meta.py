@@ -15,7 +15,7 @@ from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_state import lay_out_state
 from gpuexec.results.arenas import make_bytes
 from gpuexec.runtime.backend import Backend, BackendType
-from gpuexec.spec import Dim
+from gpuexec.spec import Dim, TensorSpec, is_host_object
 
 _ALIGNMENT = 256
 # The planned buffers, by index. The last lies on the host.
@@ -132,7 +132,7 @@ class MethodMeta:
         """
         port = _pick(self._model.inputs, index, self.name, "inputs")
         bounds = self._plan.bounds[index]
-        nbytes = None if bounds.largest is None else bounds.largest.nbytes
+        nbytes = _nbytes(bounds.largest)
         return _describe(port, bounds.sizes, nbytes, self._planned_inputs and nbytes is not None)
 
     def output_tensor_meta(self, index: int) -> TensorMeta:
@@ -144,7 +144,7 @@ class MethodMeta:
         port = _pick(self._model.outputs, index, self.name, "outputs")
         need = self._plan.outputs[index]
         sizes = None if need.spec is None else need.spec.shape
-        nbytes = None if need.spec is None else need.spec.nbytes
+        nbytes = _nbytes(need.spec)
         return _describe(port, sizes, nbytes, self._planned_outputs and need.nbytes is not None)
 
     def output_nbytes(self, index: int) -> int:
@@ -249,8 +249,9 @@ def share_buffers(metas: Sequence[MethodMeta]) -> list[object]:
     return blocks
 
 
-def _nbytes(spec: Any) -> int | None:
-    return None if spec is None else int(spec.nbytes)
+def _nbytes(spec: TensorSpec | None) -> int | None:
+    """Return how many bytes a tensor takes on a device; None where that is unknown, or it is none that lies there."""
+    return None if spec is None or is_host_object(spec.dtype) else spec.nbytes
 
 
 def _lay_out(sizes: Sequence[int | None]) -> tuple[tuple[int | None, ...], int]:

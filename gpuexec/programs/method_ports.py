@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.model import ModelPort
+from gpuexec.spec import is_host_object
 
 
 def find_port(method: str, ports: tuple[ModelPort, ...], index: object, what: str) -> ModelPort:
@@ -29,6 +30,16 @@ def find_port(method: str, ports: tuple[ModelPort, ...], index: object, what: st
     if not 0 <= number < len(ports):
         raise InputError(f"Method {method!r} has {len(ports)} {what}s, got index {number}.")
     return ports[number]
+
+
+def check_has_bytes(what: str, port: ModelPort) -> None:
+    """Check that an input or output (``what``) lies in memory of a device.
+
+    Raises:
+        InputError: It is strings or a container.
+    """
+    if is_host_object(port.spec.dtype):
+        raise InputError(f"{what} {port.name!r} is {port.spec}, which has no memory to write to.", value=port.name)
 
 
 def check_order(call: str, index: object, value: object) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel
+from gpuexec.containers import make_blank
 from gpuexec.errors import GpuexecError, UnsupportedError
 from gpuexec.graph import Array
 from gpuexec.model import Model
@@ -27,7 +28,7 @@ from gpuexec.running.part import Part
 from gpuexec.running.plan_cache import Site
 from gpuexec.runtime.backend import Backend, BackendType
 from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 from gpuexec.starts import find_starts
 from gpuexec.target import Target
 
@@ -56,7 +57,9 @@ def rehearse(model: Model, target: Target, cases: Sequence[Mapping[str, Array]],
 
 
 def make_array(shape: tuple[int, ...], dtype: np.dtype[Any], random: np.random.Generator) -> Array:
-    """Return normal floats, or 0 and 1 where the type is none of floats."""
+    """Return normal floats; 0 and 1 where the type is none of floats; empty strings and containers."""
+    if is_host_object(dtype):
+        return make_blank(shape, dtype)
     if dtype.kind in "iub":
         return random.integers(0, 2, shape).astype(dtype)
     return random.standard_normal(shape).astype(dtype)
@@ -132,7 +135,8 @@ class _Rehearser:
         model = self._model
         specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
         starts = find_starts(model.graph, model.memories, model.dims, specs) if model.memories else {}
-        env = {value: Known(inputs[value.name], is_on_host) for value in model.graph.inputs if value.name in inputs}
+        given = {value: inputs[value.name] for value in model.graph.inputs if value.name in inputs}
+        env = {value: Known(array, is_on_host or is_host_object(array.dtype)) for value, array in given.items()}
         for value in model.graph.inputs:
             if value not in env:
                 env[value] = Known(np.zeros(starts[value.name].shape, starts[value.name].dtype))

@@ -58,7 +58,10 @@ class ReadRow:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A node that the host computed because the device has no kernel for it: how often, and for how long in all."""
+    """A node that the host computed, not the device: why, how often, and for how long in all.
+
+    ``why`` is ``"no lowering for this device"``, or ``"host object"`` where it takes or gives strings or containers.
+    """
 
     operator: str
     node: str
@@ -118,10 +121,10 @@ class SyncLog:
             )
         note("host read", f"{read.value.name} for {read.reader} ({read.role})", nbytes, waited_ms + copied_ms)
 
-    def note_call(self, node: Node, computed_ms: float) -> None:
-        """Count a node computed on the host for want of a kernel."""
+    def note_call(self, node: Node, why: str, computed_ms: float) -> None:
+        """Count a node computed on the host, for want of a kernel or because what it touches lies there."""
         key = (node.operator.name, node.name)
         with self._lock:
-            row = self._calls.get(key) or CallRow(*key, "no lowering for this device", 0, 0.0)
+            row = self._calls.get(key) or CallRow(*key, why, 0, 0.0)
             self._calls[key] = CallRow(*key, row.why, row.times + 1, row.computed_ms + computed_ms)
         note("host call", f"{node}: {row.why}", 0, computed_ms)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from gpuexec.errors import ClosedError
 from gpuexec.resources.caller_stream import CallerStream
@@ -14,6 +17,8 @@ from gpuexec.results.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import ByteArray, Region, Stream, begin_host_write
 from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +49,10 @@ class Content:
         self._check_known()
         return self.place.region
 
-    def settle(self, spec: TensorSpec, region: Region) -> None:
-        """Say what the content is and where, if that is news."""
+    def settle(self, spec: TensorSpec, region: Region | None, array: Array | None = None) -> None:
+        """Say what the content is and where, if that is news; see `Place.settle`."""
         if not self.is_closed:
-            self.place.settle(spec, region)
+            self.place.settle(spec, region, array)
 
     def _check_known(self) -> None:
         if not self.place.is_known and self.fence.failure is not None:

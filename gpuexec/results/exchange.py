@@ -19,7 +19,7 @@ from gpuexec.results.content import Content
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, BackendType
 from gpuexec.runtime.device import Region, Stream
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, dtype_row
 
 Array = np.ndarray[Any, Any]
 _LEGACY_STREAM, _NO_STREAM = 1, -1
@@ -76,7 +76,7 @@ def export_cuda(content: Content) -> dict[str, Any]:
     assert content.stream is not None
     return {
         "shape": content.spec.shape,
-        "typestr": content.spec.dtype.str,
+        "typestr": "|V1" if dtype_row(content.spec.dtype).is_narrow else content.spec.dtype.str,
         "data": (content.region.address if content.spec.size else 0, False),
         "strides": None,
         "stream": content.stream.handle,

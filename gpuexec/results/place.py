@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from gpuexec.errors import PendingError
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError, PendingError
 from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 
 class Place:
-    """Spec and bytes of a tensor.
+    """Spec and bytes of a tensor; of strings or a container, its content on the host in place of bytes (``array``).
 
     Args:
         name: What the tensor is called, for messages.
@@ -17,12 +21,13 @@ class Place:
         bound: The largest the tensor can be, where that is known.
     """
 
-    __slots__ = ("_region", "_spec", "bound", "name")
+    __slots__ = ("_region", "_spec", "array", "bound", "name")
 
     def __init__(
         self, name: str, spec: TensorSpec | None, region: Region | None = None, bound: TensorSpec | None = None
     ) -> None:
         self.name, self._spec, self._region, self.bound = name, spec, region, bound
+        self.array: np.ndarray[Any, Any] | None = None
 
     @property
     def has_spec(self) -> bool:
@@ -32,7 +37,13 @@ class Place:
     @property
     def is_known(self) -> bool:
         """Whether both spec and bytes are known."""
-        return self._spec is not None and self._region is not None
+        return self._spec is not None and (self._region is not None or self.array is not None)
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is known to be strings or a container, which have no bytes on a device."""
+        known = self._spec or self.bound
+        return known is not None and is_host_object(known.dtype)
 
     @property
     def spec(self) -> TensorSpec:
@@ -54,8 +65,15 @@ class Place:
         """The bytes.
 
         Raises:
+            InputError: There are none: it is strings or a container.
             PendingError: They are not there before the run is on its stream.
         """
+        if self.is_object:
+            assert self._spec is not None
+            raise InputError(
+                f"{self.name!r} is {self._spec}, which lies on the host and has no bytes on a device; read it back.",
+                value=self.name,
+            )
         if self._region is None:
             raise PendingError(
                 f"The bytes of {self.name!r} are not there before its run is wholly on the stream: await y.ready(), or"
@@ -73,6 +91,6 @@ class Place:
         """
         return self.spec if self.bound is None or self._spec is not None else self.bound
 
-    def settle(self, spec: TensorSpec, region: Region) -> None:
-        """Say what the tensor is and where."""
-        self._spec, self._region = spec, region
+    def settle(self, spec: TensorSpec, region: Region | None, array: np.ndarray[Any, Any] | None = None) -> None:
+        """Say what the tensor is and where: its bytes, or its content on the host where it has none."""
+        self._spec, self._region, self.array = spec, region, array

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.containers import unpack
 from gpuexec.errors import CancelledError, PendingError
 from gpuexec.profiling.run_profile import timing
 from gpuexec.resources.caller_stream import CallerStream
@@ -98,17 +99,28 @@ class ReadbackRequest:
     def result(self, timeout_s: float | None = None) -> Array:
         """Return the data as an array of the caller's own, waiting for it if need be.
 
+        Strings come as an array of str, a sequence as a list, an optional as what it holds or None, a map as a dict.
+
         Raises:
             PendingError: The time ran out.
             CancelledError: The request was cancelled.
             GpuexecError: What the run raised.
         """
-        return self.view(timeout_s).copy()
+        view = self.view(timeout_s)
+        if self._place.is_object:
+            unpacked: Array = unpack(view)
+            return unpacked
+        return view.copy()
 
     def view(self, timeout_s: float | None = None) -> Array:
-        """Return the data as a read-only view of the pinned bytes; the view keeps them."""
+        """Return the data as a read-only view of the pinned bytes; the view keeps them.
+
+        Of strings it is the array of str itself, of a container the array that stands for it (`gpuexec.containers`).
+        """
         if not self.wait(timeout_s):
             raise PendingError(f"The readback is not done after {timeout_s} s.")
+        if self._place.array is not None:
+            return self._place.array
         if self._block is not None:
             begin_host_read(self._block, self.spec.nbytes)
         return np.asarray(_Pinned(self)).view(self.spec.dtype).reshape(self.spec.shape)
@@ -134,6 +146,11 @@ class ReadbackRequest:
         """Put the copy on the readback stream, behind the work that makes the data."""
         if self._source.failure is not None or self._is_cancelled:
             self._fence.issue((), self._source.failure)
+            return
+        if self._place.is_object:
+            place, self._place = self._place, Place(self._place.name, self._place.spec)
+            self._place.array = place.array
+            self._fence.issue(self._source.events)
             return
         try:
             region = self._place.region

@@ -12,13 +12,16 @@ from gpuexec.results import exchange
 from gpuexec.results.content import Content
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.runtime.backend import BackendType
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_container
 
 Array = np.ndarray[Any, Any]
 
 
 class Tensor:
     """A dense tensor on a device: shape and dtype at once, content when its run is done.
+
+    Strings, sequences, optionals and maps are Tensors too; they lie on the host, and reading one back gives an array of
+    str, a list, what the optional holds or None, a dict.
 
     Reading is explicit: `readback_request` (poll or await), `readback_and_clone` (block), or
     `readback_and_clone_async`. A tensor that a Worker made speaks for its data until the Worker's next run; use after
@@ -124,7 +127,10 @@ class Tensor:
         return self._content.is_read_back()
 
     def readback_and_clone(self, *, stream: object = None) -> Array:
-        """Return the content as an array of the caller's own. Blocks, unless a request is done already."""
+        """Return the content as an array of the caller's own; see `ReadbackRequest.result` for strings and containers.
+
+        Blocks, unless a request is done already.
+        """
         return self.readback_request(stream=stream).result()
 
     async def readback_and_clone_async(self, *, stream: object = None) -> Array:
@@ -157,7 +163,7 @@ class Tensor:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The tensor for packages that read GPU memory: they wait for its ``stream``, and keep the bytes."""
-        if self.backend_type is BackendType.CPU:
+        if self.backend_type is BackendType.CPU or self._content.place.is_object:
             raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
         if self._content.backend.device.target.has_textures:
             raise AttributeError("a tensor in a texture has no __cuda_array_interface__")
@@ -179,10 +185,13 @@ class Tensor:
         """Return the tensor as a DLPack capsule. The bytes are the consumer's, and its stream waits for the content.
 
         Raises:
-            BufferError: A copy, or another device, is asked for, or the tensor lies in a texture.
+            BufferError: A copy, or another device, is asked for, the tensor lies in a texture, or it is strings or a
+                container.
             PendingError: A tensor on the CPU is not computed yet.
         """
         where = self.__dlpack_device__()
+        if self._content.place.is_object:
+            raise BufferError(f"Tensor {self.name!r} is {self.spec}, which DLPack does not know; read it back.")
         if copy or (dl_device is not None and tuple(dl_device) != where):
             raise BufferError(
                 f"Tensor {self.name!r} is given where it lies and without a copy; use copy_output() for one."
@@ -223,6 +232,10 @@ class Tensor:
     def _view_host(self) -> Array:
         """Return the content where it is on the host and done; else refuse, and name the call to make."""
         self._require_done()
+        if self._content.place.array is not None:
+            if is_container(self.dtype):
+                raise InputError(f"Tensor {self.name!r} is no array but a {self.spec}: call readback_and_clone().")
+            return self._content.place.array
         array = self._content.region.memory.array
         assert array is not None
         start = self._content.region.offset
@@ -230,7 +243,7 @@ class Tensor:
 
     def _require_done(self) -> None:
         self._content.check()
-        is_far = self.backend_type is not BackendType.CPU
+        is_far = self.backend_type is not BackendType.CPU and not self._content.place.is_object
         if is_far or not self._content.fence.is_done():
             raise PendingError(
                 f"Tensor {self.name!r} {'lies on a device' if is_far else 'is not computed yet'}: call"
@@ -290,6 +303,10 @@ class DeviceData:
             InputError: The dtype differs, or there are more elements than the tensor has.
         """
         tensor = self._tensor
+        if tensor._content.place.is_object:
+            raise InputError(
+                f"Tensor {tensor.name!r} is {tensor.spec}; there is nothing to upload to.", value=tensor.name
+            )
         source = np.ascontiguousarray(array)
         if source.dtype != tensor.dtype or source.size > tensor.size:
             raise InputError(

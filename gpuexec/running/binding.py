@@ -27,6 +27,7 @@ from gpuexec.running.plan_cache import Choice
 from gpuexec.running.run import Run, Turn
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import ByteArray, Device, Event, Memory, Region, Stream, begin_host_write
+from gpuexec.spec import is_host_object
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 256
@@ -49,6 +50,7 @@ class Bound:
         finish: Called with the event that stands for the end of the run.
         keep: What must live until then.
         borrowed: Inputs that lie on the device, and their places.
+        objects: Strings and containers that another run makes, and their readbacks.
         carry: Brings what the memories hold to where the run wants it, on the run's stream.
         commit: Says where the run, which is wholly on its stream, leaves the memories.
         caller: The stream in whose order the run is, where it is not its own.
@@ -72,6 +74,7 @@ class Bound:
     finish: list[Callable[[Event], None]] = field(default_factory=list)
     keep: list[object] = field(default_factory=list)
     borrowed: list[tuple[Held, Place]] = field(default_factory=list)
+    objects: list[tuple[Held, ReadbackRequest]] = field(default_factory=list)
     carry: Callable[[], None] | None = None
     commit: Callable[[], None] | None = None
     caller: CallerStream | None = None
@@ -88,9 +91,9 @@ class Bound:
         self.frame.take_out(held.region.memory)
 
     def list_uploaded(self) -> list[Held]:
-        """Return the inputs that come from the host."""
+        """Return the inputs that are brought from the host to the device."""
         borrowed = {id(held) for held, _ in self.borrowed}
-        return [held for held in self.env.values() if id(held) not in borrowed]
+        return [h for h in self.env.values() if id(h) not in borrowed and not is_host_object(h.spec.dtype)]
 
     def note_begun(self, device: Device, stream: Stream) -> None:
         """Let go of what only the beginning of the run needs, which is on the stream."""
@@ -153,6 +156,8 @@ class InputBinder:
             item = given[value.name]
             if isinstance(item, DeviceArray):
                 bind_device(bound, value, item)
+            elif is_host_object(item.spec.dtype):
+                bind_object(bound, value, item)
             elif (raw := self._find_bytes(item)) is not None:
                 borrowed.append((value, item, raw))
                 bound.keep.append(item.array)
@@ -172,7 +177,7 @@ class InputBinder:
             if isinstance(item, HostArray) and item.request is not None and item.request.is_done():
                 # A readback that failed is told of by the run that takes it.
                 with contextlib.suppress(GpuexecError):
-                    self.kept[name] = HostArray(item.spec, item.request.result())
+                    self.kept[name] = HostArray(item.spec, item.request.view().copy())
             elif isinstance(item, HostArray) and item.array is not None and not item.is_borrowed:
                 self.kept[name] = HostArray(item.spec, item.array.copy())
         if self._block is not None:
@@ -285,9 +290,18 @@ def bind_device(bound: Bound, value: Value, item: DeviceArray) -> Held:
     return held
 
 
+def bind_object(bound: Bound, value: Value, item: HostArray) -> None:
+    """Bind strings or a container, which stay on the host; what another run makes comes when it is done."""
+    held = bound.env[value] = Held(item.spec, array=item.array)
+    if item.request is not None:
+        bound.requests.append(item.request)
+        bound.objects.append((held, item.request))
+
+
 def count_host_bytes(given: Mapping[str, GivenInput]) -> int:
     """Return how many bytes inputs from the host take on a device."""
-    return sum(_align(item.spec.nbytes) for item in given.values() if isinstance(item, HostArray))
+    taken = (item.spec for item in given.values() if isinstance(item, HostArray))
+    return sum(_align(spec.nbytes) for spec in taken if not is_host_object(spec.dtype))
 
 
 def _align(nbytes: int) -> int:

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.graph import Value
 from gpuexec.plan import Role
 from gpuexec.planner.analyse import evaluate_node
-from gpuexec.planner.cut import Cut
+from gpuexec.planner.cut import Cut, HostRead
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.running.binding import Bound
@@ -28,6 +29,7 @@ from gpuexec.running.pacing import Pacer
 from gpuexec.running.part import Part, Stage
 from gpuexec.running.plan_cache import Choice, Site, describe_needs
 from gpuexec.running.profiled import issue_by_layer, note_host_layer, upload_inputs
+from gpuexec.running.reading import read_values
 from gpuexec.running.run import Pause, Turn
 from gpuexec.running.stopwatch import LayerTimes, Stopwatch
 from gpuexec.running.submission import Submission
@@ -96,6 +98,8 @@ class Course:
                 else:
                     upload_inputs(self._profile, self._stream, bound.list_uploaded(), bound.upload)
                 bound.upload = None
+            for held, request in bound.objects:
+                held.array = request.view()
             if bound.carry is not None:
                 bound.carry()
             if self._pacer is not None:
@@ -116,13 +120,14 @@ class Course:
             if choice is not None:
                 yield from self._issue(stage, choice, env, is_main=is_main)
             if cut.reads:
-                yield from self._read(cut, env)
+                yield from self._bring(cut, [(read, env[read.value]) for read in cut.reads])
             if cut.host_nodes:
                 yield from self._compute(stage, env)
             if cut.repeat is not None:
                 # Trips without end may follow one another without a pause.
                 yield Pause(lambda: False, lambda: None, is_work=True)
-                looper = Looper(self._site, self._stream, self._road.pool, self._follow_part, self._crossing.locate)
+                locate, bring = self._crossing.locate, partial(self._bring, cut)
+                looper = Looper(self._site, self._stream, self._road.pool, self._follow_part, locate, bring)
                 yield from looper.repeat(cut.repeat, env)
             if stage.rest is None:
                 return
@@ -271,36 +276,18 @@ class Course:
         with self._road.lock:
             piece = inspection.take(stage.exposed, self._crossing, made, choice)
         if piece is not None and inspection.raises:
-            yield from self._wait(piece.fetch.after, stage.cut)
+            yield from self._wait(stage.cut, piece.fetch.after)
             inspection.check(piece.find())
 
     # ---- the host's part
 
-    def _read(self, cut: Cut, env: Env) -> Iterator[Turn]:
-        """Fetch content that the host needs: exactly those bytes, in one go."""
-        rows = [(read, env[read.value]) for read in cut.reads if env[read.value].array is None]
-        if not rows:
-            return
-        for read, _ in rows:
-            why = f"{read.reader} ({read.role})"
-            self._road.syncs.check(read.value.name, why, is_allowed=self._bound.run.allows_syncs)
-        start = time.perf_counter()
-        with self._road.lock:
-            fetch = self._crossing.fetch([held for _, held in rows])
-        try:
-            yield from self._wait(fetch.before, cut)
-            reached = time.perf_counter()
-            yield from self._wait(fetch.after, cut)
-            waited_ms, copied_ms = (reached - start) * 1e3, (time.perf_counter() - reached) * 1e3
-            fetch.finish()
-        finally:
-            fetch.close()
-        for read, held in rows:
-            share = held.spec.nbytes / fetch.nbytes if fetch.nbytes else 0.0
-            self._road.syncs.note_read(read, held.spec.nbytes, waited_ms, copied_ms * share)
-            waited_ms = 0.0  # they were waited for together
+    def _bring(self, cut: Cut, values: Sequence[tuple[HostRead, Held]]) -> Iterator[Turn]:
+        """Bring content to the host, where it is not there yet."""
+        road, wait = self._road, partial(self._wait, cut)
+        is_allowed = self._bound.run.allows_syncs
+        return read_values(values, self._crossing, road.syncs, road.lock, wait, is_allowed=is_allowed)
 
-    def _wait(self, event: Event, cut: Cut) -> Iterator[Turn]:
+    def _wait(self, cut: Cut, event: Event) -> Iterator[Turn]:
         """Wait for the device; a step ends before it, if it has to."""
         if not event.is_done():
             yield from self._end_step(_count_nodes(cut))
@@ -333,7 +320,7 @@ class Course:
             if not is_layer:
                 continue
             computed_ms = (time.perf_counter() - start) * 1e3
-            self._road.syncs.note_call(node, computed_ms)
+            self._road.syncs.note_call(node, cut.host_calls[node], computed_ms)
             if self._profile is not None:
                 note_host_layer(self._profile, node, env, computed_ms)
             if pacer is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.containers import pack
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.model import Model, ModelPort
 from gpuexec.resources.fence import Fence
@@ -18,7 +19,7 @@ from gpuexec.results.readback import ReadbackRequest
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, holds_numbers, is_host_object, name_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -123,8 +124,11 @@ class Acceptor:
             raise InputError(
                 f"Input {port.name!r}: a {type(item).__name__} can't be read as an array: {error}.", value=port.name
             ) from error
+        if found.spec.dtype != port.spec.dtype and is_host_object(port.spec.dtype):
+            raise InputError(f"Input {port.name!r} expects {port.spec}, got {found.spec}.", value=port.name)
         if found.spec.dtype != port.spec.dtype:
-            got = found.spec.dtype.name if found.spec.dtype.name != port.spec.dtype.name else found.spec.dtype.str
+            got = name_dtype(found.spec.dtype)
+            got = got if got != port.spec.dtype.name else found.spec.dtype.str
             raise InputError(
                 f"Input {port.name!r} expects {port.spec.dtype.name}, got {got}; cast it:"
                 f" x.astype({port.spec.dtype.name!r}).",
@@ -135,6 +139,9 @@ class Acceptor:
     def _take(self, port: ModelPort, item: Any, *, copy: bool) -> GivenInput:
         if isinstance(item, Tensor):
             return self._take_tensor(item)
+        if is_host_object(port.spec.dtype):
+            packed = pack(item, port.spec)
+            return HostArray(TensorSpec(packed.shape, packed.dtype), packed)
         if isinstance(item, (bool, int, float)):
             return HostArray(TensorSpec((), port.spec.dtype), _convert_scalar(item, port.spec.dtype))
         if isinstance(item, np.ndarray):
@@ -155,6 +162,8 @@ class Acceptor:
         content.check()
         if not content.place.has_spec:
             content.wait_known("its shape is an input of another run")
+        if content.place.is_object:
+            return HostArray(content.spec, request=content.read_privately())
         if content.backend.device is self.backend.device:
             return DeviceArray(content.place, tensor, content.fence, content.lease.readers)
         # From another device: the run waits for the readback; the caller does not.
@@ -230,13 +239,6 @@ def name_inputs(model: Model, inputs: object) -> dict[str, object]:
 def _convert_scalar(item: bool | int | float, dtype: np.dtype[Any]) -> Array:
     """Return a Python scalar in the input's dtype where that loses nothing but a float's precision."""
     kind = type(item).__name__
-    fits = (
-        dtype.kind == "b"
-        if isinstance(item, bool)
-        else dtype.kind != "b"
-        if isinstance(item, int)
-        else dtype.kind not in "biu"
-    )
-    if not fits:
+    if not holds_numbers(dtype, np.asarray(item)):
         raise InputError(f"a Python {kind} is no {dtype.name}; give np.{dtype.name}(...)")
     return np.asarray(item, dtype)

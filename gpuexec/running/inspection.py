@@ -22,7 +22,7 @@ from gpuexec.running.crossing import Crossing, Fetch
 from gpuexec.running.held import Held
 from gpuexec.running.plan_cache import Choice
 from gpuexec.runtime.completion import Completion
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 
 class Piece:
@@ -190,12 +190,13 @@ class Inspection:
         return piece
 
     def take_host_node(self, node: Node, rows: Sequence[Row], arrays: Mapping[Value, Array | None]) -> None:
-        """Look at what the host computed; ``arrays`` are those it knows.
+        """Look at what the host computed; ``arrays`` are those it knows. Strings and containers have no statistics.
 
         Raises:
             NonFiniteError: The node made a NaN or infinity, and that ends the run.
         """
         told = []
+        arrays = {v: each for v, each in arrays.items() if each is not None and not is_host_object(each.dtype)}
         for row in rows:
             array = arrays.get(row.value)
             if array is not None and row.taps:

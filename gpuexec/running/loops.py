@@ -1,4 +1,4 @@
-"""Loop and Scan: a body run again and again by the host, what it carries staying on the device.
+"""Loop, Scan and SequenceMap: a body run again and again by the host, what it carries staying on the device.
 
 Each trip is a run of the body's plan, whose outputs are the next trip's inputs: their addresses are bound, nothing is
 copied. Only the condition comes to the host, where the host can't count along.
@@ -13,19 +13,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpuexec.errors import GpuexecError, InputError, ModelError, locate
+from gpuexec.containers import hold, make_sequence
+from gpuexec.errors import GpuexecError, ModelError, locate
 from gpuexec.graph import Graph, Node, Value
-from gpuexec.ops.control import Loop, Scan, count_own_inputs
+from gpuexec.ops.control import Loop, Scan, SequenceMap, count_own_inputs
 from gpuexec.ops.interpret import infer_graph
 from gpuexec.ops.layout import Transpose
 from gpuexec.ops.trips import read_count, read_flag, scalar_shape
-from gpuexec.resources.pool import ExchangePool, Lent
+from gpuexec.planner.cut import HostRead
+from gpuexec.resources.pool import ExchangePool
 from gpuexec.running.held import Held
 from gpuexec.running.part import Part
 from gpuexec.running.plan_cache import Site
 from gpuexec.running.run import Pause, Turn
+from gpuexec.running.stacking import Stack
 from gpuexec.runtime.device import Event, Region, Stream
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 Env = dict[Value, Held]
 _Result = TypeVar("_Result")
@@ -35,7 +38,8 @@ _TRIPS_MARKED, _MARKS_AHEAD = 16, 4
 _BETWEEN_TRIPS = Pause(lambda: True, lambda: None)
 # Turns of a run, and then a result.
 _Making = Generator[Turn, None, _Result]
-_FIRST_ROWS = 4
+# Stands for what lies on the device.
+_NOTHING = np.empty(0, np.uint8)
 # Regions start where any kernel may read in wide words.
 _ALIGNMENT = 256
 
@@ -46,6 +50,7 @@ class Looper:
     Args:
         follow: Runs a part: after its turns, the environment holds the part's outputs.
         locate: Returns the bytes of a value on the device, bringing them there if need be.
+        bring: Brings content to the host, as it is told who asks for what.
     """
 
     def __init__(
@@ -55,14 +60,15 @@ class Looper:
         pool: ExchangePool,
         follow: Callable[[Part, Env], Iterator[Turn]],
         locate: Callable[[Held], Region],
+        bring: Callable[[Sequence[tuple[HostRead, Held]]], Iterator[Turn]],
     ) -> None:
         self._site, self._stream, self._pool = site, stream, pool
-        self._follow, self._locate = follow, locate
+        self._follow, self._locate, self._bring = follow, locate, bring
         self._trips = 0
         self._marks: deque[Event] = deque()
 
     def repeat(self, node: Node, env: Env) -> Iterator[Turn]:
-        """Run a Loop or Scan; ``env`` holds its outputs then.
+        """Run a Loop, Scan or SequenceMap; ``env`` holds its outputs then.
 
         Raises:
             GpuexecError: What a trip raised; names the node.
@@ -71,6 +77,8 @@ class Looper:
         try:
             if isinstance(node.operator, Loop):
                 made = yield from self._loop(node.operator, inputs)
+            elif isinstance(node.operator, SequenceMap):
+                made = yield from self._map(node.operator, inputs, node)
             else:
                 assert isinstance(node.operator, Scan)
                 made = yield from self._scan(node.operator, inputs)
@@ -86,7 +94,7 @@ class Looper:
         captures = rest[op.carried :]
         part = find_body(self._site, op)
         shapes = [scalar_shape(value) for value in op.body.inputs[:2]]
-        stacks = [_Stack(self._stream, self._pool, limit) for _ in op.body.outputs[1 + op.carried :]]
+        stacks = [Stack(self._stream, self._pool, self._locate, limit) for _ in op.body.outputs[1 + op.carried :]]
         trips = 0
         for trip in count():
             if not keeps or (limit is not None and trip >= limit):
@@ -96,7 +104,7 @@ class Looper:
             keeps = read_flag(_content(made[0]))
             carried = made[1 : 1 + op.carried]
             for index, (stack, row) in enumerate(zip(stacks, made[1 + op.carried :], strict=True)):
-                stack.add(row, self._locate(row), index)
+                stack.add(row, index)
             trips += 1
         if trips:
             return [*carried, *(stack.finish() for stack in stacks)]
@@ -114,7 +122,7 @@ class Looper:
             moved.append((yield from self._move_axis(held, axis, 0)))
         backwards = op.scan_input_directions or (0,) * len(moved)
         part = find_body(self._site, op)
-        stacks = [_Stack(self._stream, self._pool, length) for _ in op.body.outputs[op.states :]]
+        stacks = [Stack(self._stream, self._pool, self._locate, length) for _ in op.body.outputs[op.states :]]
         for step in range(length):
             slices = [
                 self._slice(held, length - 1 - step if back else step)
@@ -124,7 +132,7 @@ class Looper:
             op.check_states([held.spec for held in states], [held.spec for held in made])
             states = made[: op.states]
             for index, (stack, row) in enumerate(zip(stacks, made[op.states :], strict=True)):
-                stack.add(row, self._locate(row), index)
+                stack.add(row, index)
         if not length:
             specs = op.infer(*(held.spec for held in given))
             return [*states, *(self._blank(spec) for spec in specs[op.states :])]
@@ -133,6 +141,26 @@ class Looper:
         for stack, back, axis in zip(stacks, directions, op.output_axes([row.spec.shape for row in made]), strict=True):
             results.append((yield from self._move_axis(stack.finish(is_reversed=bool(back)), 0, axis)))
         return [*states, *results]
+
+    def _map(self, op: SequenceMap, inputs: Sequence[Held | None], node: Node) -> _Making[list[Held | None]]:
+        given = [held for held in inputs if held is not None]
+        arrays = [_NOTHING if held.array is None else held.array for held in given]
+        part = find_body(self._site, op)
+        columns: list[list[Held]] = [[] for _ in op.body.outputs]
+        for trip in op.list_trips(arrays):
+            own = [
+                _number(item) if op.is_walked(index, arrays[index]) else held
+                for index, (held, item) in enumerate(zip(given, trip, strict=True))
+            ]
+            for column, made in zip(columns, (yield from self._trip(part, own)), strict=True):
+                column.append(made)
+        wanted = zip(node.outputs, columns, strict=False)
+        rows = [(HostRead(value, node.name, "elements"), each) for value, column in wanted if value for each in column]
+        yield from self._bring(rows)
+        return [
+            None if value is None else _number(make_sequence([hold(_content(each)) for each in column]))
+            for value, column in zip(node.outputs, columns, strict=False)
+        ]
 
     def _trip(self, part: Part, given: Sequence[Held | None]) -> _Making[list[Held]]:
         """Run the body once; return what it gives."""
@@ -160,6 +188,8 @@ class Looper:
         """Return one slice along the first axis: the bytes where they lie, or a copy where they start at odd places."""
         spec = held.spec.with_shape(held.spec.shape[1:])
         content = None if held.array is None else held.array[place]
+        if is_host_object(spec.dtype):
+            return Held(spec, array=np.asarray(content, spec.dtype), is_computed=True)
         region = self._locate(held)
         start = region.offset + place * spec.nbytes
         if start % _ALIGNMENT == 0:
@@ -172,6 +202,9 @@ class Looper:
     def _move_axis(self, held: Held, source: int, destination: int) -> _Making[Held]:
         if source == destination:
             return held
+        if held.array is not None and is_host_object(held.spec.dtype):
+            moved = np.moveaxis(held.array, source, destination)
+            return Held(held.spec.with_shape(moved.shape), array=moved, is_computed=True)
         order = [axis for axis in range(held.spec.rank) if axis != source]
         order.insert(destination, source)
         part = find_transpose(self._site, tuple(order))
@@ -185,62 +218,13 @@ class Looper:
         return [self._blank(TensorSpec((0, *spec.shape), spec.dtype)) for spec in specs]
 
     def _blank(self, spec: TensorSpec) -> Held:
+        if is_host_object(spec.dtype):
+            return Held(spec, array=np.empty(spec.shape, spec.dtype), is_computed=True)
         lent = self._pool.lend(spec.nbytes)
         return Held(spec, Region(lent.memory, 0, spec.nbytes), owner=lent)
 
 
-class _Stack:
-    """The rows of a scan output, one behind the other in memory that doubles when it is full."""
-
-    def __init__(self, stream: Stream, pool: ExchangePool, expected: int | None) -> None:
-        self._stream, self._pool = stream, pool
-        self._expected = expected
-        self._rows: list[TensorSpec] = []
-        self._lent: Lent | None = None
-        self._capacity = 0
-
-    def add(self, row: Held, region: Region, index: int) -> None:
-        """Copy a row behind those there are.
-
-        Raises:
-            InputError: It is not like them.
-        """
-        spec = row.spec
-        if self._rows and spec != self._rows[0]:
-            raise InputError(
-                f"rows of scan output {index} must be alike, got {self._rows[0]}, then {spec} in trip"
-                f" {len(self._rows)}."
-            )
-        if len(self._rows) == self._capacity:
-            self._grow(spec.nbytes)
-        assert self._lent is not None
-        if spec.nbytes:
-            self._stream.copy(self._lent.region.address + len(self._rows) * spec.nbytes, region.address, spec.nbytes)
-        self._rows.append(spec)
-
-    def finish(self, *, is_reversed: bool = False) -> Held:
-        """Return the rows stacked along a new first axis."""
-        assert self._lent is not None
-        row, length = self._rows[0], len(self._rows)
-        spec = row.with_shape((length, *row.shape))
-        if not is_reversed or not row.nbytes:
-            return Held(spec, Region(self._lent.memory, 0, spec.nbytes), owner=self._lent)
-        turned = self._pool.lend(spec.nbytes)
-        start, end = self._lent.region.address, turned.region.address + spec.nbytes
-        for place in range(length):
-            self._stream.copy(end - (place + 1) * row.nbytes, start + place * row.nbytes, row.nbytes)
-        return Held(spec, Region(turned.memory, 0, spec.nbytes), owner=turned)
-
-    def _grow(self, nbytes: int) -> None:
-        before, held = self._lent, self._capacity * nbytes
-        wanted = 2 * self._capacity or _FIRST_ROWS
-        self._capacity = wanted if self._expected is None else max(1, min(wanted, self._expected))
-        self._lent = self._pool.lend(self._capacity * nbytes)
-        if before is not None and held:
-            self._stream.copy(self._lent.region.address, before.region.address, held)
-
-
-def find_body(site: Site, op: Loop | Scan) -> Part:
+def find_body(site: Site, op: Loop | Scan | SequenceMap) -> Part:
     """Return the part of a body, the same one for every run."""
     part = site.bodies.get(op.body)
     if part is None:

@@ -16,7 +16,7 @@ from gpuexec.inspecting.exposing import Exposed, Exposure
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.running.plan_cache import Choice, PlanCache, Site
 from gpuexec.running.stopwatch import LayerTimes
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 _Specs = Mapping[Value, TensorSpec]
 _CUTS_KEPT = 64
@@ -155,5 +155,11 @@ class Part:
 
 
 def _key(specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> object:
-    kinds = tuple([(s.dtype, len(s.shape), s.value is not None, v in computed) for v, s in specs.items()])
+    # Host objects are always on the host once there is a run: whether planning sees them makes no difference.
+    kinds = tuple(
+        [
+            (s.dtype, len(s.shape), s.value is not None and not is_host_object(s.dtype), v in computed)
+            for v, s in specs.items()
+        ]
+    )
     return kinds, exposure

@@ -13,6 +13,7 @@ from gpuexec.results.tensor import Tensor
 from gpuexec.running.held import Held
 from gpuexec.running.inspection import Inspection
 from gpuexec.runtime.backend import Backend
+from gpuexec.spec import is_host_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,10 @@ class Run:
     def settle(self, made: Mapping[str, Held]) -> None:
         """Tell the outputs what they are and where: all of the run is on its stream."""
         for name, tensor in self._outputs.items():
-            region = made[name].region
-            assert region is not None
-            tensor._content.settle(made[name].spec, region)
+            held = made[name]
+            is_object = is_host_object(held.spec.dtype)
+            assert (held.array if is_object else held.region) is not None
+            tensor._content.settle(held.spec, held.region, held.array if is_object else None)
 
     def __await__(self) -> Generator[Any, None, Run]:
         self._backend.check_process()

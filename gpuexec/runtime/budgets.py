@@ -33,8 +33,9 @@ class Budget:
 # By file and kernel name, or by one instance of it.
 LARGER: Mapping[str, Budget] = {
     "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
-    "attention.cu:attend<double>": Budget(160, "the same in doubles, half as many; one block of 256 threads fits"),
+    "attention.cu:attend<double>": Budget(184, "the same in doubles, half as many; one block of 256 threads fits"),
     "attention.cu:attention_scores<double>": Budget(72, "two rows and the running sum of a softmax, in doubles"),
+    "col2im.cu:columns_to_image": Budget(96, "a loop for each of up to six axes"),
     "conv.cu:conv_direct": Budget(72, "a thread keeps four sums beside two walks over a window"),
     "conv.cu:conv_gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
     "conv.cu:conv_direct_narrow": Budget(72, "as conv_direct, which it is with other weights"),
@@ -43,10 +44,28 @@ LARGER: Mapping[str, Budget] = {
     "conv.cu:conv_transpose": Budget(120, "the divisions by the strides of three axes stay in registers"),
     "cumulative.cu:cumulative": Budget(96, "a thread holds its 16 terms between two passes"),
     "cumulative.cu:cumulative<Product, u64>": Budget(112, "16 terms are held; a 64-bit product is three 32-bit ones"),
+    "fourier.cu:fourier": Budget(80, "a butterfly of four complex doubles; three blocks of 256 threads fit"),
+    "linear_attention.cu:linear_attention": Budget(
+        128, "a thread holds 16 rows of a column; two blocks of 256 threads fit"
+    ),
+    "deform_conv.cu:deform_conv": Budget(128, "4 x 4 sums and a sample in the making; two blocks of 256 threads fit"),
+    "grid_sample.cu:sample_blend": Budget(112, "places along up to six axes and a loop for each"),
+    **{
+        f"grid_sample.cu:sample_blend<{t}, 3>": Budget(80, "places along three axes and a loop for each")
+        for t in ("float", "half", "bf16", "double")
+    },
+    "grid_sample.cu:sample_blend<double, 6>": Budget(144, "six axes and their loops, in doubles"),
+    "integer_conv.cu:integer_conv": Budget(128, "as integer_gemm, and the walk of a window; two blocks of 256 threads fit"),
+    "integer_matmul.cu:integer_gemm": Budget(128, "4 x 4 sums and two slabs in flight; two blocks of 256 threads fit"),
+    "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
+    "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),
+    "norm.cu:normalize_summed_rows": Budget(72, "16 sums are held beside the pointers of three terms"),
     "matmul.cu:gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
     "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
     "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
     "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
+    "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
     "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),
     **{
         f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Budget(72, "a row is held beside the steps")
@@ -67,6 +86,7 @@ LARGER: Mapping[str, Budget] = {
     "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),
     "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
     "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
+    "rnn.cu:recur": Budget(128, "4 x 4 sums beside the walk over slices and tiles; two blocks of 256 threads fit"),
     "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),
 }
 

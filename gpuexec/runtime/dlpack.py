@@ -28,13 +28,15 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, dtype_row
+from gpuexec.spec import BFLOAT16, COMPUTED, DTYPES, TensorSpec, dtype_row
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 MAX_VERSION = (1, 0)
 _READ_ONLY = 1
 _FLOAT, _BFLOAT, _BOOL = 2, 4, 6
 _CODES = {"int": 0, "uint": 1, "float": _FLOAT, "bool": _BOOL}
+# DLPack 1.1 has a code for each float of 8 bits. What is narrower shares bytes there, and has one of its own here.
+_FLOAT8_CODES = {"float8e4m3fn": 10, "float8e4m3fnuz": 11, "float8e5m2": 12, "float8e5m2fnuz": 13, "float8e8m0": 14}
 _NEW, _OLD = b"dltensor_versioned", b"dltensor"
 _USED = {_NEW: b"used_dltensor_versioned", _OLD: b"used_dltensor"}
 
@@ -142,10 +144,13 @@ def take(item: Any, stream: int | None = None) -> Import:
 
 
 def give(address: int, spec: TensorSpec, device: tuple[int, int], owner: object, *, is_versioned: bool) -> object:
-    """Return a capsule for dense bytes; ``owner`` stays alive until its consumer calls the deleter."""
+    """Return a capsule for dense bytes; ``owner`` stays alive until its consumer calls the deleter.
+
+    Raises:
+        InputError: DLPack lays the element type out in another way.
+    """
+    code = _find_code(spec.dtype)
     managed = _Versioned() if is_versioned else _Managed()
-    row = dtype_row(spec.dtype)
-    code = _BFLOAT if spec.dtype == BFLOAT16 else _CODES[row.kind]
     tensor = managed.tensor
     tensor.data, tensor.byte_offset = address if spec.size else None, 0
     tensor.device.type, tensor.device.id = device
@@ -223,9 +228,18 @@ def _delete(deleter: Any, pointer: int) -> None:
         deleter(pointer)
 
 
+def _find_code(dtype: np.dtype[Any]) -> int:
+    row = dtype_row(dtype)
+    if row.width < 8:
+        raise InputError(
+            f"DLPack has several elements of {row.name} in a byte, a tensor here one: read it back."
+        )
+    return _FLOAT8_CODES[row.name] if row.is_narrow else _BFLOAT if dtype == BFLOAT16 else _CODES[row.kind]
+
+
 def _to_numpy(given: _DataType) -> np.dtype[Any]:
-    names = {(_CODES[row.kind], 8 * row.numpy.itemsize): row.numpy for row in DTYPES if row.numpy != BFLOAT16}
-    names[_BFLOAT, 16] = BFLOAT16
+    rows = [row for row in DTYPES if row in COMPUTED or row.name in _FLOAT8_CODES]
+    names = {(_find_code(row.numpy), 8 * row.numpy.itemsize): row.numpy for row in rows}
     dtype = names.get((given.code, given.bits)) if given.lanes == 1 else None
     if dtype is None:
         raise InputError(

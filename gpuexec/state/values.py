@@ -14,7 +14,7 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, holds_numbers
 from gpuexec.state.carried import Carried
 
 Array = np.ndarray[Any, Any]
@@ -79,6 +79,4 @@ def _keep(memory: Memory, array: Array) -> Carried:
 
 def _convert(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return numbers of Python in a memory's dtype where that loses nothing but a float's precision."""
-    kind = array.dtype.kind
-    fits = dtype.kind == "b" if kind == "b" else dtype.kind != "b" if kind in "iu" else dtype.kind not in "biu"
-    return array.astype(dtype) if fits and kind in "biuf" else array
+    return array.astype(dtype) if array.dtype.kind in "biuf" and holds_numbers(dtype, array) else array

@@ -80,7 +80,7 @@ def _describe_attribute(value: Any) -> Any:
     if isinstance(value, Graph):
         return _describe_graph(value)
     if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
+        return value.dtype.name, value.shape, value.tobytes()
     return value
 
 

@@ -10,18 +10,12 @@ __device__ inline void multiply_texel(const Texture<T>& a, const Right& b, const
   i64 count = gemm.rows * gemm.columns;
   for (int axis = 0; axis < int(gemm.batch_axes); ++axis) count *= gemm.batch_extents[axis];
   draw<T>(y, count, [&](i64 index) {
-    const bool is_row_dense = gemm.y_column == 1;
-    const i64 inner_extent = is_row_dense ? gemm.columns : gemm.rows;
-    const i64 outer_extent = is_row_dense ? gemm.rows : gemm.columns;
-    const i64 inner = index % inner_extent;
-    i64 batch = index / inner_extent;
-    const i64 outer = batch % outer_extent;
-    batch /= outer_extent;
-    const i64 row = is_row_dense ? outer : inner, column = is_row_dense ? inner : outer;
+    // y is dense, its axes in any order: a stride is what lies within.
+    const auto place = [&](i64 extent, i64 stride) { return extent == 1 ? 0 : index / stride % extent; };
+    const i64 row = place(gemm.rows, gemm.y_row), column = place(gemm.columns, gemm.y_column);
     i64 left = row * gemm.a_row, right = column * gemm.b_column;
-    for (int axis = int(gemm.batch_axes) - 1; axis >= 0; --axis) {
-      const i64 at = batch % gemm.batch_extents[axis];
-      batch /= gemm.batch_extents[axis];
+    for (int axis = 0; axis < int(gemm.batch_axes); ++axis) {
+      const i64 at = place(gemm.batch_extents[axis], gemm.y_batch[axis]);
       left += at * gemm.a_batch[axis];
       right += at * gemm.b_batch[axis];
     }
@@ -37,8 +31,8 @@ __device__ inline void multiply_texel(const Texture<T>& a, const Right& b, const
 }
 
 // Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
-// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns] by strides; y [..., rows, columns] dense, or
-//           its transpose
+// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns] by strides; y dense, its axes in any
+//           order
 // Grid      one thread per texel of y
 // Needs     c may be absent
 // Numerics  half in float, rounded once; integers wrap; k in order, one fma each

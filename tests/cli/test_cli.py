@@ -86,9 +86,9 @@ def test_random_inputs_take_their_extents_from_dims(capsys: pytest.CaptureFixtur
     dims = ["--dims", "rows=3", "columns=4", "picked=2"]
     assert main(["run", free_model, "--backend", "cpu", "--check", *dims]) == 0
     text = capsys.readouterr().out
-    assert "x: random float32[3, 4]" in text
+    assert "x: random float32[3,4]" in text
     assert "i: random int64[2]" in text
-    assert "y: float32[3, 2]" in text
+    assert "y: float32[3,2]" in text
 
 
 def test_info_counts_what_stands_in_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

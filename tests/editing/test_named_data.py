@@ -36,6 +36,15 @@ def write(kind: str, folder: Path, arrays: dict[str, Any] = ARRAYS) -> Path:
     return path
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu])
+def test_floats_of_8_bits_are_read_from_safetensors(tmp_path: Path, dtype: Any) -> None:
+    array = np.array([1, 2, 4]).astype(dtype)
+    save_file({"a": array}, tmp_path / "w.safetensors")
+    got = gx.NamedDataMap.load(tmp_path / "w.safetensors")["a"]
+    assert got.dtype == array.dtype
+    np.testing.assert_array_equal(got.view(np.uint8), array.view(np.uint8))
+
+
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "onnx"])
 def test_files_are_read_by_name(kind: str, tmp_path: Path) -> None:
     data = gx.NamedDataMap.load(write(kind, tmp_path))
@@ -55,7 +64,7 @@ def test_bfloat16_is_read_from_safetensors(tmp_path: Path) -> None:
 
 
 def test_what_is_of_a_type_there_is_none_for_is_left_out(tmp_path: Path) -> None:
-    save_file({"a": np.zeros(4, ml_dtypes.float8_e4m3fn), "b": ramp(2)}, tmp_path / "w.safetensors")
+    save_file({"a": np.zeros(4, np.complex64), "b": ramp(2)}, tmp_path / "w.safetensors")
     assert list(gx.NamedDataMap.load(tmp_path / "w.safetensors")) == ["b"]
 
 

@@ -13,7 +13,7 @@ from gpuexec import operator
 from gpuexec.errors import ModelError, UnsupportedError
 from gpuexec.graph import Graph, Node, bodies, check
 from gpuexec.importer import load_graph, run_oracle, to_model
-from gpuexec.ops.control import Loop, Scan
+from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.interpret import compute_graph
 from tests.control_models import MODELS, X, flag
 
@@ -278,13 +278,45 @@ def test_all_that_is_not_supported_in_bodies_is_reported_with_its_path() -> None
     assert "operator Nothing: 1 (choose/else_branch/Scan_0/body/Nothing_0)" in text
 
 
-def test_sequences_carried_by_a_loop_are_reported() -> None:
-    model = parse(
-        """(float[2] x, bool c, int64 n) => (float[2] y) {
-          y = Loop (n, c, x) <body = b (int64 i, bool k, seq(float[2]) v) => (bool k, float[2] w) { w = Neg (x) }>
+def test_sequences_carried_by_a_loop_are_declared() -> None:
+    graph = load(
+        """(seq(float[2]) x, bool c, int64 n) => (seq(float[2]) y) {
+          y = Loop (n, c, x) <body = b (int64 i, bool k, seq(float[2]) v) => (bool k, seq(float[2]) w) {
+            w = SequenceErase (v) }>
         }"""
     )
-    with pytest.raises(UnsupportedError, match=r"value type sequence: 1 \(input %Loop_0/body/v\)"):
+    body = bodies(node_of(graph, "Loop").operator)[0]
+    assert str(body.inputs[2].declared) == "sequence(float32[2])"
+
+
+def test_sequence_map_has_a_body_with_captures() -> None:
+    graph = load(
+        """(seq(float[2]) x, float[2] a, float[2] b) => (seq(float[2]) y) {
+          y = SequenceMap (x, a) <body = f (float[2] v, float[2] w) => (float[2] z) { s = Add (v, w) z = Add (s, b) }>
+        }"""
+    )
+    node = node_of(graph, "SequenceMap")
+    assert isinstance(node.operator, SequenceMap)
+    assert node.operator.given == 2
+    assert names(node.inputs) == ["x", "a", "b"]
+    assert names(node.operator.body.inputs) == ["v", "w", "b"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "message"),
+    [
+        ("x", "(float[2] v, float[2] w) => (float[2] z)", "body takes 2 values; by the node's inputs, expected 1"),
+        ("x, a", "(float[2] v, float[2] w) => (float[2] z, float[2] v)", "body gives 2 values"),
+        ('x, ""', "(float[2] v, float[2] w) => (float[2] z)", "lacks its input 1"),
+    ],
+)
+def test_sequence_map_of_another_form_is_refused(inputs: str, body: str, message: str) -> None:
+    model = parse(
+        f"""(seq(float[2]) x, float[2] a) => (seq(float[2]) y) {{
+          y = SequenceMap ({inputs}) <body = f {body} {{ z = Neg (v) }}>
+        }}"""
+    )
+    with pytest.raises(ModelError, match=message):
         load_graph(model)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from onnx import helper, numpy_helper, parser
 
 from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.importer import load_graph, run_oracle, to_model
+from gpuexec.importer.schemas import newest_version
 from gpuexec.operator import build, describe
 
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
@@ -84,3 +85,30 @@ def _relu() -> onnx.ModelProto:
     return parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> agraph (float[1] x) => (float[1] y) { y = Relu (x) }'
     )
+
+
+def test_a_domain_is_declared_in_the_version_that_has_its_operators() -> None:
+    x = np.array([3, 1], np.int64)
+    keys, values = np.array([1, 2]), np.array([0.5, 0.25])
+    node = helper.make_node(
+        "LabelEncoder",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        keys_tensor=numpy_helper.from_array(keys),
+        values_tensor=numpy_helper.from_array(values),
+    )
+    info = [helper.make_tensor_value_info(name, code, [2]) for name, code in (("x", 7), ("y", 11))]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 4)]
+    model = helper.make_model(helper.make_graph([node], "g", info[:1], info[1:]), opset_imports=opsets)
+    saved = to_model(load_graph(model).graph)
+    assert {entry.domain: entry.version for entry in saved.opset_import}["ai.onnx.ml"] == 4
+    operators = [load_graph(each).graph.nodes[0].operator for each in (model, saved)]
+    assert operators[0] == operators[1]
+    assert operators[0].compute(x)[0].tolist() == [-0.0, 0.5]  # type: ignore[union-attr]
+
+
+def test_a_deprecated_operator_is_declared_in_the_version_before() -> None:
+    assert newest_version("TreeEnsembleClassifier", "ai.onnx.ml") == 3
+    assert newest_version("TreeEnsemble", "ai.onnx.ml") == 5
+    assert newest_version("Own", "own.domain") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -10,7 +12,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper, parser
 
 from gpuexec.errors import InputError, ModelError, UnsupportedError
 from gpuexec.importer import load_graph
-from gpuexec.spec import DeclaredSpec
+from gpuexec.spec import STRING, DeclaredSpec
 
 F32 = np.dtype(np.float32)
 
@@ -170,21 +172,22 @@ def test_lacking_opset_is_refused() -> None:
 
 def test_all_that_is_not_supported_is_reported_together() -> None:
     model = parse(
-        "agraph (float[1] x, seq(float[1]) s) => (float[1] y) "
+        "agraph (float[1] x, float[1] s) => (float[1] y) "
         "{ a = foo.Bar (x) b = foo.Bar (a) c = Nothing (b) d = Relu <speed = 3> (c) y = foo.Bar (d) }",
         imports=', "foo": 2',
     )
     for index, node in enumerate(model.graph.node):
         node.name = f"n{index}"
-    model.graph.initializer.append(helper.make_tensor("q", TensorProto.FLOAT8E4M3FN, [1], b"\0", raw=True))
+    model.graph.initializer.append(helper.make_tensor("q", TensorProto.COMPLEX64, [1], bytes(8), raw=True))
+    model.graph.input[1].type.CopyFrom(helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [1]))
     with pytest.raises(UnsupportedError) as caught:
         load_graph(model)
     lines = str(caught.value).splitlines()
     assert lines[0] == "ModelProto (opset 18) uses what is not supported:"
     assert "  operator Bar (foo 2): 3 (n0, n1, n4)" in lines
     assert "  operator Nothing: 1 (n2)" in lines
-    assert "  element type float8e4m3fn: 1 (initializer %q)" in lines
-    assert "  value type sequence: 1 (input %s)" in lines
+    assert "  element type complex64: 1 (initializer %q)" in lines
+    assert "  value type sparse tensor: 1 (input %s)" in lines
     assert any("Relu" in line and "speed" in line and "(n3)" in line for line in lines)
     assert len(lines) == 6
 
@@ -196,18 +199,55 @@ def test_many_nodes_of_one_problem_are_counted() -> None:
         load_graph(model)
 
 
-def test_string_tensors_are_refused() -> None:
-    model = parse("agraph (string[1] x) => (string[1] y) { y = Identity (x) }")
-    with pytest.raises(UnsupportedError, match=r"element type string: 1 \(output %y\)|element type string: 2"):
-        load_graph(model)
+def test_types_of_host_objects_are_declared() -> None:
+    model = parse("agraph (string[n] x) => (string[n] y) { y = Identity (x) }")
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"])
+    kinds = {
+        "s": helper.make_sequence_type_proto(tensor),
+        "o": helper.make_optional_type_proto(helper.make_sequence_type_proto(tensor)),
+        "m": helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, tensor)),
+    }
+    model.graph.input.extend(helper.make_value_info(name, kind) for name, kind in kinds.items())
+    assert [str(value.declared) for value in load_graph(model).graph.inputs] == [
+        "string[n]",
+        "sequence(float32[n])",
+        "optional(sequence(float32[n]))",
+        "sequence(map(string, float32[n]))",
+    ]
 
 
-def test_sparse_initializer_is_refused() -> None:
-    model = parse("agraph (float[3] x) => (float[3] y) { y = Relu (x) }")
-    values = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
-    indices = helper.make_tensor("i", TensorProto.INT64, [1], [1])
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3]))
-    with pytest.raises(UnsupportedError, match="sparse tensor: 1 \\(initializer %w\\)"):
+def test_strings_of_initializers_and_constants_are_text() -> None:
+    model = parse(
+        'agraph () => (string[2] y) <string[2] w = {"a", "b"}> '
+        '{ c = Constant <value_strings = ["b", "c"]> () d = Constant <value_string = "d"> () '
+        "y = Concat <axis = 0> (w, c, d) }"
+    )
+    model.graph.initializer[0].string_data[1] = "ü".encode()
+    graph = load_graph(model).graph
+    found = {value.name: array for value, array in graph.constants.items()}
+    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+        "w": (STRING, ["a", "ü"]),
+        "c": (STRING, ["b", "c"]),
+        "d": (STRING, "d"),
+    }
+    assert all(not array.flags.writeable for array in found.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"string_data": [b"a"]}, r"the content does not fill string\[2\]: expected 2 entries of string_data, got 1"),
+        ({"raw_data": b"ab"}, "expected 2 entries of string_data, got 0"),
+        ({"string_data": [b"a", b"\xff"]}, "is not text in UTF-8"),
+    ],
+    ids=["short", "raw", "no text"],
+)
+def test_broken_strings_are_refused(change: dict[str, Any], message: str) -> None:
+    model = parse('agraph () => (string[2] y) <string[2] w = {"a", "b"}> { y = Identity (w) }')
+    (tensor,) = model.graph.initializer
+    del tensor.string_data[:]
+    tensor.MergeFrom(TensorProto(**change))
+    with pytest.raises(ModelError, match=message):
         load_graph(model)
 
 

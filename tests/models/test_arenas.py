@@ -12,17 +12,12 @@ from tests.small_models import CPU, make_tracer
 MOST = 1.02
 # Models that do not load yet, by what they lack: one thing of each, which the refusal must name.
 LACKING = {
-    "ArrayFeatureExtractor": ("skl_knn", "skl_poly_logreg"),
     "ConvInteger": ("nnsplit_en_dynquant",),
     "Einsum": ("jax_attn_mlp", "jax_scan_rnn", "moe_dense__l14", "op_kitchen_sink__d21", "sam_encoder__d18"),
     "FusedConv": ("openseeface_det",),
-    "GridSample": ("stn_gridsample__d20", "stn_gridsample__l20"),
-    "ImageScaler": ("winml_style_candy",),
     "MatMulInteger": ("bert_dynquant", "magika_v3_3_dynquant"),
     "QLinearConv": ("resnet_int8_qop", "tract_qlstm", "yunet_n_320_int8_qop"),
     "STFT": ("stft_mel_frontend__l17",),
-    "Scaler": ("skl_scaler_pca_logreg",),
-    "TreeEnsembleClassifier": ("skl_random_forest",),
     "int4": ("llama_int4_qdq",),
 }
 MODELS = sorted(set(read_manifest()) - {model for models in LACKING.values() for model in models}) or ["no folder"]

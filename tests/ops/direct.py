@@ -115,17 +115,22 @@ class DirectEmitter:
         return "int"
 
 
-def lower_and_run(op: Operator, inputs: Sequence[Array | None], known: Sequence[int] = ()) -> tuple[Array, ...]:
+def lower_and_run(
+    op: Operator, inputs: Sequence[Array | None], known: Sequence[int] = (), wanted: Sequence[bool] = ()
+) -> tuple[Array, ...]:
     """Return what the kernels of an operator make of arrays, which keep their strides.
 
     Args:
         known: Inputs whose content planning knows.
+        wanted: Which outputs are there, and returned: all of them by default, else as many as it is long at most.
     """
     emit = DirectEmitter()
     slots = tuple(None if x is None else emit.slot(x, i in known) for i, x in enumerate(inputs))
+    specs = op.infer(*(None if s is None else s.spec for s in slots))
     outputs = tuple(
-        emit.fresh(spec.shape, spec.dtype) for spec in op.infer(*(None if s is None else s.spec for s in slots))
+        emit.fresh(spec.shape, spec.dtype) if is_wanted else None
+        for spec, is_wanted in zip(specs, wanted or (True,) * len(specs), strict=False)
     )
     assert op.lower is not None
     op.lower(emit, slots, outputs)
-    return tuple(emit.read(y).copy() for y in outputs)
+    return tuple(emit.read(y).copy() for y in outputs if y is not None)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from gpuexec import operator as gx_operator
 from gpuexec.command import Slot
@@ -58,9 +58,10 @@ class Case:
     """An operator applied to arrays; strided ones reach the operator as they are.
 
     ``const`` lists the inputs given as constants (what ``require_const`` asks for); ``outputs`` says which outputs are
-    wanted; ``opset`` below the newest sends the case through the upgrades; ``expected`` replaces the oracle; ``oracle``
-    is ``"reference"``, ``"onnxruntime"`` or ``"expected"``; ``terms`` is the number of elements that enter one output
-    (REDUCTION); ``refusal`` is what the host says to inputs it refuses, while kernels make ``expected`` of them.
+    wanted; ``opset``, the version of ``domain`` (``""``: ai.onnx), sends the case through the upgrades where it is
+    below the newest; ``expected`` replaces the oracle; ``oracle`` is ``"reference"``, ``"onnxruntime"`` or
+    ``"expected"``; ``terms`` is the number of elements that enter one output (REDUCTION); ``refusal`` is what the host
+    says to inputs it refuses, while kernels make ``expected`` of them.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Case:
     oracle: str = "reference"
     terms: int = 1
     refusal: str = ""
+    domain: str = ""
 
 
 @operator("Window", "test")
@@ -91,7 +93,7 @@ class Window(Operator):
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         strides = tuple(stride * x.itemsize for stride in self.strides)
-        return (np.lib.stride_tricks.as_strided(x[self.start :], self.shape, strides),)
+        return (_as_strided(x[self.start :], self.shape, strides),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         x, y = inputs[0], outputs[0]
@@ -241,12 +243,12 @@ def build_operator(case: Case) -> tuple[Operator, tuple[Array | None, ...]]:
     """Return the case's operator in its newest form, and the inputs that form takes."""
     names = tuple("" if x is None else f"x{i}" for i, x in enumerate(case.inputs))
     outputs = tuple(f"y{i}" for i in range(len(case.outputs)))
-    raw = RawNode(case.op, "", "node", names, outputs, dict(case.attributes), case.opset)
-    for function in gx_operator.upgrades_for(case.op, case.opset):
+    raw = RawNode(case.op, case.domain, "node", names, outputs, dict(case.attributes), case.opset)
+    for function in gx_operator.upgrades_for(gx_operator.qualified(case.op, case.domain), case.opset):
         raw = function(raw)
     arrays = dict(zip(names, case.inputs, strict=True)) | dict(raw.constants)
     inputs = tuple(arrays[name] if name else None for name in raw.inputs)
-    return gx_operator.build(raw.op_type, raw.attributes), inputs
+    return gx_operator.build(gx_operator.qualified(raw.op_type, raw.domain), raw.attributes), inputs
 
 
 def const_positions(case: Case, inputs: Sequence[Array | None]) -> set[int]:
@@ -281,14 +283,20 @@ def make_model(case: Case) -> onnx.ModelProto:
 
     names = ["" if x is None else f"x{i}" for i, x in enumerate(case.inputs)]
     outputs = [f"y{i}" for i in range(len(case.outputs))]
-    node = helper.make_node(case.op, names, outputs, **case.attributes)
+    attributes = {
+        key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        for key, value in case.attributes.items()
+    }
+    node = helper.make_node(case.op, names, outputs, domain=case.domain, **attributes)
     graph = helper.make_graph(
         [node],
         "case",
         [info(name, x) for name, x in zip(names, case.inputs, strict=True) if x is not None],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)], ir_version=10)
+    opsets = {"": NEWEST_OPSET, case.domain: case.opset}
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
 def compare(
@@ -322,8 +330,14 @@ def _memory_of(x: Array) -> tuple[Array, Window | None]:
     low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
     window = Window(x.shape, tuple(stride // x.itemsize for stride in x.strides), -low // x.itemsize)
     memory = np.full(high - low + x.itemsize, 0xA5, np.uint8).view(x.dtype)
-    np.lib.stride_tricks.as_strided(memory[window.start :], x.shape, x.strides)[...] = x
+    _as_strided(memory[window.start :], x.shape, x.strides)[...] = x
     return memory, window
+
+
+def _as_strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    # NOTE: by bytes where an element is one, since as_strided knows float8e5m2 by no name.
+    given = x.view(np.uint8) if x.itemsize == 1 else x
+    return np.lib.stride_tricks.as_strided(given, shape, strides).view(x.dtype)
 
 
 def _spread_all(inputs: Sequence[Array | None], known: set[int]) -> list[Array | None]:

@@ -12,7 +12,7 @@ from gpuexec.ops.append import Append
 from gpuexec.ops.layout import Transpose
 from gpuexec.plan import Role
 from gpuexec.planner.template import Template, plan_graph
-from gpuexec.spec import DTYPES, DeclaredSpec, TensorSpec
+from gpuexec.spec import COMPUTED, DeclaredSpec, TensorSpec
 from gpuexec.target import Target
 from tests.ops.harness import Case, run_case
 
@@ -26,7 +26,7 @@ def arrays(axis: int, held: int, rows: int, dtype: np.dtype) -> tuple[np.ndarray
     return first, second
 
 
-@pytest.mark.parametrize("dtype", [row.numpy for row in DTYPES], ids=lambda each: each.name)
+@pytest.mark.parametrize("dtype", [row.numpy for row in COMPUTED], ids=lambda each: each.name)
 @pytest.mark.parametrize(("axis", "held", "rows"), [(0, 2, 1), (1, 0, 3), (-1, 4, 0), (2, 5, 1)])
 def test_append_joins(axis: int, held: int, rows: int, dtype: np.dtype) -> None:  # type: ignore[type-arg]
     inputs = arrays(axis, held, rows, dtype)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 import gpuexec as gx
@@ -17,10 +19,11 @@ from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value, check
 from gpuexec.operator import build
 from gpuexec.ops.attention import Attention
+from gpuexec.ops.attention_launch import FLOATS
 from gpuexec.passes.decompose import decompose
 from gpuexec.spec import TensorSpec
 from tests.ops.attention_cases import attribute_cases, cache_cases, mask_cases, sizes_cases, special_cases
-from tests.ops.attention_oracle import attention, sample
+from tests.ops.attention_oracle import attention, by_rows, in_double, sample
 from tests.ops.decomposed import Run, compute, run_kernels, run_nodes
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Case, build_operator, compare, run_case
@@ -46,6 +49,72 @@ def test_views() -> None:
     run_case(dataclasses.replace(base, inputs=shared))
     room, values = sample((2, 2, 100, 8)), sample((2, 2, 100, 6))
     run_case(dataclasses.replace(base, inputs=(q, room[:, :, :70], values[:, :, 5:75])))
+
+
+@pytest.mark.parametrize("of_values", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda t: t.__name__)
+def test_values_of_another_type_are_converted_first(dtype: Any, of_values: Any) -> None:
+    case = attention("values", (2, 4, 2, 3, 5, 8, 6), dtype, past=2, outputs=(True, True, True))
+    inputs = [x.astype(of_values) if i in (2, 5) and x is not None else x for i, x in enumerate(case.inputs)]
+    values = [None if x is None else x.astype(dtype) for x in (inputs[2], inputs[5])]
+    alike = dataclasses.replace(case, inputs=(*inputs[:2], values[0], *inputs[3:5], values[1], *inputs[6:]))
+    y, keys, _ = in_double(alike).expected or ()
+    assert inputs[2] is not None and inputs[5] is not None
+    expected = (y, keys, np.concatenate((inputs[5], inputs[2]), axis=2))
+    run_case(dataclasses.replace(case, inputs=tuple(inputs), expected=expected))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_attention(data: st.DataObject) -> None:
+    """What attention may be asked goes with all else it may be asked."""
+
+    def draw(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    of_keys = draw(1, 2)
+    batch, queries, keys = draw(1, 2), draw(1, 20), draw(1, 20)
+    sizes = (batch, of_keys * draw(1, 3), of_keys, queries, keys, draw(1, 9), draw(1, 9))
+    past = data.draw(st.sampled_from([0, 0, 1, 7]))
+    lengths = None if past else data.draw(st.none() | st.tuples(*[st.integers(0, keys)] * batch))
+    mask: Any = None
+    if data.draw(st.booleans()):
+        columns = draw(1, keys + past)
+        shape = (1 if draw(0, 1) else batch, 1 if draw(0, 1) else sizes[1], 1 if draw(0, 1) else queries, columns)
+        mask = sample(shape[draw(0, 2) :])
+        mask = mask > 0 if draw(0, 1) else mask
+    chosen: dict[str, Any] = {
+        "is_causal": draw(0, 1),
+        "softcap": data.draw(st.sampled_from([0.0, 0.7])),
+        "qk_matmul_output_mode": draw(0, 3),
+        "left_window_size": draw(-1, 5),
+        "right_window_size": draw(-1, 5),
+    }
+    dtype = data.draw(st.sampled_from(FLOATS))
+    outputs = (True, past > 0, past > 0, True)
+    run_case(by_rows(attention("any", sizes, dtype, mask=mask, past=past, lengths=lengths, outputs=outputs, opset=25,
+                               **chosen)))  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=str)
+def test_flex_attention_is_attention_unless_a_graph_changes_scores(backend: gx.BackendType) -> None:
+    """A body of ONNX's stands in for the node with a graph, in whose place nothing of attention is left."""
+    text = (
+        '<ir_version: 10, opset_import: ["": 24, "ai.onnx.preview": 1]>'
+        "agraph (float[1, 4, 3, 8] q, float[1, 2, 5, 8] k, float[1, 2, 5, 6] v) => (float[1, 4, 3, 6] y)"
+        "{ y = ai.onnx.preview.FlexAttention <scale = 0.5%s> (q, k, v) }"
+    )
+    doubled = ", score_mod: graph = g (float[B, H, L, S] a) => (float[B, H, L, S] b) { b = Add (a, a) }"
+    q, k, v = (sample(shape) for shape in ((1, 4, 3, 8), (1, 2, 5, 8), (1, 2, 5, 6)))
+    for graph, scale in (("", 0.5), (doubled, 1.0)):
+        model = gx.load(onnx.parser.parse_model(text % graph))
+        names = [node.operator.name for node in model.info.graph.nodes]
+        assert ("Attention" in names) == (not graph)
+        with gx.Worker(model, backend=backend) as worker:
+            y = worker.run([q, k, v])
+            assert not worker.report().host_calls
+        (expected,) = Attention(scale=scale).compute(q, k, v)[:1]
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]
 
 
 WITH_CACHE = [case for case in cache_cases() if case.id.startswith("p")]
@@ -205,7 +274,7 @@ LENGTHS = spec(2, dtype=np.int64)
     [
         ({}, (spec(2, 4, 3, 8, dtype=np.int32), KV, KV), "Q of type float32"),
         ({}, (Q, spec(2, 2, 5, 8, dtype=np.float16), KV), "K of type float32"),
-        ({}, (Q, KV, spec(2, 2, 5, 8, dtype=np.float64)), "V of type float32"),
+        ({}, (Q, KV, spec(2, 2, 5, 8, dtype=np.int32)), "V of type float32, float16"),
         ({}, (Q, KV, FLAT), "of one rank"),
         ({}, (FLAT, FLAT, FLAT), "number of heads of"),
         ({"q_num_heads": 4, "kv_num_heads": 5}, (FLAT, FLAT, FLAT), "divisor of the last, got 5"),

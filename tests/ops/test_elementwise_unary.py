@@ -198,7 +198,7 @@ def test_dtypes_and_attributes_are_those_of_the_standard(row: Any) -> None:
     (constraint,) = [c for c in schema.type_constraints if c.type_param_str == schema.inputs[0].type_str]
     spelled = {"float": "float32", "double": "float64"}
     allowed = {spelled.get(t[7:-1], t[7:-1]) for t in constraint.allowed_type_strs if t.startswith("tensor(")}
-    assert {d.name for d in row.dtypes} == allowed & {r.name for r in DTYPES}
+    assert {dtype_row(d).name for d in (*row.dtypes, *row.narrow)} == allowed & {r.name for r in DTYPES}
     assert {name for name, _ in row.attributes} == set(schema.attributes)
     for name, default in row.attributes:
         attribute = schema.attributes[name]

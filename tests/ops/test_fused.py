@@ -46,6 +46,7 @@ def inputs_of(name: str, dtype: Any) -> tuple[tuple[Array | None, ...], dict[str
         "ConvTranspose": ((numbers(dtype, 2, 3, 3, 2), numbers(dtype, 3, 6, 3, 3)), {}),
         "Gemm": ((numbers(dtype, 70, 9), numbers(dtype, 6, 9), vector[0]), {"transB": 1}),
         "MatMul": ((numbers(dtype, 2, 6, 5, 9), numbers(dtype, 2, 6, 9, 4)), {}),
+        "Einsum": ((numbers(dtype, 5, 9, 6), numbers(dtype, 2, 4, 9)), {"equation": "skh,bdk->bhsd"}),
         "BatchNormalization": ((x, *vector, variance), {}),
         "InstanceNormalization": ((x, *vector[:2]), {}),
         "GroupNormalization": ((x, *vector[:2]), {"num_groups": 3}),
@@ -111,8 +112,8 @@ def narrow_of(name: str, wide: Any, stored: Any, steps: Steps) -> Case:
     return fused(label, producer, given, steps, **attributes)
 
 
-PLAIN = ("Conv", "Depthwise", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization")
-PLAIN += ("GroupNormalization", "LayerNormalization", "RMSNormalization")
+PLAIN = ("Conv", "Depthwise", "ConvTranspose", "Gemm", "MatMul", "Einsum", "BatchNormalization")
+PLAIN += ("InstanceNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
 SAME = {dtype: numbers(dtype, 2, 6, 5, 4) for dtype in DTYPES}
 PER_CHANNEL = numbers(FLOAT, 6, 1, 1)
 

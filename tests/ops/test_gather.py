@@ -10,7 +10,7 @@ import pytest
 import gpuexec.ops.gather  # noqa: F401 (registers the operators)
 from gpuexec.errors import InputError
 from gpuexec.operator import build
-from gpuexec.spec import DTYPES, TensorSpec
+from gpuexec.spec import COMPUTED, TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
 
@@ -83,7 +83,7 @@ CASES = [
 ]
 CASES += [
     case
-    for row in DTYPES
+    for row in COMPUTED
     for x in [arange(4, 6).astype(row.numpy)]
     for index in [np.array([3, -2])]
     for case in [

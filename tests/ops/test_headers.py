@@ -16,7 +16,7 @@ from gpuexec.operator import Array
 from gpuexec.ops.strided import MAX_RANK, Walk, join, pack_fast_div32, pack_fast_div64
 from gpuexec.runtime.kernel_source import kernels_dir
 from gpuexec.runtime.simulator.module import Function, load_file
-from gpuexec.spec import BFLOAT16, DTYPES, dtype_row
+from gpuexec.spec import BFLOAT16, COMPUTED, dtype_row
 
 SOURCE = """
 #include "{folder}/safe.cuh"
@@ -68,7 +68,7 @@ __global__ void locate(const i64* index, i64* offset, Strided<kMaxRank, 2> walk,
   }}
 }}
 """
-INTEGERS = [row for row in DTYPES if row.kind in ("int", "uint")]
+INTEGERS = [row for row in COMPUTED if row.kind in ("int", "uint")]
 RULES: dict[str, Any] = {
     "DivideTruncating": lambda a, b, _: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0,
     "RemainderTruncating": lambda a, b, _: abs(a) % abs(b) * (-1 if a < 0 else 1) if b else 0,
@@ -86,7 +86,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Function
     path = tmp_path_factory.mktemp("headers") / "headers.cu"
     path.write_text(SOURCE.format(folder=kernels_dir()))
     expressions = [f"integer<{op}, {row.cuda}>" for op in RULES for row in INTEGERS]
-    expressions += [f"{name}<{row.cuda}>" for name in ("bounds", "keys") for row in DTYPES if row.kind != "bool"]
+    expressions += [f"{name}<{row.cuda}>" for name in ("bounds", "keys") for row in COMPUTED if row.kind != "bool"]
     return load_file(path, [*expressions, "divide<FastDiv32, u32>", "divide<FastDiv64, u64>", "locate"])
 
 
@@ -103,7 +103,7 @@ def test_integer_arithmetic_has_an_answer_for_every_pair(functions: Mapping[str,
                 assert int(y[i, k]) % 2**width == RULES[name](p, q, width) % 2**width, (row.name, p, q)
 
 
-@pytest.mark.parametrize("row", [row for row in DTYPES if row.kind != "bool"], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in COMPUTED if row.kind != "bool"], ids=lambda row: row.name)
 def test_limits_are_those_of_the_type(functions: Mapping[str, Function], row: Any) -> None:
     y = np.zeros(5, row.numpy)
     functions[f"bounds<{row.cuda}>"].launch_arrays(1, 1, y)
@@ -116,7 +116,7 @@ def test_limits_are_those_of_the_type(functions: Mapping[str, Function], row: An
     np.testing.assert_array_equal(y.astype(np.longdouble), np.array(expected, row.numpy).astype(np.longdouble))
 
 
-@pytest.mark.parametrize("row", [row for row in DTYPES if row.kind != "bool"], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in COMPUTED if row.kind != "bool"], ids=lambda row: row.name)
 def test_sortable_keys_order_as_values_do(functions: Mapping[str, Function], row: Any) -> None:
     if row.kind == "float":
         plain = [-np.inf, -3e4, -1.5, -1e-7, 0.0, 1e-7, 1.0, 2.5, 3e4, np.inf, np.nan, -0.0, -np.nan]
@@ -219,6 +219,6 @@ def test_more_axes_than_kernels_walk_are_refused() -> None:
 
 def test_cuda_names_of_the_type_table_are_declared() -> None:
     text = (kernels_dir() / "types.cuh").read_text()
-    for row in DTYPES:
+    for row in COMPUTED:
         assert f" {row.cuda};" in text or row.cuda in ("float", "double", "bool")
     assert dtype_row(BFLOAT16).cuda == "bf16"

@@ -12,7 +12,7 @@ import pytest
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build
 from gpuexec.ops.nonzero import Compact, Compress, Unravel, add_up_counts
-from gpuexec.spec import DTYPES, TensorSpec
+from gpuexec.spec import COMPUTED, TensorSpec
 from tests.ops.decomposed import check_parts, list_launches
 from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, run_case
@@ -33,7 +33,7 @@ def compress(id: str, x: Array, condition: Any, axis: int | None = None, **more:
 
 SPECIAL = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, 1e-45, -1.0, 0.0], np.float32)
 DECOMPOSED = [
-    *(nonzero(row.name, sample(4, 5, dtype=row.numpy)) for row in DTYPES),
+    *(nonzero(row.name, sample(4, 5, dtype=row.numpy)) for row in COMPUTED),
     *(nonzero(f"special_{np.dtype(t)}", SPECIAL.astype(t)) for t in (np.float16, ml_dtypes.bfloat16, np.float64)),
     nonzero("special", SPECIAL),
     nonzero("scalar", np.array(3.0)),
@@ -61,7 +61,7 @@ DECOMPOSED = [
     compress("empty", np.zeros((0, 2), np.float32), [], 0),
     compress("empty_flat", np.zeros((0, 2), np.float32), []),
     compress("old", sample(3, 2), [1, 0, 1], 0, opset=9),
-    *(compress(row.name, sample(4, 5, dtype=row.numpy), [1, 0, 1, 1], 0) for row in DTYPES),
+    *(compress(row.name, sample(4, 5, dtype=row.numpy), [1, 0, 1, 1], 0) for row in COMPUTED),
 ]
 
 
@@ -86,7 +86,7 @@ def unravel(id: str, positions: Array, shape: tuple[int, ...]) -> Case:
 
 
 PARTS = [
-    *(compact(row.name, sample(4, 5, dtype=row.numpy)) for row in DTYPES),
+    *(compact(row.name, sample(4, 5, dtype=row.numpy)) for row in COMPUTED),
     compact("special", SPECIAL),
     compact("tiles", sample(3, 3000)),
     compact("scalar", np.array(2.5)),

@@ -10,7 +10,7 @@ import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.ops.one_hot import OneHot
-from gpuexec.spec import DTYPES, TensorSpec, dtypes_of
+from gpuexec.spec import COMPUTED, TensorSpec, dtypes_of
 from tests.ops.harness import Array, Case, run_case
 
 INDICES = np.array([[0, 3, -1], [2, 7, -4]])
@@ -33,7 +33,7 @@ CASES = [
     *(one_hot(f"axis{axis}", INDICES, 4, axis=axis) for axis in (0, 1, 2, -1, -2, -3)),
     *(one_hot(f"indices_{dtype.name}", np.abs(INDICES).astype(dtype), 4, axis=0) for dtype in NUMBERS),
     *(one_hot(f"depth_{dtype.name}", INDICES, np.array([4]).astype(dtype)) for dtype in NUMBERS),
-    *(one_hot(f"values_{row.name}", INDICES, 4, np.array([0, 1]).astype(row.numpy)) for row in DTYPES),
+    *(one_hot(f"values_{row.name}", INDICES, 4, np.array([0, 1]).astype(row.numpy)) for row in COMPUTED),
     one_hot("truncated", np.array([1.9, -1.9, 0.5, -0.5, 3.99], np.float32), 3),
     one_hot("depth_of_a_fraction", INDICES, np.array(3.7, np.float32)),
     one_hot("scalar_index", np.array(2), 5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError
 from gpuexec.ops.pool import FLOATS, MAX_DTYPES
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
-from tests.ops.harness import Case, run_case
+from tests.ops.harness import Case, expect, run_case
 
 Array = np.ndarray[Any, Any]
 NAN = float("nan")
@@ -48,8 +49,6 @@ def pool(
         terms=int(np.prod(kernel)),
     )
     if dtype == BFLOAT16:
-        from tests.ops.harness import expect
-
         wide = Case(id, op, (make(1, *x, dtype=np.float32),), attributes, outputs=wanted, oracle=oracle, opset=opset)
         answers = tuple(y.astype(BFLOAT16) if y.dtype == np.float32 else y for y in expect(wide))
         return Case(id, op, case.inputs, attributes, outputs=wanted, expected=answers, opset=opset, terms=case.terms)
@@ -130,6 +129,22 @@ CASES = [
     ),
     *(pool(f"lp_{p}", LP, (1, 2, 5, 6), (2, 3), p=p) for p in (1, 2, 3)),
     pool("lp_dilated", LP, (1, 2, 7, 8), (2, 2), oracle="reference", dilations=[2, 2]),
+    *(pool(f"lp_opset_{opset}", LP, (1, 2, 5, 6), (2, 3), opset=opset, p=3) for opset in (2, 11, 18)),
+    replace(
+        pool("lp_opset_1", LP, (1, 2, 5, 6), (2, 3), p=3),
+        opset=1,
+        attributes={"kernel_shape": [2, 3], "p": 3.0},
+        expected=expect(pool("lp_opset_2", LP, (1, 2, 5, 6), (2, 3), opset=2, p=3)),
+    ),
+    Case(
+        "global_lp_opset_1",
+        "GlobalLpPool",
+        (make(1, 2, 3, 4, 5),),
+        {"p": 2.0},
+        opset=1,
+        terms=20,
+        expected=(np.sqrt(np.square(make(1, 2, 3, 4, 5)).sum((2, 3), keepdims=True)),),
+    ),
     pool("no_images", MAX, (0, 2, 5, 6), (2, 3), oracle="reference"),
 ]
 

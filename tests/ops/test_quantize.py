@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.quantize import NARROW, WIDE, DequantizeLinear, QuantizeLinear
+from gpuexec.ops.narrow_types import FLOAT8
+from gpuexec.ops.quantize import NARROW, NARROWER, POWER, WIDE, DequantizeLinear, QuantizeLinear
 from gpuexec.spec import TensorSpec, dtype_row
 from tests.ops.harness import Array, Case, run_case
 
@@ -27,7 +28,7 @@ def scales(dtype: Any, *shape: int) -> Array:
     return RNG.uniform(0.01, 2.0, shape).astype(dtype)
 
 
-def dequantize(id: str, x: Array, scale: Array, zero: Array | None = None, **attributes: Any) -> Case:
+def dequantize(id: str, x: Array, scale: Array, zero: Array | None = None, opset: int = 24, **attributes: Any) -> Case:
     """The result is worked out in float64, which holds every product, and rounded once."""
     axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
     code = attributes.get("output_dtype", 0)
@@ -37,7 +38,7 @@ def dequantize(id: str, x: Array, scale: Array, zero: Array | None = None, **att
     with np.errstate(over="ignore"):
         expected = exact.astype(np.float32).astype(dtype)
     given = (x, scale) if zero is None else (x, scale, zero)
-    return Case(id, "DequantizeLinear", given, attributes, expected=(expected,))
+    return Case(id, "DequantizeLinear", given, attributes, opset=opset, expected=(expected,))
 
 
 def spread(x: Array, scale: Array, axis: int, block: int) -> Array:
@@ -130,6 +131,102 @@ QUANTIZE = [
 ]
 
 
+# ---------------------------------------------------------------- narrow types
+
+
+def codes(dtype: Any, *shape: int) -> Array:
+    """Return elements of a narrow type by all bits, but for NaN."""
+    bits = RNG.integers(0, 1 << dtype_row(dtype).width, shape, np.uint8)
+    with np.errstate(all="ignore"):
+        is_number = np.isfinite(bits.view(dtype).astype(np.float32))
+    return np.where(is_number, bits, 1).astype(np.uint8).view(dtype)
+
+
+def zeros(dtype: Any, *shape: int) -> Array:
+    """Return zero points: numbers of integers; of floats, which the suite's oracle wants so, zero."""
+    return codes(dtype, *shape) if dtype_row(dtype).kind != "narrow float" else np.zeros(shape, dtype)
+
+
+def powers(*shape: int) -> Array:
+    return RNG.integers(120, 134, shape, np.uint8).view(POWER)
+
+
+NARROW_CASES = [
+    *(
+        dequantize(f"{x.name}_{y.name}", codes(x, 3, 5), scales(y, 5), zeros(x, 5), opset=25)
+        for x in NARROWER
+        for y in WIDE
+    ),
+    *(dequantize(f"{x.name}_no_zero", codes(x, 2, 3, 4), scales(np.float32)) for x in NARROWER),
+    *(
+        dequantize(f"{x.name}_blocks", codes(x, 5, 8), scales(np.float16, 5, 3), zeros(x, 5, 3), block_size=3)
+        for x in NARROWER
+    ),
+    *(
+        dequantize(f"{x.name}_power", codes(x, 4, 6), powers(2, 6), axis=0, block_size=2, output_dtype=code)
+        for x, code in ((NARROWER[0], 1), (dtype_row("int4").numpy, 10), (dtype_row("float4e2m1").numpy, 16))
+    ),
+    dequantize("int8_power", integers(np.int8, 4, 6), powers(6), output_dtype=1),
+    dequantize("float8_zero", codes(FLOAT8[0], 4), scales(np.float32), np.array(1.5, FLOAT8[0])),
+    dequantize("int4_strided", codes(dtype_row("int4").numpy, 6, 4)[::-2].T, scales(np.float32, 3), axis=1),
+    dequantize("int4_empty", codes(dtype_row("int4").numpy, 0, 3), scales(np.float32, 3)),
+    *(
+        Case(
+            f"{x.name}_{y.name}",
+            "QuantizeLinear",
+            (floats(x, 3, 5) / (1 if x == INT32 else 20), scales(np.float32 if x == INT32 else x, 5), zeros(y, 5)),
+            opset=25,
+        )
+        for x in (np.dtype(np.float32), np.dtype(np.float16))
+        for y in NARROWER
+        if dtype_row(y).width != 6
+    ),
+    *(
+        Case(
+            f"{y.name}_no_saturation",
+            "QuantizeLinear",
+            (floats(np.float32, 9) * 1e5, scales(np.float32)),
+            {"output_dtype": dtype_row(y).code, "saturate": 0},
+            opset=25,
+        )
+        for y in FLOAT8
+    ),
+    *(
+        Case(
+            f"{y.name}_int32",
+            "QuantizeLinear",
+            (np.array([7, -7, 2**20, 5, 0], np.int32), np.array(2, np.int32), np.array(zero, y)),
+            expected=(np.array(expected, np.float32).astype(y),),
+        )
+        for y, zero, expected in (
+            (dtype_row("int4").numpy, 1, [5, -3, 7, 3, 1]),
+            (dtype_row("uint2").numpy, 1, [3, 0, 3, 3, 1]),
+            (dtype_row("float6e3m2").numpy, 0, [3.5, -3.5, 28, 2.5, 0]),
+            (dtype_row("float6e2m3").numpy, 1, [4.5, -2.5, 7.5, 3.5, 1]),
+        )
+    ),
+    Case(
+        "scale_is_a_power",
+        "QuantizeLinear",
+        (np.array([3, -70000, 2.5, 0.5], ml_dtypes.bfloat16), np.array(0.5, POWER)),
+        {"output_dtype": 22},
+        expected=(np.array([6, -8, 5, 1], np.float32).astype(dtype_row("int4").numpy),),
+    ),
+    Case(
+        "no_numbers",
+        "QuantizeLinear",
+        (np.array([np.inf, -np.inf, np.nan, 3e38, -3e38], np.float32), np.array(0.5, np.float32)),
+        {"output_dtype": 26},
+        expected=(np.array([1, -2, 0, 1, -2], np.float32).astype(dtype_row("int2").numpy),),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", NARROW_CASES, ids=lambda case: f"{case.op}_{case.id}")
+def test_quantize_of_narrow_types(case: Case) -> None:
+    run_case(case)
+
+
 @pytest.mark.parametrize("case", [*DEQUANTIZE, *QUANTIZE], ids=lambda case: f"{case.op}_{case.id}")
 def test_quantize(case: Case) -> None:
     run_case(case)
@@ -156,6 +253,11 @@ def spec(dtype: Any, *shape: int) -> TensorSpec:
         (DequantizeLinear(), (spec("i1", 2, 3), spec("f4", 2)), r"\[3\] along axis 1 of \[2, 3\], got scales of \[2\]"),
         (DequantizeLinear(block_size=2), (spec("i1", 2, 3), spec("f4", 2, 3)), "one for each 2 places"),
         (DequantizeLinear(output_dtype=3), (spec("i1", 3), spec("f4")), "output_dtype"),
+        (DequantizeLinear(), (spec(NARROWER[0], 3), spec(POWER)), "output_dtype"),
+        (DequantizeLinear(), (spec(NARROWER[0], 3), spec("f4"), spec(NARROWER[1])), "zero point of float8e4m3fn"),
+        (DequantizeLinear(), (spec(POWER, 3), spec("f4")), "x of type"),
+        (QuantizeLinear(output_dtype=24), (spec("f4", 3), spec("f4")), "not float8e8m0"),
+        (QuantizeLinear(precision=24), (spec("f4", 3), spec("f4")), "precision"),
         (QuantizeLinear(), (spec("f8", 3), spec("f4")), "float64"),
         (QuantizeLinear(output_dtype=3), (spec("f4", 3), spec("f4"), spec("u1")), "output_dtype int8, got uint8"),
         (QuantizeLinear(output_dtype=1), (spec("f4", 3), spec("f4")), "not float32"),

@@ -11,7 +11,7 @@ from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.ops.resize import BLENDED
 from gpuexec.ops.resize_tables import COORDINATES
-from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec
+from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec
 from tests.ops.harness import Case, expect, run_case
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ CASES = [
     resize("to_one", (1, 1, 4, 5), None, [1, 1, 1, 1], mode="linear", coordinate_transformation_mode="align_corners"),
     *(
         resize(f"nearest_{row.name}", (1, 2, 3, 4), [1, 1, 2, 1.5], dtype=row.numpy)
-        for row in DTYPES
+        for row in COMPUTED
         if row.kind != "bool"
     ),
     *(resize(f"linear_{d}", (1, 2, 3, 4), [1, 1, 2, 0.75], dtype=d, mode="linear") for d in BLENDED),
@@ -220,6 +220,14 @@ CASES = [
             terms=16,
         )
         for mode in ("nearest", "linear")
+    ),
+    Case(
+        "upsample_1",
+        "Upsample",
+        (make(2, 1, 2, 4, 6),),
+        {"mode": "nearest", "height_scale": 2.0, "width_scale": 3.0},
+        opset=1,
+        expected=(make(2, 1, 2, 4, 6).repeat(2, axis=2).repeat(3, axis=3),),
     ),
 ]
 

@@ -1,20 +1,29 @@
-"""LSTM, GRU and RNN against onnxruntime; what it does not run (other types, layout 1) is derived from what it does."""
+"""LSTM, GRU and RNN against onnxruntime; what it does not run (other types, layout 1) is derived from what it does.
+
+And against the equations, element by element, for any combination of what a layer may have.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuexec import operator as gx_operator
+from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.ops.rnn import DTYPES
 from gpuexec.spec import TensorSpec, dtype_row
-from tests.ops.harness import Case, expect, run_case
+from tests.ops.direct import DirectEmitter, lower_and_run
+from tests.ops.harness import Case, build_operator, expect, run_case
+from tests.ops.rnn_oracle import DEFAULTS, FUNCTIONS, GATES, run_layer
 
 Array = np.ndarray[Any, Any]
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
 
 
@@ -60,7 +69,7 @@ def layer(
     return Case(id, op, tuple(inputs), attributes, outputs=outputs, expected=answers, opset=opset, terms=WIDTH + HIDDEN)
 
 
-BOTH = {"direction": "bidirectional"}
+BOTH: dict[str, Any] = {"direction": "bidirectional"}
 CASES = [
     *(layer(f"{op.lower()}_{dtype_row(d).name}", op, "B", dtype=d) for op in GATES for d in DTYPES if d != np.float64),
     *(layer(f"{op.lower()}_plain", op) for op in GATES),
@@ -115,6 +124,168 @@ def test_case(case: Case) -> None:
     run_case(case)
 
 
+def by_equations(
+    id: str,
+    op: str,
+    sizes: tuple[int, int, int, int],
+    parts: str = "Bhcp",
+    dtype: Any = np.float32,
+    outputs: tuple[bool, ...] = (),
+    **attributes: Any,
+) -> Case:
+    """A layer of ``[steps, batch, width, hidden]``, with bias (B), initial h, c and peepholes, lengths (l) if named."""
+    (steps, batch, width, hidden), gates = sizes, GATES[op]
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    state, axes = (directions, batch, hidden), (steps, batch, width)
+    if attributes.get("layout"):
+        state, axes = (batch, directions, hidden), (batch, steps, width)
+    inputs: list[Array | None] = [make(1, *axes), make(2, directions, gates * hidden, width)]
+    inputs += [make(3, directions, gates * hidden, hidden) / max(hidden, 1) ** 0.5]
+    inputs += [make(4, directions, 2 * gates * hidden) if "B" in parts else None]
+    inputs += [np.random.default_rng(8).integers(-1, steps + 2, batch).astype(np.int32) if "l" in parts else None]
+    inputs += [make(5, *state) if "h" in parts else None]
+    if op == "LSTM":
+        inputs += [make(6, *state) if "c" in parts else None]
+        inputs += [make(7, directions, 3 * hidden) if "p" in parts else None]
+    inputs = [x if x is None or x.dtype != np.float32 else x.astype(dtype) for x in inputs]
+    expected = tuple(y.astype(dtype) for y in run_layer(op, inputs, attributes))
+    outputs = outputs or (True,) * len(expected)
+    terms = (width + hidden) * max(steps, 1)
+    return Case(id, op, tuple(inputs), attributes, outputs=outputs, expected=expected, opset=22, terms=terms)
+
+
+# Without hidden_size, and in larger layers, blocks share the units; with it a small layer has blocks of its own.
+LARGER = [
+    by_equations("one_unit", "LSTM", (3, 1, 1, 1)),
+    by_equations("one_unit_alone", "GRU", (3, 1, 1, 1), hidden_size=1),
+    by_equations("slices", "GRU", (4, 3, 5, 40), **BOTH),
+    by_equations("slices_linear", "GRU", (4, 3, 5, 40), "Bl", linear_before_reset=1),
+    by_equations("tiles", "LSTM", (3, 9, 4, 17), "Bhcpl", **BOTH),
+    by_equations("tiles_alone", "LSTM", (3, 9, 4, 17), "Bhcpl", hidden_size=17, **BOTH),
+    by_equations("tiles_of_doubles", "GRU", (3, 5, 4, 9), "Bhl", np.float64, hidden_size=9, **BOTH),
+    by_equations("more_slices_than_blocks", "RNN", (2, 2, 3, 250), "Bh", **BOTH),
+    by_equations("most_units_alone", "RNN", (2, 5, 3, 256), "Bh", hidden_size=256),
+    by_equations("beyond_most_units_alone", "RNN", (2, 1, 3, 257), "", hidden_size=257),
+    by_equations("reset_of_many_units", "GRU", (2, 5, 3, 100), hidden_size=100),
+    *(by_equations(f"double_{op}", op, (4, 3, 5, 6), "Bhcpl", np.float64, **BOTH) for op in GATES),
+    *(by_equations(f"only_y_{op}", op, (3, 2, 4, 5), outputs=(True, False)) for op in ("GRU", "RNN")),
+    *(by_equations(f"only_last_{op}", op, (3, 2, 4, 5), outputs=(False, True)) for op in ("GRU", "RNN")),
+    by_equations("only_y", "LSTM", (3, 2, 4, 5), outputs=(True, False, False)),
+    by_equations("only_last_h", "LSTM", (3, 2, 4, 5), outputs=(False, True, False)),
+    by_equations("only_last_c", "LSTM", (3, 2, 4, 5), outputs=(False, False, True)),
+    *(by_equations(f"no_batch_{op}", op, (3, 0, 4, 5)) for op in GATES),
+    *(by_equations(f"no_width_{op}", op, (3, 2, 0, 5)) for op in GATES),
+    *(by_equations(f"no_units_{op}", op, (3, 2, 4, 0)) for op in GATES),
+]
+
+
+@pytest.mark.parametrize("case", LARGER, ids=lambda case: case.id)
+def test_layers_by_equations(case: Case) -> None:
+    """Sizes at and around what a block takes, and outputs nobody wants."""
+    run_case(case)
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_first_versions(op: str) -> None:
+    """What attributes said in the first opsets is gone, or said right."""
+    case = by_equations("first", op, (3, 2, 4, 5), "Bh")
+    run_case(dataclasses.replace(case, opset=1, attributes={"output_sequence": 1, "hidden_size": 5}))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_layer(data: st.DataObject) -> None:
+    """What a layer may have goes with all else it may have."""
+    op = data.draw(st.sampled_from(sorted(GATES)))
+    direction = data.draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
+    attributes: dict[str, Any] = {"direction": direction}
+    names = len(DEFAULTS[op]) * (2 if direction == "bidirectional" else 1)
+    if data.draw(st.booleans()):
+        attributes["activations"] = data.draw(
+            st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=names, max_size=names)
+        )
+        for which in ("alpha", "beta"):
+            attributes[f"activation_{which}"] = data.draw(st.lists(st.sampled_from([0.25, 0.5, 0.75]), max_size=names))
+    own = {"LSTM": "input_forget", "GRU": "linear_before_reset", "RNN": "layout"}[op]
+    for flag in ("layout", own):
+        attributes[flag] = data.draw(st.integers(0, 1))
+    attributes["clip"] = data.draw(st.sampled_from([0.0, 0.5]))
+    sizes = tuple(data.draw(st.integers(low, high)) for low, high in ((0, 4), (1, 6), (1, 5), (1, 20)))
+    attributes["hidden_size"] = data.draw(st.sampled_from([0, sizes[3]]))
+    parts = "".join(sorted(data.draw(st.sets(st.sampled_from("Bhcpl")))))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    run_case(by_equations("any", op, sizes, parts, dtype, **attributes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_numbers_that_are_none_stay_in_their_row(op: str) -> None:
+    """A row of the batch with NaN or inf in it makes no other row worse."""
+    case = by_equations("special", op, (3, 5, 4, 6))
+    x = np.array(case.inputs[0])
+    x[0, 1, 2], x[1, 3, 0] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        made = build_operator(case)[0].compute(x, *case.inputs[1:])
+    expected = tuple(y for y in made if y is not None)
+    assert all(np.isnan(y[..., 1, :]).any() for y in expected) and len(expected) == len(case.outputs)
+    run_case(
+        Case("special", op, (x, *case.inputs[1:]), {}, outputs=case.outputs, expected=expected, opset=22, terms=99)
+    )
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_any_output_may_be_absent(op: str) -> None:
+    """Each output alone holds the bits it holds beside the others."""
+    operator, inputs = build_operator(by_equations("", op, (3, 2, 4, 5)))
+    together = lower_and_run(operator, inputs)
+    for index, expected in enumerate(together):
+        wanted = [place == index for place in range(len(together))]
+        for named in (wanted, wanted[: index + 1]):
+            np.testing.assert_array_equal(lower_and_run(operator, inputs, wanted=named)[0], expected)
+
+
+def test_barrier_begins_at_zero() -> None:
+    """A word that held something else would let blocks of a GPU pass before the last has come."""
+    operator, inputs = build_operator(by_equations("", "RNN", (3, 2, 4, 40)))
+    emit = DirectEmitter()
+    slots = tuple(None if x is None else emit.slot(x) for x in inputs)
+    assert operator.lower is not None
+    operator.lower(emit, slots, (emit.fresh((3, 1, 2, 40), np.float32), None))
+    kernel, arguments = emit.launches[-1]
+    barrier = arguments[11]
+    assert kernel.expression == "recur<float>" and isinstance(barrier, Slot) and emit.read(barrier).tolist() == [0]
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_commands_are_the_same_for_all_sizes(op: str) -> None:
+    """Sizes decide on grids and numbers alone; scratch never grows as they shrink."""
+    emits = [DirectEmitter() for _ in range(2)]
+    for emit, sizes in zip(emits, ((9, 9, 8, 40), (1, 1, 2, 3)), strict=True):
+        operator, inputs = build_operator(by_equations("", op, sizes))
+        slots = tuple(None if x is None else emit.slot(x) for x in inputs)
+        wanted = [emit.fresh(y.shape, y.dtype) for y in operator.compute(*inputs) if y is not None]
+        assert operator.lower is not None
+        operator.lower(emit, slots, tuple(wanted))
+    large, small = emits
+    assert [kernel for kernel, _ in large.launches] == [kernel for kernel, _ in small.launches]
+    assert all(a.nbytes <= b.nbytes for a, b in zip(small.arrays, large.arrays, strict=True))
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_attributes_are_those_of_onnx(op: str) -> None:
+    """Names and defaults; what ONNX has no default of is 0 or empty, and of functions empty stands for the usual."""
+    schema = onnx.defs.get_schema(op, 22)
+    theirs = {
+        name: onnx.helper.get_attribute_value(a.default_value) if a.default_value.name else None
+        for name, a in schema.attributes.items()
+    }
+    operator = gx_operator.build(op, {})
+    ours = {name: getattr(operator, name) or None for name in theirs}
+    plain = {k: v.decode() if isinstance(v, bytes) else v or None for k, v in theirs.items()}
+    usual = plain.pop("activations")
+    assert ours.pop("activations") is None and usual in (None, [b"Tanh", b"Tanh"])
+    assert ours == plain
+
+
 def test_double_is_computed_in_double() -> None:
     """One step of a plain layer, worked out."""
     x, w, r = (
@@ -145,6 +316,7 @@ def test_no_steps_leave_the_initial_state() -> None:
         ({"activations": ("Tanh", "Tanh", "Cosh")}, {}, "Cosh"),
         ({}, {3: (1, 12)}, "B to be"),
         ({}, {4: (3,)}, "sequence_lens"),
+        ({}, {4: (2,)}, r"sequence_lens to be int32\[2\], got float32"),
         ({}, {0: (5, 2)}, "rank 3"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from gpuexec.errors import InputError
 from gpuexec.ops.statistics import FIRST_INF, FIRST_NAN, WORDS, Histogram, Statistics
-from gpuexec.spec import DTYPES, TensorSpec
+from gpuexec.spec import COMPUTED, TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
 
@@ -40,6 +40,7 @@ def statistics(id: str, x: Array, moments: int = 1) -> Case:
     )
 
 
+E4M3, E5M2, INT4 = (np.dtype(t) for t in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4))
 MIXED = np.array([1.5, np.inf, -2.0, np.nan, -np.inf, np.nan, 7.0, np.inf], np.float32)
 # Far from zero, and close together: squares of the elements themselves would leave no digit of the deviation.
 FAR = (1e6 + np.random.default_rng(3).normal(size=300)).astype(np.float32)
@@ -48,8 +49,9 @@ LATE = LONG.copy()
 LATE[[8000, 8500]] = np.nan
 LATE[[4099, 8999]] = np.inf
 STATISTICS = [
-    *(statistics(row.name, sample(4, 75, dtype=row.numpy)) for row in DTYPES),
+    *(statistics(row.name, sample(4, 75, dtype=row.numpy)) for row in COMPUTED),
     *(statistics(f"mixed_{np.dtype(t)}", MIXED.astype(t)) for t in (np.float16, ml_dtypes.bfloat16, np.float64)),
+    *(statistics(f"narrow_{t.name}", MIXED.astype(t)) for t in (E4M3, E5M2, INT4)),
     statistics("mixed", MIXED),
     statistics("mixed_without_moments", MIXED, 0),
     statistics("begins_with_nan", MIXED[3:]),
@@ -87,6 +89,14 @@ LEFT_OUT = [
         expected=(expect_words(MIXED),),
         terms=8,
     ),
+    Case(
+        "statistics_of_narrow_floats_not_left_out",
+        "gpuexec.Statistics",
+        (MIXED.astype(E5M2),),
+        {"floats_only": 1},
+        expected=(expect_words(MIXED.astype(E5M2)),),
+        terms=8,
+    ),
 ]
 
 
@@ -102,8 +112,9 @@ def histogram(id: str, x: Array, bins: int = 5) -> Case:
 
 
 HISTOGRAMS = [
-    *(histogram(row.name, sample(4, 75, dtype=row.numpy)) for row in DTYPES),
+    *(histogram(row.name, sample(4, 75, dtype=row.numpy)) for row in COMPUTED),
     histogram("mixed", MIXED),
+    *(histogram(f"narrow_{t.name}", MIXED.astype(t)) for t in (E4M3, E5M2, INT4)),
     histogram("several_blocks", LATE, 64),
     histogram("most_bins", LONG, 256),
     histogram("one_bin", LONG[:40], 1),

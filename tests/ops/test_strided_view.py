@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -32,6 +35,14 @@ def test_window_shows_the_elements_that_strides_name(
         expected[index] = x.reshape(-1)[start + sum(i * s for i, s in zip(index, strides, strict=True))]
     attributes = {"shape": shape, "strides": strides, "start": start}
     run_case(Case("case", "gpuexec.StridedView", (x,), attributes, oracle="expected", expected=(expected,)))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e5m2, ml_dtypes.int4, np.bool_])
+def test_window_of_bytes_keeps_them(dtype: Any) -> None:
+    bits = np.array([1, 0, 1, 1, 0, 0, 1], np.uint8)
+    expected = bits[5::-2].reshape(3, 1).view(dtype)
+    attributes = {"shape": (3, 1), "strides": (-2, 1), "start": 5}
+    run_case(Case("bytes", "gpuexec.StridedView", (bits.view(dtype),), attributes, expected=(expected,)))
 
 
 def test_window_of_a_dense_array_is_no_copy() -> None:

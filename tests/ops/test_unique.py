@@ -12,7 +12,7 @@ import pytest
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build
 from gpuexec.ops.unique import FindUnique, Unique
-from gpuexec.spec import DTYPES, TensorSpec
+from gpuexec.spec import COMPUTED, TensorSpec
 from tests.ops.decomposed import check_parts, list_launches
 from tests.ops.harness import Array, Case, run_case
 
@@ -36,7 +36,7 @@ def by_hand(*outputs: Any, dtype: Any = np.float32) -> tuple[Array, ...]:
 
 ROWS_WITH_NAN = np.array([[1, np.nan], [0, 2], [1, np.nan], [0, 2], [1, 0]], np.float32)
 CASES = [
-    *(unique(row.name, sample(20, dtype=row.numpy), sorted=n) for row in DTYPES for n in (1, 0)),
+    *(unique(row.name, sample(20, dtype=row.numpy), sorted=n) for row in COMPUTED for n in (1, 0)),
     *(unique(f"special_{np.dtype(t)}", SPECIAL.astype(t)) for t in (np.float32, np.float64, np.float16)),
     unique(
         "special_bfloat16",
@@ -101,7 +101,7 @@ def find(id: str, x: Array, axis: int | None = None, sorted: int = 1, outputs: t
 
 
 PARTS = [
-    *(find(f"{row.name}", sample(4, 5, dtype=row.numpy), sorted=n) for row in DTYPES for n in (1, 0)),
+    *(find(f"{row.name}", sample(4, 5, dtype=row.numpy), sorted=n) for row in COMPUTED for n in (1, 0)),
     *(find(f"axis{axis}", sample(4, 5, 3, values=2), axis, n) for axis in (0, 1, -1) for n in (1, 0)),
     find("strided", sample(6, 8, 4)[::-2, ::3].T, 1),
     find("empty", np.zeros((3, 0), np.float32)),

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from gpuexec.operator import Operator, Tolerance
-from gpuexec.spec import BFLOAT16, TensorSpec, accumulator
+from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
 
 Array = np.ndarray[Any, Any]
 
 # Sums of products: the sum of magnitudes that enter an output is what the operator makes of absolute values.
 _SUMS = frozenset(
     ("MatMul", "Gemm", "Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool")
-    + ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+    + ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Einsum", "com.microsoft.FusedMatMul")
 )
 
 
@@ -31,7 +31,7 @@ def assert_close(
     assert got.dtype == expected.dtype and got.shape == expected.shape, (
         f"{label} is {TensorSpec(got.shape, got.dtype)}, expected {TensorSpec(expected.shape, expected.dtype)}"
     )
-    if op.tolerance is Tolerance.EXACT or got.dtype.kind in "biu":
+    if op.tolerance is Tolerance.EXACT or got.dtype.kind in "biu" or dtype_row(got.dtype).is_narrow:
         np.testing.assert_array_equal(to_bits(got), to_bits(expected), err_msg=label)
         return
     a, b = got.astype(np.float64), expected.astype(np.float64)
@@ -79,6 +79,8 @@ def to_bits(array: Array) -> Array:
     if array.dtype.kind in "biu":
         return array
     plain = np.ascontiguousarray(array)
+    if dtype_row(plain.dtype).is_narrow:
+        return np.where(plain != plain, np.uint16(0x100), plain.view(np.uint8))
     plain = np.where(plain != plain, np.array(np.nan, plain.dtype), plain).astype(plain.dtype)
     return plain.view(np.dtype(f"u{plain.dtype.itemsize}"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -44,6 +45,8 @@ FUSED = {
     "rows": ([dequantize(0), MATMUL], weights(S8, COLUMN, np.zeros(6))),
     "uint8": ([dequantize(1), MATMUL], weights(U8, ROW, [128, 127, 0, 255])),
     "uint8_per_tensor": ([dequantize(), MATMUL], weights(U8, 0.1, 100)),
+    "int4": ([dequantize(1), MATMUL], weights(RNG.integers(-8, 8, (6, 4)).astype(ml_dtypes.int4), ROW, [0, 1, -2, 3])),
+    "uint4": ([dequantize(), MATMUL], weights(RNG.integers(0, 16, (6, 4)).astype(ml_dtypes.uint4), 0.1, 9)),
     "no_zero": (
         [helper.make_node("DequantizeLinear", ["w", "s"], ["v"], axis=1), MATMUL],
         {"w": U8, "s": ROW.astype(np.float32)},

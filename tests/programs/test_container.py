@@ -15,12 +15,14 @@ import pytest
 import safetensors.numpy
 
 import gpuexec as gx
+from gpuexec.containers import make_sequence
 from gpuexec.graph import walk
 from gpuexec.planner.verify import verify
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.cases import Case, make_case
 from gpuexec.programs.container import parse_json, read_contents, write_contents
 from gpuexec.programs.contents import Contents, StoredMethod
+from gpuexec.programs.contents_bytes import decode_array
 from gpuexec.programs.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
 from tests.bad_programs.parts import Parts
 from tests.program_seeds import KERNEL, WEIGHT, build_program, load_linear, load_twin, program_bytes
@@ -330,15 +332,41 @@ def test_onnx_file_is_refused_with_the_command_that_helps() -> None:
         read(safetensors.numpy.save({"x": np.zeros(4, np.uint8)}))
 
 
-def test_constant_of_strings_is_refused_by_name(tmp_path: Path) -> None:
+def test_constant_of_strings_is_stored_as_text(tmp_path: Path) -> None:
     model = load_linear()
     value = next(iter(model.graph.constants))
-    graph = dataclasses.replace(model.graph, constants={value: np.array(["a", "b"], object)})
-    model.graph = graph
-    path = tmp_path / "a.gxp"
-    with pytest.raises(gx.InputError, match=f"Method 'm': %{value.name} can't be stored: Element type"):
-        write_contents(Contents({"m": StoredMethod(model)}), path)
+    texts = np.array([["a", "ü"], ["", "\n"]], object)
+    model.graph = dataclasses.replace(model.graph, constants={value: texts})
+    write_contents(Contents({"m": StoredMethod(model)}), tmp_path / "a.gxp")
+    (found,) = read((tmp_path / "a.gxp").read_bytes()).methods["m"].model.graph.constants.values()
+    assert (found.dtype, found.tolist(), found.flags.writeable) == (np.dtype(object), texts.tolist(), False)
+
+
+def test_constant_that_is_a_container_is_refused_by_name(tmp_path: Path) -> None:
+    model = load_linear()
+    value = next(iter(model.graph.constants))
+    model.graph = dataclasses.replace(model.graph, constants={value: make_sequence([np.zeros(2, np.float32)])})
+    with pytest.raises(gx.InputError, match=rf"%{value.name} can't be stored: it is sequence\(1 of float32\[2\]\)"):
+        write_contents(Contents({"m": StoredMethod(model)}), tmp_path / "a.gxp")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "message"),
+    [
+        (b'["a"]', ["string", [2], 0, 5], "expected 2 texts"),
+        (b'["a", 1]', ["string", [2], 0, 8], "expected 2 texts"),
+        (b"[", ["string", [2], 0, 1], "can't be read"),
+        (b'["a"]', ["string", [1], 0, 600], "outside"),
+        (b'["a"]', ["string", [1], 0], "no tensor that a file holds"),
+        (b'["a"]', ["sequence", [], 0], "no tensor that a file holds"),
+        (b'["a"]', ["string", [1], 0, "5"], "expected \\[dtype, shape, offset\\]"),
+    ],
+    ids=["few", "number", "cut off", "outside", "no size", "container", "size"],
+)
+def test_strings_of_another_form_are_refused(content: bytes, row: list[object], message: str) -> None:
+    with pytest.raises(gx.ModelError, match=message):
+        decode_array(row, memoryview(content), True)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])

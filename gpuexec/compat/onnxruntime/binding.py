@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.compat.onnxruntime.described import find_dtype
 from gpuexec.compat.onnxruntime.devices import find_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, InvalidArgument, make_error, translating
-from gpuexec.compat.onnxruntime.values import OrtValue, view_pointer, wrap_pointer
+from gpuexec.compat.onnxruntime.values import OrtValue, check_bindable, view_pointer, wrap_pointer
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.run import Run
 from gpuexec.runtime.backend import Backend, BackendType
@@ -212,6 +212,7 @@ class IOBinding:
         names = self._session.output_names
         if name not in names:
             raise make_error(BindingError, f"The model has no output {name!r}; it has {', '.join(names)}.")
+        check_bindable(self._session.model.outputs, name)
 
     def _open(self, device_type: str, device_id: int) -> Backend | None:
         backend = find_device(device_type, device_id)

@@ -12,10 +12,11 @@ from gpuexec.compat.onnxruntime.errors import BindingError, make_error
 from gpuexec.errors import InputError
 from gpuexec.importer.load import ImportedModel
 from gpuexec.planner.classes import DeclaredDims
-from gpuexec.spec import DeclaredSpec, dtype_row
+from gpuexec.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_host_object, name_dtype
 
 # ONNX Runtime's names of element types are C++'s.
 _TYPE_NAMES = {"float32": "float", "float64": "double"}
+_CONTAINER_NAMES = {"sequence": "seq", "optional": "optional", "map": "map"}
 # What it tells of models that have no version.
 _NO_VERSION = 2**63 - 1
 
@@ -48,8 +49,9 @@ class ModelMetadata:
 def describe_value(name: str, spec: DeclaredSpec, dims: DeclaredDims) -> NodeArg:
     """Return an input or output as ONNX Runtime tells of it, with those dimensions fixed that were."""
     fixed = {dim: bound for dim, bound in dims.items() if isinstance(bound, int)}
-    shape = [fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims or ()]
-    return NodeArg(name, name_type(spec.dtype), shape)
+    held = spec.item if spec.dtype == OPTIONAL and spec.item is not None else spec
+    shape = [fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in held.dims or ()]
+    return NodeArg(name, name_spec(spec), shape)
 
 
 def describe_model(info: ImportedModel) -> ModelMetadata:
@@ -66,6 +68,15 @@ def describe_model(info: ImportedModel) -> ModelMetadata:
     )
 
 
+def name_spec(spec: DeclaredSpec) -> str:
+    """Return a type as ONNX Runtime writes it: ``"tensor(float)"``, ``"seq(map(int64,tensor(float)))"``."""
+    if not is_container(spec.dtype):
+        return name_type(spec.dtype)
+    held = "" if spec.item is None else name_spec(spec.item)
+    key = "" if spec.key is None else f"{name_dtype(spec.key)},"
+    return f"{_CONTAINER_NAMES[name_dtype(spec.dtype)]}({key}{held})"
+
+
 def name_type(dtype: np.dtype[Any]) -> str:
     """Return an element type as ONNX Runtime writes it: ``"tensor(float)"``."""
     name = dtype_row(dtype).name
@@ -76,14 +87,16 @@ def find_dtype(given: Any) -> np.dtype[Any]:
     """Return the dtype that a NumPy type or dtype, a name, or an ONNX code stands for.
 
     Raises:
-        BindingError: It is none, or is not supported.
+        BindingError: It is none, is not supported, or its values are no numbers that lie in memory.
     """
     try:
-        if isinstance(given, int) and not isinstance(given, bool):
-            return dtype_row(given).numpy
-        return dtype_row(given if isinstance(given, str) else np.dtype(given)).numpy
+        is_code = isinstance(given, int) and not isinstance(given, bool)
+        dtype = dtype_row(given if is_code or isinstance(given, str) else np.dtype(given)).numpy
     except (InputError, TypeError) as error:
         raise make_error(BindingError, f"{given!r} is no element type that is supported: {error}") from error
+    if is_host_object(dtype):
+        raise make_error(BindingError, f"Only tensors of numbers are bound, got {name_dtype(dtype)}; use run().")
+    return dtype
 
 
 def list_denoted(info: ImportedModel, extents: Mapping[str, int]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from gpuexec.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.running.run import Run
-from gpuexec.spec import DeclaredSpec
+from gpuexec.spec import DeclaredSpec, is_host_object
 from gpuexec.state.seeds import draw_seed
 from gpuexec.worker import Worker
 
@@ -167,7 +167,7 @@ def _take(item: Any, spec: DeclaredSpec | None, name: str) -> object:
     """Return an input as a Worker takes it; lists become arrays of the input's dtype where that loses nothing."""
     if isinstance(item, np.generic):
         return np.asarray(item)
-    if isinstance(item, list | tuple) and spec is not None:
+    if isinstance(item, list | tuple) and spec is not None and not is_host_object(spec.dtype):
         try:
             return np.asarray(item).astype(spec.dtype, casting="same_kind")
         except (TypeError, ValueError) as error:

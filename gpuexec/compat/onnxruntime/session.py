@@ -25,7 +25,7 @@ from gpuexec.compat.onnxruntime.options import RunOptions, SessionOptions
 from gpuexec.compat.onnxruntime.profile import SessionProfile
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, choose_provider
 from gpuexec.compat.onnxruntime.runner import Runner
-from gpuexec.compat.onnxruntime.values import OrtValue
+from gpuexec.compat.onnxruntime.values import OrtValue, check_bindable
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import DeclaredSpec
 
@@ -215,6 +215,8 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
         """Run with inputs wherever they lie, and wait for outputs as values on the CPU; otherwise as `run`."""
+        for name in self._list_outputs(output_names):
+            check_bindable(self.model.outputs, name)
         return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
 
     def io_binding(self) -> IOBinding:

@@ -11,6 +11,7 @@ import numpy as np
 from gpuexec.compat.onnxruntime.described import find_dtype, name_type
 from gpuexec.compat.onnxruntime.devices import find_device, name_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, make_error, translating
+from gpuexec.model import ModelPort
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.arenas import wrap_region
 from gpuexec.results.exchange import import_dlpack
@@ -18,9 +19,20 @@ from gpuexec.results.tensor import Tensor
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, BackendType, open_backend
 from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.spec import TensorSpec, dtype_row, is_host_object
 
 Array = np.ndarray[Any, Any]
+
+
+def check_bindable(ports: Sequence[ModelPort], name: str) -> None:
+    """Check that what a model gives by this name is a tensor of numbers, which alone values hold.
+
+    Raises:
+        BindingError: It is strings or a container.
+    """
+    spec = next(port.spec for port in ports if port.name == name)
+    if is_host_object(spec.dtype):
+        raise make_error(BindingError, f"Output {name!r} is {spec}; values hold tensors of numbers alone: use run().")
 
 
 class OrtValue:

@@ -1,0 +1,204 @@
+"""Host objects: tensors of strings, and the sequences, optionals and maps that hold tensors or each other.
+
+A container is a 0-d array of a dtype of its own (`gpuexec.spec`), whose one field holds a list, an element or None, or
+a dict; so whoever handles arrays handles it too, and `dtype` tells what it is. What a container holds are arrays, never
+changed once they are in one. At the border, callers give and get Python's own: lists, None, dicts, arrays of str.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, TensorSpec, dtype_row, is_container, name_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+def make_blank(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return what stands for nothing: zeros, False, empty strings; an empty container."""
+    if dtype == STRING:
+        return np.full(shape, "", STRING)
+    if dtype == SEQUENCE:
+        return make_sequence([])
+    if dtype == MAP:
+        return make_map({})
+    return make_optional(None) if dtype == OPTIONAL else np.zeros(shape, dtype)
+
+
+def hold(array: Array) -> Array:
+    """Return an array that may stay in a container: closed to writing, its memory nobody else's."""
+    if array.flags.writeable or array.base is not None or not array.flags.owndata:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def make_sequence(items: Sequence[Array]) -> Array:
+    """Return a sequence that holds these arrays."""
+    return np.array((list(items),), SEQUENCE)
+
+
+def make_optional(item: Array | None) -> Array:
+    """Return an optional that holds an array, or nothing."""
+    return np.array((item,), OPTIONAL)
+
+
+def make_map(items: Mapping[Any, Array]) -> Array:
+    """Return a map that holds these arrays by key, an int or a str."""
+    return np.array((dict(items),), MAP)
+
+
+def read_sequence(array: Array) -> list[Array]:
+    """Return what a sequence holds; the list is the caller's own."""
+    return list(array["sequence"].item())
+
+
+def read_optional(array: Array) -> Array | None:
+    """Return what an optional holds; None: nothing."""
+    found: Array | None = array["optional"].item()
+    return found
+
+
+def read_map(array: Array) -> dict[Any, Array]:
+    """Return what a map holds; the dict is the caller's own."""
+    return dict(array["map"].item())
+
+
+def to_strings(given: Any) -> Array:
+    """Return what may be read as strings as an array of str: str, bytes of UTF-8, arrays and nested lists of them.
+
+    Raises:
+        InputError: An element is neither.
+    """
+    array = np.asarray(given)
+    if array.dtype.kind not in "OUST" or (array.dtype.kind == "O" and array.dtype != STRING):
+        raise InputError(f"expected strings, got {name_dtype(array.dtype)}.")
+    strings = array.astype(STRING)  # a copy, of str or bytes
+    flat = strings.reshape(-1)
+    for index, item in enumerate(flat):
+        if type(item) is not str:
+            flat[index] = _to_string(item)
+    return flat.reshape(strings.shape)
+
+
+def pack(given: Any, declared: DeclaredSpec) -> Array:
+    """Return what a caller gives for a value that is declared so, as the array that stands for it.
+
+    A sequence comes as a list or tuple, an optional as None or what it holds, a map as a mapping; arrays that stand for
+    containers already are taken as they are. Numbers are brought to the declared type where that loses nothing but
+    precision.
+
+    Raises:
+        InputError: It is something else.
+    """
+    if isinstance(given, np.ndarray) and given.dtype == declared.dtype and declared.dtype in (SEQUENCE, OPTIONAL, MAP):
+        return given
+    item = declared.item
+    if declared.dtype == SEQUENCE:
+        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+            raise InputError(f"expected a list of values, got a {type(given).__name__}.")
+        return make_sequence([_pack_item(each, item, f"element {index}") for index, each in enumerate(given)])
+    if declared.dtype == OPTIONAL:
+        return make_optional(None if given is None else _pack_item(given, item, "what the optional holds"))
+    if declared.dtype == MAP:
+        if not isinstance(given, Mapping):
+            raise InputError(f"expected a dict, got a {type(given).__name__}.")
+        keys = [_pack_key(key, declared.key) for key in given]
+        packed = [_pack_item(each, item, f"the value of {key!r}") for key, each in given.items()]
+        return make_map(dict(zip(keys, packed, strict=True)))
+    return to_strings(given) if declared.dtype == STRING else _pack_tensor(given, declared)
+
+
+def unpack(array: Array) -> Any:
+    """Return a host object as callers get it: lists, None, dicts, and arrays of their own, strings as arrays of str.
+
+    What a map holds by key comes as a scalar where it is one.
+    """
+    if array.dtype == SEQUENCE:
+        return [unpack(item) for item in read_sequence(array)]
+    if array.dtype == OPTIONAL:
+        item = read_optional(array)
+        return None if item is None else unpack(item)
+    if array.dtype == MAP:
+        return {key: _unpack_held(each) for key, each in read_map(array).items()}
+    return array.copy()
+
+
+def describe(array: Array) -> str:
+    """Return what an array is in words, with what a container holds: ``"sequence(2 of float32[3])"``."""
+    if array.dtype == SEQUENCE:
+        items = read_sequence(array)
+        kinds = dict.fromkeys(map(describe, items))
+        return f"sequence({len(items)} of {', '.join(kinds)})" if items else "sequence(empty)"
+    if array.dtype == OPTIONAL:
+        item = read_optional(array)
+        return "optional(empty)" if item is None else f"optional({describe(item)})"
+    return str(TensorSpec(array.shape, array.dtype))
+
+
+def _unpack_held(array: Array) -> Any:
+    is_scalar = array.shape == () and not is_container(array.dtype)
+    return array[()] if is_scalar else unpack(array)
+
+
+def _pack_item(given: Any, declared: DeclaredSpec | None, where: str) -> Array:
+    try:
+        return _pack_freely(given) if declared is None else pack(given, declared)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _pack_freely(given: Any) -> Array:
+    """Return something of which nothing is declared."""
+    if isinstance(given, np.ndarray) and given.dtype in (SEQUENCE, OPTIONAL, MAP):
+        return given
+    if isinstance(given, (list, tuple)):
+        return make_sequence([_pack_freely(each) for each in given])
+    if isinstance(given, Mapping):
+        return make_map({key: _pack_freely(each) for key, each in given.items()})
+    array = np.asarray(given)
+    if array.dtype.kind in "OUST":
+        return to_strings(array)
+    dtype_row(array.dtype)
+    return array
+
+
+def _pack_tensor(given: Any, declared: DeclaredSpec) -> Array:
+    array = np.asarray(given)
+    if isinstance(given, np.ndarray) or array.dtype == declared.dtype:
+        array = array.copy()
+    elif np.can_cast(array.dtype, declared.dtype, "same_kind"):
+        array = array.astype(declared.dtype)
+    spec = TensorSpec(array.shape, array.dtype)
+    if array.dtype != declared.dtype:
+        raise InputError(f"expected {declared}, got {spec}.")
+    if declared.dims is not None and (
+        len(declared.dims) != array.ndim
+        or any(isinstance(d, int) and d != n for d, n in zip(declared.dims, array.shape, strict=True))
+    ):
+        raise InputError(f"expected {declared}, got {spec}.")
+    return array
+
+
+def _pack_key(key: Any, dtype: np.dtype[Any] | None) -> Any:
+    if isinstance(key, (bytes, str)) and dtype in (None, STRING):
+        return _to_string(key)
+    if hasattr(key, "__index__") and dtype != STRING:
+        return int(key)
+    expected = "int or str" if dtype is None else name_dtype(dtype)
+    raise InputError(f"expected keys of type {expected}, got {key!r}.")
+
+
+def _to_string(item: Any) -> str:
+    if isinstance(item, str):
+        return str(item)
+    if isinstance(item, bytes):
+        try:
+            return item.decode()
+        except UnicodeDecodeError:
+            raise InputError(f"{item[:20]!r} is not text in UTF-8.") from None
+    raise InputError(f"expected strings, got an element of type {type(item).__name__}.")

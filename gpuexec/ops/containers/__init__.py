@@ -1,0 +1,7 @@
+"""Operators that make sequences and optionals, or take from them; containers lie on the host, so these run there."""
+
+from gpuexec.ops.containers import element_keys as element_keys
+from gpuexec.ops.containers import optional as optional
+from gpuexec.ops.containers import sequence as sequence
+from gpuexec.ops.containers import sequence_map as sequence_map
+from gpuexec.ops.containers import split_concat as split_concat

@@ -1,0 +1,33 @@
+"""What random operators draw from in the body of a SequenceMap: a key for each element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.containers import hold, make_sequence, read_sequence
+from gpuexec.operator import Array, Operator, Tolerance, operator
+from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
+from gpuexec.ops.random_key import NextKey, check_key
+from gpuexec.spec import TensorSpec
+
+
+@operator("ElementKeys", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class ElementKeys(Operator):
+    """A sequence of keys, one of its own for each element of another sequence; see `gpuexec.ops.random_key`."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, key: TensorSpec, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return a sequence."""
+        check_key(key)
+        check_sequence(self.name, sequence)
+        return (SEQUENCE_SPEC,)
+
+    def compute(self, key: Array, sequence: Array, out: Any = None) -> tuple[Array, ...]:
+        """Mix the key with the number of each element."""
+        numbers = (np.asarray(number, np.int64) for number in range(len(read_sequence(sequence))))
+        return (make_sequence([hold(NextKey().compute(key, number)[0]) for number in numbers]),)

@@ -1,0 +1,98 @@
+"""Optionals: a tensor or a sequence, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.containers import hold, make_optional, read_optional
+from gpuexec.errors import InputError
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const
+from gpuexec.ops.layout import Slots
+from gpuexec.spec import OPTIONAL, DeclaredSpec, TensorSpec
+
+_BOOL = np.dtype(np.bool_)
+
+
+@operator("Optional")
+@dataclass(frozen=True, slots=True)
+class Optional(Operator):
+    """An optional of the input, or an empty one; ``type`` says what that could hold."""
+
+    type: DeclaredSpec | None = None
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
+        """Return an optional."""
+        if x is None and self.type is None:
+            raise InputError("Optional without an input expects the attribute 'type'.")
+        if x is not None and x.dtype == OPTIONAL:
+            raise InputError("Optional expects a tensor or a sequence, got an optional.")
+        return (TensorSpec((), OPTIONAL),)
+
+    def compute(self, x: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+        """Keep the input, or a copy of what others may write."""
+        return (make_optional(None if x is None else hold(x)),)
+
+
+@operator("OptionalGetElement")
+@dataclass(frozen=True, slots=True)
+class OptionalGetElement(Operator):
+    """What an optional holds; a tensor or a sequence is taken for an optional of it."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the spec of what it holds: an optional must be known for that.
+
+        Raises:
+            InputError: It is empty.
+        """
+        if x.dtype != OPTIONAL:
+            return (TensorSpec(x.shape, x.dtype),)
+        item = _take(require_const(x, "optional", 0))
+        return (TensorSpec(item.shape, item.dtype),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Take it out."""
+        return (_take(x) if x.dtype == OPTIONAL else x,)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Alias: what comes here is a tensor."""
+        (x,), (y,) = inputs, outputs
+        assert x is not None and y is not None
+        emit.alias(y, x)
+
+
+@operator("OptionalHasElement")
+@dataclass(frozen=True, slots=True)
+class OptionalHasElement(Operator):
+    """Whether an optional holds something: true for a tensor or a sequence, false for no input."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
+        """Return the spec of one bool, which is known but for an optional."""
+        spec = TensorSpec((), _BOOL)
+        if x is not None and x.dtype == OPTIONAL:
+            return (spec,)
+        return (spec.with_value(np.asarray(x is not None)),)
+
+    def compute(self, x: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+        """Look into it."""
+        is_there = x is not None and (x.dtype != OPTIONAL or read_optional(x) is not None)
+        return (np.asarray(is_there, _BOOL),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Write what is known of a tensor: that it is there."""
+        if outputs[0] is not None:
+            emit.fill(outputs[0], any(slot is not None for slot in inputs))
+
+
+def _take(array: Array) -> Array:
+    item = read_optional(array)
+    if item is None:
+        raise InputError("OptionalGetElement: the optional is empty; ask OptionalHasElement first.")
+    return item

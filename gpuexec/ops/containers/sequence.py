@@ -1,0 +1,183 @@
+"""Sequences made of tensors, and changed one element at a time; every change makes a new sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.containers import hold, make_sequence, read_sequence
+from gpuexec.errors import InputError
+from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
+from gpuexec.spec import SEQUENCE, TensorSpec, dtype_row, name_dtype
+
+SEQUENCE_SPEC = TensorSpec((), SEQUENCE)
+_INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+@operator("SequenceConstruct")
+@dataclass(frozen=True, slots=True)
+class SequenceConstruct(Operator):
+    """A sequence of the inputs, which are of one element type."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return a sequence."""
+        if not inputs:
+            raise InputError("SequenceConstruct expects at least one input.")
+        for spec in inputs:
+            check_alike(inputs[0].dtype, spec.dtype)
+        return (SEQUENCE_SPEC,)
+
+    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+        """Keep the inputs, or copies of those that others may write."""
+        return (make_sequence([hold(array) for array in inputs]),)
+
+
+@operator("SequenceEmpty")
+@dataclass(frozen=True, slots=True)
+class SequenceEmpty(Operator):
+    """A sequence without elements; of which type those could be (ONNX's default: float) matters to nobody."""
+
+    dtype: int = 1
+    tolerance = Tolerance.EXACT
+
+    def infer(self) -> tuple[TensorSpec, ...]:
+        """Return a sequence."""
+        dtype_row(self.dtype)
+        return (SEQUENCE_SPEC,)
+
+    def compute(self, out: Any = None) -> tuple[Array, ...]:
+        """Make it."""
+        return (make_sequence([]),)
+
+
+@operator("SequenceAt")
+@dataclass(frozen=True, slots=True)
+class SequenceAt(Operator):
+    """The element at a position; negative ones count from the back."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, sequence: TensorSpec, position: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the element's spec: no two elements need be alike, so sequence and position must be known."""
+        check_sequence("SequenceAt", sequence)
+        items = read_sequence(require_const(sequence, "sequence", 0))
+        check_position("SequenceAt", position)
+        item = items[_find_place("SequenceAt", require_const(position, "position", 1), len(items), len(items))]
+        return (TensorSpec(item.shape, item.dtype),)
+
+    def compute(self, sequence: Array, position: Array, out: Any = None) -> tuple[Array, ...]:
+        """Take it."""
+        items = read_sequence(sequence)
+        return (items[_find_place("SequenceAt", position, len(items), len(items))],)
+
+
+@operator("SequenceInsert")
+@dataclass(frozen=True, slots=True)
+class SequenceInsert(Operator):
+    """The sequence with a tensor put in before a position, from -n to n; without one, at the end."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(
+        self, sequence: TensorSpec, tensor: TensorSpec, position: TensorSpec | None = None
+    ) -> tuple[TensorSpec, ...]:
+        """Return a sequence."""
+        check_sequence("SequenceInsert", sequence)
+        check_position("SequenceInsert", position)
+        return (SEQUENCE_SPEC,)
+
+    def compute(
+        self, sequence: Array, tensor: Array, position: Array | None = None, out: Any = None
+    ) -> tuple[Array, ...]:
+        """Put it in."""
+        items = read_sequence(sequence)
+        if items:
+            check_alike(items[0].dtype, tensor.dtype)
+        place = len(items)
+        if position is not None:
+            place = _find_place("SequenceInsert", position, len(items), len(items) + 1)
+        items.insert(place, hold(tensor))
+        return (make_sequence(items),)
+
+
+@operator("SequenceErase")
+@dataclass(frozen=True, slots=True)
+class SequenceErase(Operator):
+    """The sequence without the element at a position; negative ones count from the back; without one, the last."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, sequence: TensorSpec, position: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
+        """Return a sequence."""
+        check_sequence("SequenceErase", sequence)
+        check_position("SequenceErase", position)
+        return (SEQUENCE_SPEC,)
+
+    def compute(self, sequence: Array, position: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+        """Leave it out."""
+        items = read_sequence(sequence)
+        last = np.asarray(-1) if position is None else position
+        del items[_find_place("SequenceErase", last, len(items), len(items))]
+        return (make_sequence(items),)
+
+
+@operator("SequenceLength")
+@dataclass(frozen=True, slots=True)
+class SequenceLength(Operator):
+    """How many elements there are, as one int64."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the spec of one int64."""
+        check_sequence("SequenceLength", sequence)
+        return (TensorSpec((), np.dtype(np.int64)),)
+
+    def compute(self, sequence: Array, out: Any = None) -> tuple[Array, ...]:
+        """Count them."""
+        return (np.asarray(len(read_sequence(sequence)), np.int64),)
+
+
+def check_sequence(name: str, spec: TensorSpec) -> None:
+    """Check that an input is a sequence.
+
+    Raises:
+        InputError: It is not.
+    """
+    if spec.dtype != SEQUENCE:
+        raise InputError(f"{name} expects a sequence, got {spec}.")
+
+
+def check_alike(first: np.dtype[Any], other: np.dtype[Any]) -> None:
+    """Check that an element is of the type of the first.
+
+    Raises:
+        InputError: It is not.
+    """
+    if first != other:
+        raise InputError(
+            f"the elements of a sequence are of one type, expected {name_dtype(first)}, got {name_dtype(other)}."
+        )
+
+
+def check_position(name: str, spec: TensorSpec | None) -> None:
+    """Check that a position, where there is one, is one int32 or int64.
+
+    Raises:
+        InputError: It is not.
+    """
+    if spec is not None and (spec.size != 1 or spec.dtype not in _INTEGERS):
+        raise InputError(f"{name} expects a position of one int32 or int64, got {spec}.")
+
+
+def _find_place(name: str, position: Array, count: int, places: int) -> int:
+    """Return a position from 0 up, of ``places`` in a sequence of ``count``."""
+    place = int(position.reshape(()))
+    if not -count <= place < places:
+        span = f"from {-count} to {places - 1}" if places else "none, for it is empty"
+        raise InputError(f"{name}: position {place} is outside the sequence of {count}; expected {span}.")
+    return place + count if place < 0 else place

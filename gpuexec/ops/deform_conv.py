@@ -1,0 +1,188 @@
+"""DeformConv: a convolution whose taps are moved by offsets, and may fall between elements."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div, contiguous_strides
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.matmul import TILE, multiply
+from gpuexec.ops.strided import pack_fast_div32, pack_fast_div64
+from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
+from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+
+SOURCE = "deform_conv.cu"
+FLOATS = dtypes_of("float")
+_THREADS = 256
+_LIMIT = 2**31
+
+instantiate(SOURCE, [f"deform_conv<{dtype_row(dtype).cuda}>" for dtype in FLOATS])
+
+
+@operator("DeformConv")
+@dataclass(frozen=True, slots=True)
+class DeformConv(Operator):
+    """Convolve samples: tap ``t`` of a window reads the multilinear blend around where it lies plus its offset.
+
+    Elements beyond the input are 0; a mask weighs each sample. Channels come in ``offset_group`` groups of equal
+    offsets and masks; offsets are listed by group, tap and axis. On a device it is one matrix product whose right
+    operand is sampled while it is loaded.
+    """
+
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    offset_group: int = 1
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+
+    def infer(
+        self,
+        x: TensorSpec,
+        w: TensorSpec,
+        offset: TensorSpec,
+        bias: TensorSpec | None = None,
+        mask: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, out channels, windows...]``.
+
+        Raises:
+            InputError: Types, ranks, groups or extents do not fit together.
+        """
+        check_dtype(self.name, x, FLOATS)
+        given = [spec for spec in (w, offset, bias, mask) if spec is not None]
+        if any(spec.dtype != x.dtype for spec in given):
+            raise InputError(f"DeformConv expects inputs of one type, got {', '.join(map(str, (x, *given)))}.")
+        axes = x.rank - 2
+        if not 1 <= axes <= MAX_AXES or w.rank != x.rank:
+            raise InputError(
+                f"DeformConv expects 1 to {MAX_AXES} spatial axes and a weight of that rank, got {x}, {w}."
+            )
+        if self.kernel_shape and self.kernel_shape != w.shape[2:]:
+            raise InputError(f"DeformConv expects kernel_shape {list(w.shape[2:])}, got {list(self.kernel_shape)}.")
+        if self.group < 1 or x.shape[1] != w.shape[1] * self.group or w.shape[0] % self.group:
+            raise InputError(
+                f"DeformConv expects channels of the weight {w} times group={self.group} in the input, and out "
+                f"channels that the group divides, got {x}."
+            )
+        if self.offset_group < 1 or x.shape[1] % self.offset_group:
+            raise InputError(f"DeformConv expects channels that offset_group={self.offset_group} divides, got {x}.")
+        windows = self._windows(x.shape, w.shape)
+        lists = self.offset_group * windows.taps
+        for role, spec, channels in (("offset", offset, lists * axes), ("mask", mask, lists)):
+            expected = (x.shape[0], channels, *windows.counts)
+            if spec is not None and spec.shape != expected:
+                raise InputError(f"DeformConv expects {role} {list(expected)}, got {spec}.")
+        if bias is not None and bias.shape != w.shape[:1]:
+            raise InputError(f"DeformConv expects a bias of {w.shape[0]}, got {bias}.")
+        return (x.with_shape((x.shape[0], w.shape[0], *windows.counts)),)
+
+    def compute(
+        self,
+        x: Array,
+        w: Array,
+        offset: Array,
+        bias: Array | None = None,
+        mask: Array | None = None,
+        out: Any = None,
+    ) -> tuple[Array, ...]:
+        """Sample image by image, and multiply; half and bfloat16 in float, rounded once."""
+        windows, acc = self._windows(x.shape, w.shape), accumulator(x.dtype)
+        outputs = prod(windows.counts)
+        y = np.empty((x.shape[0], w.shape[0], outputs), x.dtype)
+        weights = w.astype(acc).reshape(self.group, w.shape[0] // self.group, w.shape[1] * windows.taps)
+        with np.errstate(all="ignore"):
+            for n in range(x.shape[0]):
+                moved = offset[n].astype(acc).reshape(self.offset_group, windows.taps, len(windows.kernel), outputs)
+                samples = _sample(x[n].astype(acc, copy=False), moved, windows)
+                if mask is not None:
+                    weighed = mask[n].astype(acc).reshape(self.offset_group, 1, windows.taps, outputs)
+                    parts = x.shape[1] // self.offset_group
+                    samples = samples.reshape(self.offset_group, parts, windows.taps, outputs) * weighed
+                columns = samples.reshape(self.group, w.shape[1] * windows.taps, outputs)
+                sums = multiply(weights, columns).reshape(w.shape[0], outputs)
+                y[n] = sums if bias is None else sums + bias.astype(acc)[:, None]
+        return (y.reshape(x.shape[0], w.shape[0], *windows.counts),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the product over samples."""
+        x, w, offset, bias, mask = (*inputs, None, None)[:5]
+        y = outputs[0]
+        assert x is not None and w is not None and offset is not None and y is not None
+        windows = self._windows(x.shape, w.shape)
+        positions, group_outs = prod(windows.counts), w.shape[0] // self.group
+        if max(positions, x.shape[1] * windows.taps) >= _LIMIT:
+            raise InputError(
+                f"DeformConv expects fewer than 2**31 outputs of a channel and channels * taps on a device, got "
+                f"{positions} and {x.shape[1] * windows.taps}."
+            )
+        axes = len(windows.kernel)
+        sizes = b"".join(
+            (
+                pack_fast_div64(max(1, positions)),
+                pack_fast_div32(max(1, x.shape[1] // self.offset_group)),
+                struct.pack("<4x5q2i", x.shape[0], w.shape[0], w.shape[1], group_outs, self.offset_group, axes, 0),
+            )
+        )
+        slots = [x, *(None if slot is None else emit.contiguous(slot) for slot in (w, offset, mask, bias)), y]
+        blocks = ceil_div(x.shape[0] * positions, TILE) * ceil_div(group_outs, TILE) * self.group
+        arguments: list[Argument] = [*slots, windows.pack(), pack_strides(x.strides), sizes]
+        kernel = Kernel(SOURCE, f"deform_conv<{dtype_row(x.dtype).cuda}>")
+        emit.launch(kernel, (max(1, blocks), 1, 1), (_THREADS, 1, 1), arguments, writes=[5])
+
+    def _windows(self, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> Windows:
+        return resolve_windows(x_shape[2:], w_shape[2:], self.strides, self.dilations, self.pads, "NOTSET")
+
+
+def _sample(image: Array, offset: Array, windows: Windows) -> Array:
+    """Return what the taps of all windows read, ``[channels, taps, outputs]``.
+
+    Args:
+        image: ``[channels, extents...]``.
+        offset: ``[offset groups, taps, axes, outputs]``.
+        windows: Over the image.
+    """
+    axes, groups, acc = len(windows.kernel), offset.shape[0], image.dtype
+    channels = image.shape[0] // groups
+    starts = np.indices(windows.counts).reshape(axes, -1)
+    taps = np.indices(windows.kernel).reshape(axes, -1)
+    bases, fractions, is_seen = [], [], np.ones((groups, windows.taps, starts.shape[1]), bool)
+    for axis in range(axes):
+        plain = (
+            starts[axis] * windows.strides[axis] - windows.begins[axis] + taps[axis][:, None] * windows.dilations[axis]
+        )
+        at = plain.astype(acc) + offset[:, :, axis]  # [groups, taps, outputs]
+        inside = (at > acc.type(-1)) & (at < acc.type(windows.extents[axis]))
+        at = np.where(inside, at, acc.type(0))
+        before = np.floor(at)
+        is_seen &= inside
+        bases.append(before.astype(np.int64))
+        fractions.append(at - before)
+    flat = image.reshape(groups, channels, prod(windows.extents))
+    steps = contiguous_strides(windows.extents)
+    sampled = np.zeros((groups, channels, *is_seen.shape[1:]), acc)
+    for corner in product((0, 1), repeat=axes):
+        place, weight, is_there = np.zeros_like(bases[0]), np.ones_like(fractions[0]), is_seen
+        for axis, side in enumerate(corner):
+            at = bases[axis] + side
+            weight = weight * (fractions[axis] if side else acc.type(1) - fractions[axis])
+            is_there = is_there & (at >= 0) & (at < windows.extents[axis])
+            place = place + at * steps[axis]
+        is_there = is_there & (weight != 0)
+        for group in range(groups):
+            if flat.shape[2]:
+                values = flat[group][:, np.where(is_there[group], place[group], 0)]
+                sampled[group] += np.where(is_there[group], values * weight[group], acc.type(0))
+    return sampled.reshape(groups * channels, *is_seen.shape[1:])

@@ -1,0 +1,107 @@
+"""Convolution with an activation behind it, and convolution and pooling of tensors whose channels come last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gpuexec.graph import Value
+from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.conv import Conv
+from gpuexec.ops.microsoft.activation import DOMAIN, activate, check_activation
+from gpuexec.ops.microsoft.channels import ChannelsFirst, ChannelsLast
+from gpuexec.ops.pool import MaxPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution(Composite):
+    """What all forms share: the attributes of Conv."""
+
+    inputs: ClassVar[int] = 4
+    auto_pad: str = "NOTSET"
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def _convolve(self, sketch: Sketch, x: Value | None, w: Value | None, bias: Value | None) -> Value:
+        names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+        attributes: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return sketch.add(Conv(**attributes), x, w, bias)
+
+
+@composite("FusedConv", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class FusedConv(_Convolution):
+    """``activation(Conv(x, w, b) + z)``."""
+
+    activation: str = ""
+    activation_params: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the activation."""
+        check_activation(self.name, self.activation, self.activation_params)
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Convolve, add what is given to be added, and activate."""
+        x, w, bias, z = inputs
+        assert w is not None
+        y = self._convolve(sketch, x, w, bias)
+        y = y if z is None else sketch.add("Add", y, z)
+        return (activate(sketch, y, w, self.activation, self.activation_params),)
+
+
+@composite("NhwcFusedConv", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class NhwcFusedConv(FusedConv):
+    """FusedConv of tensors whose channels come last; the weight is as Conv has it."""
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Show the channels first, do as FusedConv, show them last."""
+        x, w, bias, z = inputs
+        shown = [None if value is None else sketch.add(ChannelsFirst(), value) for value in (x, z)]
+        # Not super(): a class with slots is another than the one its methods were written in.
+        made = FusedConv.draw(self, sketch, shown[0], w, bias, shown[1])
+        return (sketch.add(ChannelsLast(), *made),)
+
+
+@composite("NhwcConv", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class NhwcConv(_Convolution):
+    """Conv of tensors whose channels come last; the weight is as Conv has it."""
+
+    inputs: ClassVar[int] = 3
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Show the channels first, convolve, show them last."""
+        x, w, bias = inputs
+        y = self._convolve(sketch, sketch.add(ChannelsFirst(), x), w, bias)
+        return (sketch.add(ChannelsLast(), y),)
+
+
+@composite("NhwcMaxPool", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class NhwcMaxPool(Composite):
+    """MaxPool of a tensor whose channels come last."""
+
+    inputs: ClassVar[int] = 1
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Show the channels first, pool, show them last."""
+        pool = MaxPool(
+            self.kernel_shape,
+            auto_pad=self.auto_pad,
+            ceil_mode=self.ceil_mode,
+            dilations=self.dilations,
+            pads=self.pads,
+            strides=self.strides,
+        )
+        y = sketch.add(pool, sketch.add(ChannelsFirst(), inputs[0]))
+        return (sketch.add(ChannelsLast(), y),)

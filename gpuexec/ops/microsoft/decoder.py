@@ -1,0 +1,70 @@
+"""Attention of one new row: DecoderMaskedMultiHeadAttention and DecoderMaskedSelfAttention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Value
+from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.attention import Attention, Scoring, draw_heads, extend
+
+
+@composite("DecoderMaskedMultiHeadAttention", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class DecoderMaskedMultiHeadAttention(Composite):
+    """MultiHeadAttention of one new row, self or cross attention.
+
+    A past in a buffer with room has its rows in order here, as MultiHeadAttention's has; beams are not followed.
+    """
+
+    inputs: ClassVar[int] = 11
+    num_heads: int
+    mask_filter_value: float | None = None
+    output_qk: int = 0
+    past_present_share_buffer: int = 0
+    scale: float | None = None
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Do as MultiHeadAttention."""
+        query, key, value, mask, attention_bias, past_key, past_value, past_length, _, beams, bias = inputs
+        if beams is not None:
+            raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")
+        if key is None:  # queries, keys and values side by side
+            query, key, value = sketch.add_all("Split", 3, query, axis=-1, num_outputs=3)
+        parts = draw_heads(sketch, self.num_heads, (query, key, value), bias)
+        shared = past_length if self.past_present_share_buffer else None
+        given = extend(sketch, parts, (past_key, past_value), shared)
+        scoring = Scoring(self.num_heads, self.scale, self.mask_filter_value)
+        y, scores = scoring.draw(sketch, given, mask, attention_bias)
+        return y, given.keys, given.values, scores
+
+
+@composite("DecoderMaskedSelfAttention", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class DecoderMaskedSelfAttention(Composite):
+    """Attention of one new row, with the projection before it; beams are not followed."""
+
+    inputs: ClassVar[int] = 9
+    num_heads: int
+    do_rotary: int = 0
+    mask_filter_value: float | None = None
+    past_present_share_buffer: int = 0
+    scale: float | None = None
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Do as Attention."""
+        x, weights, bias, mask, past, attention_bias, past_length, _, beams = inputs
+        if beams is not None:
+            raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")
+        whole = Attention(
+            self.num_heads,
+            do_rotary=self.do_rotary,
+            mask_filter_value=self.mask_filter_value,
+            past_present_share_buffer=self.past_present_share_buffer,
+            scale=self.scale,
+        )
+        y, present = sketch.add_all(whole, 2, x, weights, bias, mask, past, attention_bias, past_length)
+        return y, present

@@ -1,0 +1,84 @@
+"""GroupNorm and SkipGroupNorm: GroupNormalization of tensors whose channels come last, with an activation behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Value
+from gpuexec.operator import Array, operator
+from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.layout import View
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.channels import ChannelsFirst, ChannelsLast
+from gpuexec.spec import TensorSpec
+
+_NONE, _SILU = 0, 1
+
+
+@operator("SpreadOverSpace", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class SpreadOverSpace(View):
+    """Show ``[batch, channels]`` as ``[batch, 1, 1, channels]``; what has four axes stays."""
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Insert axes of extent 1.
+
+        Raises:
+            InputError: There are neither two axes nor four.
+        """
+        if x.rank not in (2, 4):
+            raise InputError(f"skip must be [batch, channels] or have four axes, got {x}.")
+        return (x.with_shape(self._spread(x.shape)),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Reshape; always a view."""
+        return (x.reshape(self._spread(x.shape)),)
+
+    def _spread(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if len(shape) == 4 else (shape[0], 1, 1, shape[1])
+
+
+@composite("GroupNorm", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class GroupNorm(Composite):
+    """``activation(GroupNormalization(x) * gamma + beta)``; activation 1 is SiLU."""
+
+    inputs: ClassVar[int] = 3
+    activation: int
+    groups: int
+    channels_last: int = 1
+    epsilon: float = 9.999999747378752e-06
+
+    def __post_init__(self) -> None:
+        """Check the activation."""
+        if self.activation not in (_NONE, _SILU):
+            raise InputError(f"{self.name} expects activation 0 or 1 (SiLU), got {self.activation}.")
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Show the channels first, normalise, show them last, activate."""
+        x, gamma, beta = inputs[:3]
+        shown = sketch.add(ChannelsFirst(), x) if self.channels_last else x
+        parameters = (sketch.add("CastLike", each, x) for each in (gamma, beta))
+        y = sketch.add("GroupNormalization", shown, *parameters, num_groups=self.groups, epsilon=self.epsilon)
+        y = sketch.add("Swish", y) if self.activation == _SILU else y
+        return (sketch.add(ChannelsLast(), y) if self.channels_last else y,)
+
+
+@composite("SkipGroupNorm", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class SkipGroupNorm(GroupNorm):
+    """GroupNorm of ``x + skip + bias``, and that sum."""
+
+    inputs: ClassVar[int] = 5
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Add, then do as GroupNorm."""
+        x, gamma, beta, skip, bias = inputs
+        if not self.channels_last:
+            raise InputError(f"{self.name} expects channels_last 1, got {self.channels_last}.")
+        total = sketch.add("Add", x, sketch.add(SpreadOverSpace(), skip))
+        total = total if bias is None else sketch.add("Add", total, bias)
+        # Not super(): a class with slots is another than the one its methods were written in.
+        return (*GroupNorm.draw(self, sketch, total, gamma, beta), total)

@@ -1,0 +1,243 @@
+"""Products with weights of a few bits: MatMulNBits and MatMulBnb4.
+
+Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
+read them, the host a part of their rows at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.integer import BYTES, FLOAT, INT32, SCALES, dense
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.matmul import count_tiles, multiply, pack_gemm
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.spec import TensorSpec, dtype_row
+
+UINT8 = BYTES[0]
+_LEAST_BLOCK = 16
+_PART_NBYTES = 4 << 20  # of the widened weights, this much is on the host at a time
+# What the 16 codes of bitsandbytes stand for: float of 4 bits, and quantiles of the normal distribution.
+_FP4 = (0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25)
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+TABLES = (np.array((*_FP4, *(-value for value in _FP4)), FLOAT), np.array(_NF4, FLOAT))
+
+instantiate("matmul_nbits.cu", [f"matmul_nbits<{dtype_row(dtype).cuda}>" for dtype in SCALES])
+
+
+def unpack(packed: Array, bits: int, *, is_high_first: bool = False) -> Array:
+    """Return the codes that bytes hold along the last axis, each in a byte of its own."""
+    if bits == 8:
+        return packed
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = packed[..., None] >> (shifts[::-1] if is_high_first else shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))
+
+
+@operator("MatMulNBits", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class MatMulNBits(Operator):
+    """``A @ W' + bias``, where ``W[n, k] = (B[n, k] - zero_point) * scale`` by blocks along k.
+
+    A zero point is half the range of ``bits`` where none is given. ``accuracy_level`` would allow to round A;
+    nothing is rounded here.
+    """
+
+    K: int
+    N: int
+    block_size: int
+    accuracy_level: int = 0
+    bits: int = 4
+    weight_prepacked: int = 0
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Replace the last extent of A.
+
+        Raises:
+            InputError: Attributes, types or sizes do not fit.
+        """
+        if self.bits not in (2, 4, 8) or self.weight_prepacked:
+            got = f"{self.bits} and {self.weight_prepacked}"
+            raise InputError(f"{self.name} expects bits 2, 4 or 8 and weight_prepacked 0, got {got}.")
+        _check_block(self.name, self.block_size)
+        a, b, scales, zeros, groups, bias = (*inputs, *(None,) * 4)[:6]
+        a = _check_operand(self.name, a, self.K, "K")
+        blocks = ceil_div(self.K, self.block_size)
+        zero_bytes = ceil_div(blocks * self.bits, 8)
+        is_packed = zeros is not None and zeros.dtype == UINT8
+        for role, spec, dtype, size in (
+            ("B", check_dtype(self.name, b, (UINT8,), "B"), UINT8, self.N * blocks * self.block_size * self.bits // 8),
+            ("scales", check_dtype(self.name, scales, SCALES, "scales"), a.dtype, self.N * blocks),
+            ("zero_points", zeros, UINT8 if is_packed else a.dtype, self.N * (zero_bytes if is_packed else blocks)),
+            ("bias", bias, a.dtype, self.N),
+        ):
+            if spec is not None and (spec.dtype != dtype or spec.size != size):
+                raise InputError(f"{self.name} expects {role} to be {size} of {dtype_row(dtype).name}, got {spec}.")
+        if groups is not None and (groups.dtype != INT32 or groups.size not in (self.K, blocks * self.block_size)):
+            raise InputError(f"{self.name} expects g_idx to be an int32 for each of {self.K} places, got {groups}.")
+        return (TensorSpec((*a.shape[:-1], self.N), a.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+        """Widen a part of the weights, multiply; half and bfloat16 in float, rounded once."""
+        a, b, scales, zeros, groups, bias = (*inputs, *(None,) * 4)[:6]
+        assert a is not None and b is not None and scales is not None
+        blocks = ceil_div(self.K, self.block_size)
+        places = np.arange(self.K) // self.block_size if groups is None else groups.reshape(-1)[: self.K]
+        codes, scales = b.reshape(self.N, -1), scales.reshape(self.N, blocks)
+        wide = None if zeros is None else zeros.reshape(self.N, -1)
+        if wide is not None and wide.dtype == UINT8:
+            wide = unpack(wide, self.bits)[:, :blocks]
+        y = np.empty((*a.shape[:-1], self.N), FLOAT)
+        left = a.astype(FLOAT)
+        with np.errstate(all="ignore"):
+            for part in _parts(self.N, self.K):
+                weights = unpack(codes[part], self.bits)[:, : self.K].astype(FLOAT)
+                weights -= FLOAT.type(1 << (self.bits - 1)) if wide is None else wide[part].astype(FLOAT)[:, places]
+                weights *= scales[part].astype(FLOAT)[:, places]
+                y[..., part] = multiply(left, weights.T)
+            if bias is not None:
+                y += bias.reshape(-1).astype(FLOAT)
+        return (y.astype(a.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the tile kernel of products over packed weights."""
+        a, b, scales, zeros, groups, bias = (*inputs, *(None,) * 4)[:6]
+        y = outputs[0]
+        assert a is not None and b is not None and scales is not None and y is not None
+        blocks = ceil_div(self.K, self.block_size)
+        is_packed = zeros is not None and zeros.dtype == UINT8
+        zero_row = ceil_div(blocks * self.bits, 8) if is_packed else blocks
+        kind = 0 if zeros is None else 1 if is_packed else 2
+        shape = _pack_shape(blocks * self.block_size, zero_row, blocks, self.block_size, self.bits, kind)
+        _launch(emit, (a, bias, y), (b, scales, zeros, groups, None), (self.K, self.N), shape)
+
+
+@operator("MatMulBnb4", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class MatMulBnb4(Operator):
+    """``A @ W'`` (``A @ W`` where ``transB`` is 0) with weights ``[N, K]`` of 4 bits, in blocks that run on over rows.
+
+    A code stands for a number of a table by ``quant_type`` (0: FP4, 1: NF4), times what the block's largest was.
+    """
+
+    K: int
+    N: int
+    block_size: int
+    quant_type: int
+    training_mode: int = 0
+    transB: int = 1  # noqa: N815 (ONNX spelling)
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+
+    def infer(self, a: TensorSpec | None, b: TensorSpec | None, absmax: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Replace the last extent of A.
+
+        Raises:
+            InputError: Attributes, types or sizes do not fit.
+        """
+        if self.quant_type not in (0, 1):
+            raise InputError(f"{self.name} expects quant_type 0 (FP4) or 1 (NF4), got {self.quant_type}.")
+        _check_block(self.name, self.block_size)
+        inner, columns, role = (self.K, self.N, "K") if self.transB else (self.N, self.K, "N")
+        a = _check_operand(self.name, a, inner, role)
+        count = self.N * self.K
+        for name, spec, dtype, size in (
+            ("B", check_dtype(self.name, b, (UINT8,), "B"), UINT8, ceil_div(count, 2)),
+            ("absmax", check_dtype(self.name, absmax, SCALES, "absmax"), a.dtype, ceil_div(count, self.block_size)),
+        ):
+            if spec.dtype != dtype or spec.size != size:
+                raise InputError(f"{self.name} expects {name} to be {size} of {dtype_row(dtype).name}, got {spec}.")
+        return (TensorSpec((*a.shape[:-1], columns), a.dtype),)
+
+    def compute(self, a: Array, b: Array, absmax: Array, out: Any = None) -> tuple[Array, ...]:
+        """Widen the weights, multiply; half and bfloat16 in float, rounded once."""
+        count = self.N * self.K
+        codes = unpack(b.reshape(-1), 4, is_high_first=True)[:count]
+        with np.errstate(all="ignore"):
+            weights = TABLES[self.quant_type][codes]
+            weights *= absmax.reshape(-1).astype(FLOAT)[np.arange(count) // self.block_size]
+            weights = weights.reshape(self.N, self.K)
+            y = multiply(a.astype(FLOAT), weights.T if self.transB else weights)
+            return (y.astype(a.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the tile kernel of products over packed weights."""
+        (a, b, absmax), y = inputs, outputs[0]
+        assert a is not None and b is not None and absmax is not None and y is not None
+        shape = _pack_shape(self.K, 0, 0, self.block_size, 4, 0, is_high_first=True)
+        extents = (self.K, self.N) if self.transB else (self.N, self.K)
+        table = emit.constant(TABLES[self.quant_type])
+        _launch(emit, (a, None, y), (b, absmax, None, None, table), extents, shape, is_turned=not self.transB)
+
+
+def _launch(
+    emit: Emitter,
+    operands: tuple[Slot, Slot | None, Slot],
+    weights: tuple[Slot | None, ...],
+    extents: tuple[int, int],
+    shape: bytes,
+    *,
+    is_turned: bool = False,
+) -> None:
+    """Launch a product of A (with bias, into y) and packed weights: codes, scales, zero points, groups, table."""
+    (a, bias, y), (inner, columns) = operands, extents
+    rows = prod(a.shape[:-1])
+    # The weights say by themselves where they lie; that they are dense along k tells few rows how to share them.
+    gemm = pack_gemm((rows, columns, inner), (inner, 1, columns if is_turned else 1, 0, 0, 1, columns, 1))
+    codes, *rest = (dense(emit, slot) for slot in weights)
+    arguments: list[Argument] = [
+        emit.contiguous(a),
+        codes,
+        dense(emit, bias),
+        y,
+        gemm,
+        *rest,
+        shape,
+        np.int32(is_turned),
+    ]
+    kernel = Kernel("matmul_nbits.cu", f"matmul_nbits<{dtype_row(y.dtype).cuda}>")
+    emit.launch(kernel, (count_tiles(rows, columns), 1, 1), (256, 1, 1), arguments, writes=[3])
+
+
+def _pack_shape(
+    row: int, zero_row: int, blocks: int, block: int, bits: int, kind: int, *, is_high_first: bool = False
+) -> bytes:
+    """Return the bytes of ``PackedShape`` of ``packed_weights.cuh``."""
+    return struct.pack(
+        "<3q4i", row, zero_row, blocks, block.bit_length() - 1, bits.bit_length() - 1, is_high_first, kind
+    )
+
+
+def _check_block(name: str, block: int) -> None:
+    if block < _LEAST_BLOCK or block & (block - 1):
+        raise InputError(f"{name} expects block_size to be a power of 2, {_LEAST_BLOCK} at least, got {block}.")
+
+
+def _check_operand(name: str, a: TensorSpec | None, inner: int, role: str) -> TensorSpec:
+    a = check_dtype(name, a, SCALES, "A")
+    if not a.rank or a.shape[-1] != inner:
+        raise InputError(f"{name} expects the last extent of A to be {role}={inner}, got {a}.")
+    return a
+
+
+def _parts(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, _PART_NBYTES // (max(1, columns) * FLOAT.itemsize))
+    return (slice(first, first + step) for first in range(0, rows, step))

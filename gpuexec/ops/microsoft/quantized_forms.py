@@ -1,0 +1,21 @@
+"""Quantised operators of com.microsoft that ONNX has too: QuantizeLinear, DequantizeLinear, QLinearConv.
+
+They are older than ONNX's: they took 16-bit and 4-bit types, and channels that stand last, before ONNX did.
+"""
+
+from __future__ import annotations
+
+from gpuexec.graph import RawNode
+from gpuexec.operator import upgrade
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.renamed import EVERY_VERSION, rename
+
+NAMES = ("QuantizeLinear", "DequantizeLinear", "QLinearConv")
+
+
+def _take_from_onnx(node: RawNode) -> RawNode:
+    return rename(node, node.op_type)
+
+
+for _name in NAMES:
+    upgrade(f"{DOMAIN}.{_name}", below=EVERY_VERSION)(_take_from_onnx)

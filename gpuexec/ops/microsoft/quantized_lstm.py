@@ -1,0 +1,222 @@
+"""DynamicQuantizeLSTM: an LSTM whose weights are bytes, and whose inputs and states are quantised by their ranges.
+
+The product of the inputs is one of bytes for all steps. The state of each row is quantised anew before each step, by
+its own range, so that no row depends on its neighbours; one launch takes all steps. Sigmoid and tanh are rational
+functions: what is rounded to bytes must not depend on a library's last bit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel
+from gpuexec.errors import InputError
+from gpuexec.graph import Value
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.dynamic_quantize import quantize_by_range
+from gpuexec.ops.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of
+from gpuexec.ops.integer_matmul import multiply_integers
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
+from gpuexec.ops.rnn_host import Activation, Bound, State, Step, bind_activations, clip_input, unroll
+from gpuexec.spec import TensorSpec
+
+_SOURCE = "quantized_lstm.cu"
+_THREADS = 256
+_GATES = 4
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_FUNCTIONS = ("Sigmoid", "Tanh", "Tanh")
+# By kind, as bind_activations numbers them.
+_RATIONAL: dict[int, Activation] = {
+    bind_activations([name], (), ())[0].kind: function
+    for name, function in (("Sigmoid", rational_sigmoid), ("Tanh", rational_tanh))
+}
+instantiate(_SOURCE, ["quantized_lstm"])
+
+
+@operator("QuantizedLstmSteps", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class QuantizedLstmSteps(Operator):
+    """The steps of an LSTM; outputs are Y, the last h and the last c. Gates stand as i, o, f, c.
+
+    Inputs are what inputs add to the gates ``[directions, steps, batch, 4 * hidden]``, the recurrent weights
+    ``[directions, hidden, 4 * hidden]`` as bytes, their scale and zero point (for each direction, or each of its
+    columns), and B, sequence_lens, initial_h, initial_c and P as of LSTM.
+    """
+
+    activation_alpha: tuple[float, ...] = ()
+    activation_beta: tuple[float, ...] = ()
+    activations: tuple[str, ...] = ()
+    clip: float = 0.0
+    direction: str = "forward"
+    hidden_size: int = 0
+    input_forget: int = 0
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of Y, Y_h and Y_c.
+
+        Raises:
+            InputError: Shapes, types or attributes do not fit.
+        """
+        gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
+        if self.direction not in _DIRECTIONS:
+            raise InputError(f"{self.name} expects direction among {', '.join(_DIRECTIONS)}, got {self.direction!r}.")
+        self._functions()
+        gates, r = check_dtype(self.name, gates, (FLOAT,), "gates"), check_bytes(self.name, r, "R")
+        directions, hidden = len(_DIRECTIONS[self.direction]), r.shape[1] if r.rank == 3 else 0
+        columns = _GATES * hidden
+        if r.shape != (directions, hidden, columns) or self.hidden_size not in (0, hidden):
+            raise InputError(
+                f"{self.name} expects R to be [{directions}, hidden, 4 * hidden] for hidden_size={self.hidden_size} "
+                f"(0: any), got {r}."
+            )
+        if gates.rank != _GATES or (gates.shape[0], gates.shape[3]) != (directions, columns):
+            raise InputError(f"{self.name} expects gates [{directions}, steps, batch, {columns}], got {gates}.")
+        _, steps, batch, _ = gates.shape
+        state = (directions, batch, hidden)
+        for role, spec, dtype, shapes in (
+            ("R_scale", check_dtype(self.name, scale, (FLOAT,), "R_scale"), FLOAT, ()),
+            ("R_zero_point", check_dtype(self.name, zero, (r.dtype,), "R_zero_point"), r.dtype, ()),
+            ("B", bias, FLOAT, ((directions, 2 * columns),)),
+            ("sequence_lens", lengths, INT32, ((batch,),)),
+            ("initial_h", rest[0], FLOAT, (state,)),
+            ("initial_c", rest[1], FLOAT, (state,)),
+            ("P", rest[2], FLOAT, ((directions, 3 * hidden),)),
+        ):
+            shapes = shapes or ((directions,), (directions, 1), (directions, columns))
+            if spec is not None and (spec.dtype != dtype or spec.shape not in shapes):
+                wanted = " or ".join(str(TensorSpec(shape, dtype)) for shape in shapes)
+                raise InputError(f"{self.name} expects {role} to be {wanted}, got {spec}.")
+        if scale is not None and zero is not None and scale.size != zero.size:
+            raise InputError(f"{self.name} expects as many zero points of R as scales {scale}, got {zero}.")
+        return TensorSpec((steps, *state), FLOAT), TensorSpec(state, FLOAT), TensorSpec(state, FLOAT)
+
+    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array | None, ...]:
+        """Take one step after the other."""
+        gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
+        assert gates is not None and r is not None and scale is not None and zero is not None
+        directions, _, batch, columns = gates.shape
+        hidden = r.shape[1]
+        functions = [
+            clip_input(_RATIONAL.get(function.kind, function), self.clip if i % 3 < 2 else 0.0)
+            for i, function in enumerate(self._functions())
+        ]
+        scale, zero = scale.reshape(directions, -1), zero.reshape(directions, -1)
+        results, finals = [], []
+        with np.errstate(all="ignore"):
+            for d, is_reverse in enumerate(_DIRECTIONS[self.direction]):
+                weight = Quantized(r[d], scale[d], zero[d] if zero.shape[1] > 1 else zero[d].reshape(()))
+                both = np.zeros((2, columns), FLOAT) if bias is None else bias[d].reshape(2, -1)
+                peepholes = None if rest[2] is None else rest[2][d].reshape(3, -1)
+
+                step = _make_step(weight, both[0] + both[1], peepholes, functions[3 * d : 3 * d + 3], self.input_forget)
+                state = tuple(np.zeros((batch, hidden), FLOAT) if each is None else each[d] for each in rest[:2])
+                y, final = unroll(gates[d], lengths, is_reverse, state, step)
+                results.append(y)
+                finals.append(final)
+        lasts = [np.stack([final[k] for final in finals]) for k in range(2)]
+        return np.stack(results, axis=1), *lasts
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch all steps, a block for each row of a direction."""
+        gates, r, *rest = (dense(emit, slot) for slot in (*inputs, *(None,) * 5)[:9])
+        assert gates is not None and r is not None and rest[0] is not None
+        directions, steps, batch, columns = gates.shape
+        hidden = columns // _GATES
+        y, *lasts = (*outputs, None, None)[:3]
+        state = [slot if slot is not None else emit.temp((directions, batch, hidden), FLOAT) for slot in lasts]
+        scratch = emit.temp((directions, batch, hidden), np.uint8)
+        reverses = _DIRECTIONS[self.direction]
+        reversed_bits = sum(1 << d for d, is_reverse in enumerate(reverses) if is_reverse)
+        numbers = (steps, batch, hidden, directions, reversed_bits, self.input_forget)
+        quants = rest[0].spec.size // max(1, directions)
+        functions = (*self._functions(), *(Bound(0, 0.0, 0.0),) * 3)[:6]
+        packed = struct.pack("<8qd", *numbers, quants, offset_of(r.dtype), self.clip)
+        packed += b"".join(struct.pack("<qdd", each.kind, each.alpha, each.beta) for each in functions)
+        arguments: list[Argument] = [gates, r, *rest, scratch, y, *state, packed]
+        writes = [index for index in (9, 10, 11, 12) if arguments[index] is not None]
+        emit.launch(Kernel(_SOURCE, "quantized_lstm"), (directions * batch, 1, 1), (_THREADS, 1, 1), arguments, writes)
+
+    def _functions(self) -> list[Bound]:
+        count = 3 * len(_DIRECTIONS[self.direction])
+        names = self.activations or _FUNCTIONS * (count // 3)
+        if len(names) != count:
+            raise InputError(f"{self.name} expects {count} activations, three of each direction, got {list(names)}.")
+        return bind_activations(names, self.activation_alpha, self.activation_beta)
+
+
+@composite("DynamicQuantizeLSTM", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class DynamicQuantizeLSTM(Composite):
+    """LSTM over bytes: weights ``[directions, in, 4 * hidden]``, inputs and states quantised as they come."""
+
+    inputs: ClassVar[int] = 12
+    activation_alpha: tuple[float, ...] = ()
+    activation_beta: tuple[float, ...] = ()
+    activations: tuple[str, ...] = ()
+    clip: float = 0.0
+    direction: str = "forward"
+    hidden_size: int = 0
+    input_forget: int = 0
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Multiply the inputs of all steps, then take the steps."""
+        x, w, r, bias, lengths, first_h, first_c, peepholes, *quants = inputs
+        assert w is not None
+        w_scale, w_zero, r_scale, r_zero = quants
+        values, scale, zero = sketch.add_all("DynamicQuantizeLinear", 3, x)
+        # [1, steps, batch, in] times [directions, 1, in, 4 * hidden]: scales are of a direction, or of its columns.
+        left = sketch.add("Unsqueeze", values, sketch.ints(0))
+        right = sketch.add("Unsqueeze", w, sketch.ints(1))
+        by = [None if each is None else sketch.reshape(each, 0, 1, 1, -1) for each in (w_scale, w_zero)]
+        name = f"{DOMAIN}.MatMulIntegerToFloat"
+        gates = sketch.add(name, left, right, scale, by[0], zero, by[1])
+        steps = QuantizedLstmSteps(
+            self.activation_alpha,
+            self.activation_beta,
+            self.activations,
+            self.clip,
+            self.direction,
+            self.hidden_size,
+            self.input_forget,
+        )
+        return sketch.add_all(steps, 3, gates, r, r_scale, r_zero, bias, lengths, first_h, first_c, peepholes)
+
+
+def _make_step(
+    weight: Quantized, bias: Array, peepholes: Array | None, activations: Sequence[Activation], input_forget: int
+) -> Step:
+    """Return a step: what inputs add to the gates, and h and c, to the next h and c."""
+    f, g, h = activations
+    hidden = weight.values.shape[0]
+
+    def step(inputs: Array, state: State) -> State:
+        before, cell = state
+        gates = _multiply_state(before, weight) + inputs + bias
+        i, o, forget, candidate = (gates[:, k * hidden : (k + 1) * hidden] for k in range(_GATES))
+        if peepholes is not None:
+            i, forget = i + peepholes[0] * cell, forget + peepholes[2] * cell
+        i = f(i)
+        forget = 1 - i if input_forget else f(forget)
+        cell = forget * cell + i * g(candidate)
+        o = o if peepholes is None else o + peepholes[1] * cell
+        return f(o) * h(cell), cell
+
+    return step
+
+
+def _multiply_state(h: Array, weight: Quantized) -> Array:
+    """Return the product of a state, each row quantised by its range, with weights of bytes."""
+    made = quantize_by_range(h, axis=1)
+    sums = multiply_integers(made, Quantized(weight.values, None, weight.zero))
+    return np.asarray(sums.astype(FLOAT) * (made.scale * weight.scale))

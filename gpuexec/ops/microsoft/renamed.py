@@ -1,0 +1,87 @@
+"""Operators of com.microsoft that became operators of ONNX later, or differ from them in form alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gpuexec.graph import RawNode, Value
+from gpuexec.operator import upgrade
+from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.microsoft.activation import DOMAIN
+
+EVERY_VERSION = 1 << 31  # below which every version of the domain is
+# By name, the operator of ai.onnx with the same inputs, outputs and attributes.
+SAME = {"Gelu": "Gelu", "GatherND": "GatherND", "Trilu": "Trilu", "SampleOp": "Identity"}
+_INT64 = 7  # ONNX's code
+_SAMPLING_MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+
+
+def rename(node: RawNode, name: str) -> RawNode:
+    """Return the node as one of another operator, of ai.onnx."""
+    return replace(node, op_type=name, domain="")
+
+
+def _rename_by_table(node: RawNode) -> RawNode:
+    return rename(node, SAME[node.op_type])
+
+
+for _name in SAME:
+    upgrade(f"{DOMAIN}.{_name}", below=EVERY_VERSION)(_rename_by_table)
+
+
+@upgrade(f"{DOMAIN}.Unique", below=EVERY_VERSION)
+def _take_unique(node: RawNode) -> RawNode:
+    """ONNX's has the places of first occurrences between the values and the numbers of elements."""
+    values, *rest = node.outputs
+    return replace(rename(node, "Unique"), outputs=(values, "", *rest)).with_attributes(sorted=0)
+
+
+@upgrade(f"{DOMAIN}.GridSample", below=EVERY_VERSION)
+def _take_grid_sample(node: RawNode) -> RawNode:
+    """ONNX calls the modes by other names since opset 20."""
+    mode = node.attributes.get("mode", "bilinear")
+    return rename(node, "GridSample").with_attributes(mode=_SAMPLING_MODES.get(mode, mode))
+
+
+@composite("ExpandDims", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class ExpandDims(Composite):
+    """Unsqueeze by one axis, a number of int32."""
+
+    inputs: ClassVar[int] = 2
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Bring the axis to the form that Unsqueeze takes."""
+        x, axis = inputs
+        return (sketch.add("Unsqueeze", x, sketch.reshape(sketch.add("Cast", axis, to=_INT64), -1)),)
+
+
+@composite("Pad", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Pad(Composite):
+    """Pad, with pads that may have two axes and a value that may have one."""
+
+    inputs: ClassVar[int] = 3
+    mode: str = "constant"
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Bring pads and value to the form that Pad takes."""
+        x, pads, value = inputs
+        assert pads is not None
+        value = None if value is None else sketch.reshape(value)
+        return (sketch.add("Pad", x, sketch.reshape(pads, -1), value, mode=self.mode),)
+
+
+@composite("Range", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Range(Composite):
+    """Range, by 1 where no step is given."""
+
+    inputs: ClassVar[int] = 3
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Give the step."""
+        start, limit, delta = inputs
+        delta = sketch.add("gpuexec.NumberLike", start, value=1.0) if delta is None else delta
+        return (sketch.add("Range", start, limit, delta),)

@@ -1,0 +1,112 @@
+"""RotaryEmbedding as com.microsoft has it: positions may be given by their first, and tables say how much is turned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Value
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.cache import launch_places
+from gpuexec.ops.microsoft.mask import FLOATS
+from gpuexec.ops.rotary import RotaryEmbedding as Rotation
+from gpuexec.spec import TensorSpec
+
+_INDEX = np.dtype(np.int64)
+
+
+@operator("RotateHeads", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class RotateHeads(Operator):
+    """Turn pairs of each row of each head by its position, as many elements as two rows of the tables have.
+
+    Inputs: ``[batch, rows, heads * size]`` (without ``heads``, a head is as long as what is turned) or
+    ``[batch, heads, rows, size]``; positions ``[batch, rows]`` or ``[1, rows]``, or the first one alone; tables
+    ``[positions, pairs]``.
+    """
+
+    heads: int = 0
+    interleaved: int = 0
+    tolerance = Tolerance.EXACT
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Types or shapes don't fit.
+        """
+        x, positions, cosines, sines = inputs
+        x = check_dtype(self.name, x, FLOATS)
+        positions = check_dtype(self.name, positions, (_INDEX,), "position_ids")
+        cosines = check_dtype(self.name, cosines, (x.dtype,), "cos_cache")
+        if cosines.rank != 2 or x.rank not in (3, 4):
+            raise InputError(
+                f"{self.name} expects an input of three or four axes and tables of two, got {x}, {cosines}."
+            )
+        if positions.rank < 2:
+            if positions.size != 1:
+                raise InputError(f"{self.name} expects position_ids [1] or [batch, rows], got {positions}.")
+            positions = positions.with_shape(_extents(x.shape))
+        return self._rotation(x.shape, cosines.shape).infer(x, cosines, sines, positions)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Count positions on, then turn with NumPy."""
+        x, positions, cosines, sines = inputs
+        assert x is not None and positions is not None and cosines is not None
+        if positions.ndim < 2:
+            batch, rows = _extents(x.shape)
+            positions = np.broadcast_to(positions.reshape(()) + np.arange(rows), (batch, rows))
+        return self._rotation(x.shape, cosines.shape).compute(x, cosines, sines, positions, out=out)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch what counts positions on where only the first is given, then the rotation."""
+        x, positions, cosines, sines = inputs
+        assert x is not None and positions is not None and cosines is not None
+        if positions.spec.rank < 2:
+            batch, rows = _extents(x.shape)
+            made = [emit.temp(shape, _INDEX) for shape in ((batch,), (batch,), (batch, rows))]
+            launch_places(emit, positions, None, made, (batch, rows))
+            positions = made[2]
+        self._rotation(x.shape, cosines.shape).lower(emit, (x, cosines, sines, positions), outputs)
+
+    def _rotation(self, shape: tuple[int, ...], table: tuple[int, ...]) -> Rotation:
+        turned = 2 * table[1]
+        heads = self.heads or (shape[-1] // turned if turned else 1)
+        size = shape[-1] if len(shape) == 4 else shape[-1] // max(1, heads)
+        return Rotation(self.interleaved, heads, 0 if turned == size else turned)
+
+
+def _extents(shape: tuple[int, ...]) -> tuple[int, int]:
+    return shape[0], shape[-2]
+
+
+@composite("RotaryEmbedding", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class RotaryEmbedding(Composite):
+    """Rotary embedding by tables; ``rotary_embedding_dim`` is what the tables say. A packed batch is a batch of one."""
+
+    inputs: ClassVar[int] = 4
+    interleaved: int = 0
+    is_packed_batching: int = 0
+    num_heads: int = 0
+    rotary_embedding_dim: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check what the tables make needless."""
+        if self.scale != 1:
+            raise InputError(f"{self.name} expects scale 1, got {self.scale}.")
+        if self.rotary_embedding_dim and not self.num_heads:
+            raise InputError(f"{self.name} expects num_heads with rotary_embedding_dim {self.rotary_embedding_dim}.")
+
+    def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
+        """Turn the heads."""
+        return (sketch.add(RotateHeads(self.num_heads, self.interleaved), *inputs),)

@@ -1,0 +1,51 @@
+"""ArrayFeatureExtractor: elements of the last axis, picked by the kernel of Gather."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.gather import Gather
+from gpuexec.ops.layout import Slots, reshaped
+from gpuexec.ops.ml.prepared import INT64, NUMBERS
+from gpuexec.spec import STRING, TensorSpec
+
+
+@operator("ArrayFeatureExtractor", "ai.onnx.ml")
+@dataclass(frozen=True, slots=True)
+class ArrayFeatureExtractor(Operator):
+    """Pick elements of the last axis by all indices, one after the other; of an input of one axis, as one row.
+
+    An index out of range is an error on the host; on a device it reads as zero.
+    """
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Replace the last axis by the indices.
+
+        Raises:
+            InputError: There is no axis, or there are no indices.
+        """
+        check_dtype(self.name, x, (*NUMBERS, STRING))
+        check_dtype(self.name, indices, (INT64,), "Y")
+        if not x.rank:
+            raise InputError(f"{self.name} expects an input of one axis or more, got {x}.")
+        return (x.with_shape((*(x.shape[:-1] or (1,)), indices.size)),)
+
+    def compute(self, x: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
+        """Take along the last axis."""
+        picked = Gather(-1).compute(x, indices.reshape(-1))[0]
+        return (np.asarray(picked.reshape(*(x.shape[:-1] or (1,)), indices.size)),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the kernel of Gather."""
+        x, indices, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and indices is not None and y is not None
+        flat = reshaped(emit, indices, (indices.spec.size,))
+        Gather(-1).lower(emit, (x, flat), (reshaped(emit, y, (*x.shape[:-1], indices.spec.size)),))

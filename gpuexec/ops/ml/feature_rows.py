@@ -1,0 +1,131 @@
+"""Normalizer and FeatureVectorizer: rows of features, divided by their norm or put beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Argument, Kernel
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.ml.features import SOURCE
+from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, THREADS, as_rows, count_rows, show_as
+from gpuexec.ops.strided import pack_fast_div64
+from gpuexec.ops.team import BLOCK_THREADS, choose_team
+from gpuexec.spec import TensorSpec
+
+_NORMS = ("MAX", "L1", "L2")  # as Norm of features.cu numbers them
+instantiate(SOURCE, ["normalize_features", "place_features"])
+
+
+@operator("Normalizer", "ai.onnx.ml")
+@dataclass(frozen=True, slots=True)
+class Normalizer(Operator):
+    """Divide a row by its largest element, the sum of magnitudes (L1), or the root of the sum of squares (L2).
+
+    A row whose divisor is 0 stays as it is. The result is float.
+    """
+
+    norm: str = "MAX"
+    tolerance = Tolerance.REDUCTION
+
+    def __post_init__(self) -> None:
+        if self.norm not in _NORMS:
+            raise InputError(f"norm expects {', '.join(_NORMS)}, got {self.norm!r}.")
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Keep the shape.
+
+        Raises:
+            InputError: It is neither rows nor one row.
+        """
+        count_rows(self.name, check_dtype(self.name, x, NUMBERS))
+        return (TensorSpec(x.shape, FLOAT),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Divide in float."""
+        wide = x.astype(FLOAT, copy=False)
+        with np.errstate(all="ignore"):
+            if self.norm == "MAX":
+                divisor = np.max(wide, -1, keepdims=True, initial=-np.inf)
+            elif self.norm == "L1":
+                divisor = np.abs(wide).sum(-1, keepdims=True)
+            else:
+                divisor = np.sqrt(np.square(wide).sum(-1, keepdims=True))
+            return (np.where(divisor == 0, wide, wide / divisor),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a team of threads per row."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        rows, columns = count_rows(self.name, x.spec)
+        team = choose_team(columns, rows)
+        arguments: list[Argument] = [show_as(emit, x, FLOAT), y, np.int64(rows), np.int64(columns), *team.arguments()]
+        arguments.append(np.int32(_NORMS.index(self.norm)))
+        kernel = Kernel(SOURCE, "normalize_features")
+        emit.launch(kernel, team.grid(rows), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+
+
+@operator("FeatureVectorizer", "ai.onnx.ml")
+@dataclass(frozen=True, slots=True)
+class FeatureVectorizer(Operator):
+    """Put inputs beside each other as float columns, each of as many as ``inputdimensions`` says.
+
+    What an input has more is left out, what it lacks is 0. An input of one axis is a row.
+    """
+
+    inputdimensions: tuple[int, ...] | None = None
+    tolerance = Tolerance.EXACT
+
+    def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Add up the columns.
+
+        Raises:
+            InputError: Inputs are of several types or numbers of rows, or not as many as the dimensions.
+        """
+        found = [count_rows(self.name, check_dtype(self.name, x, NUMBERS))[0] for x in inputs]
+        if len(set(found)) != 1 or len({x.dtype for x in inputs}) != 1:
+            raise InputError(
+                f"{self.name} expects inputs of one type and number of rows, got {', '.join(map(str, inputs))}."
+            )
+        return (TensorSpec((found[0], sum(self._columns([x.shape for x in inputs]))), FLOAT),)
+
+    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+        """Cast and copy."""
+        columns = self._columns([x.shape for x in inputs])
+        rows = [as_rows(x) for x in inputs]
+        y, first = np.zeros((len(rows[0]), sum(columns)), FLOAT), 0
+        for x, taken in zip(rows, columns, strict=True):
+            with np.errstate(over="ignore"):
+                y[:, first : first + min(taken, x.shape[1])] = x[:, :taken]
+            first += taken
+        return (y,)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a thread per element of each input's columns."""
+        given, y = [x for x in inputs if x is not None], outputs[0]
+        assert y is not None
+        first = 0
+        for x, taken in zip(given, self._columns([x.shape for x in given]), strict=True):
+            count = y.shape[0] * taken
+            extents: list[Argument] = [np.int64(x.shape[-1]), np.int64(y.shape[1]), np.int64(first)]
+            emit.launch(
+                Kernel(SOURCE, "place_features"),
+                (max(1, ceil_div(count, THREADS)), 1, 1),
+                (THREADS, 1, 1),
+                [show_as(emit, x, FLOAT), y, np.int64(count), pack_fast_div64(max(1, taken)), *extents],
+                writes=[1],
+            )
+            first += taken
+
+    def _columns(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return how many columns of the result each input has."""
+        columns = tuple(shape[-1] for shape in shapes) if self.inputdimensions is None else self.inputdimensions
+        if len(columns) != len(shapes) or min(columns, default=0) < 0:
+            raise InputError(f"{self.name} expects inputdimensions for {len(shapes)} inputs, got {list(columns)}.")
+        return columns

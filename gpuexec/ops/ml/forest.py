@@ -1,0 +1,247 @@
+"""Ensembles of decision trees as tables, whichever operator they come from: nodes, leaves, and the votes of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.operator import Array
+
+_MISSING_BIT, _TEST_BITS, _FEATURE_SHIFT = 8, 7, 4  # of Split in trees.cu
+_MOST_FEATURES = 1 << 28
+_MOST_PLACES = 1 << 20  # of trees times rows (times targets), followed at once on the host
+_COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)  # by Test
+
+
+class Test(IntEnum):
+    """How a node compares a feature, numbered as TreeEnsemble numbers it and trees.cu has it."""
+
+    BRANCH_LEQ = 0
+    BRANCH_LT = 1
+    BRANCH_GTE = 2
+    BRANCH_GT = 3
+    BRANCH_EQ = 4
+    BRANCH_NEQ = 5
+    BRANCH_MEMBER = 6
+
+
+class Aggregate(IntEnum):
+    """What the votes for a target become, numbered as TreeEnsemble numbers it and trees.cu has it."""
+
+    AVERAGE = 0
+    SUM = 1
+    MIN = 2
+    MAX = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """Trees without cycles. A child is a node, or the leaf ``~child`` if it is negative.
+
+    Attributes:
+        thresholds: By node, float32 or float64; where the test is BRANCH_MEMBER, the number of a set.
+        tests: By node: feature << 4 | whether NaN goes to ``yes`` << 3 | Test.
+        yes: By node, the child where the test holds.
+        no: By node, the child where it does not.
+        roots: By tree, a node or leaf.
+        members: Of all sets, one after the other, each sorted.
+        starts: Where a set begins, ``[sets + 1]``.
+        first: Where the votes of a leaf begin, ``[leaves + 1]``.
+        targets: What a vote is for; those of a leaf in rising order.
+        weights: Of the votes, float32 or float64.
+    """
+
+    thresholds: Array
+    tests: Array
+    yes: Array
+    no: Array
+    roots: Array
+    members: Array
+    starts: Array
+    first: Array
+    targets: Array
+    weights: Array
+
+    @property
+    def features(self) -> int:
+        """How many features rows have at least."""
+        return int((self.tests >> _FEATURE_SHIFT).max(initial=-1)) + 1 if len(self.tests) else 0
+
+    def pack(self, dtype: np.dtype[Any]) -> Array:
+        """Return the nodes as trees.cu has them, with thresholds of a type."""
+        rows = [("threshold", dtype), ("yes", np.int32), ("no", np.int32), ("test", np.uint32)]
+        nodes = np.zeros(max(1, len(self.tests)), rows if dtype.itemsize == 4 else [*rows, ("unused", np.uint32)])
+        columns = (("threshold", self.thresholds), ("yes", self.yes), ("no", self.no), ("test", self.tests))
+        for name, column in columns:
+            nodes[name][: len(column)] = column
+        return nodes.view(np.uint32)
+
+    def find_leaves(self, x: Array) -> Array:
+        """Return the leaf of each tree that each row falls into, ``[trees, rows]``; ``x`` in the type of thresholds."""
+        trees, rows = len(self.roots), len(x)
+        leaves = np.empty((trees, rows), np.int32)
+        chunk = max(1, _MOST_PLACES // max(1, trees))
+        for begin in range(0, rows, chunk):
+            piece = x[begin : begin + chunk]
+            leaves[:, begin : begin + chunk] = self._follow(piece)
+        return leaves
+
+    def vote(self, leaves: Array, targets: int, aggregate: Aggregate, dtype: np.dtype[Any]) -> Array:
+        """Return what the votes of the leaves come to, ``[rows, targets]``: tree by tree, in the type given."""
+        trees, rows = leaves.shape
+        if aggregate <= Aggregate.SUM and (table := self._spread_votes(targets, dtype)) is not None:
+            chunk = max(1, _MOST_PLACES // max(1, trees * targets))
+            parts = [table[leaves[:, i : i + chunk]].sum(0) for i in range(0, rows, chunk)]
+            scores = np.concatenate(parts) if parts else np.zeros((0, targets), dtype)
+            return scores / dtype.type(trees) if aggregate is Aggregate.AVERAGE else scores
+        weights = self.weights.astype(dtype, copy=False)
+        scores = np.zeros((rows, targets), dtype)
+        is_voted = np.zeros((rows, targets), np.bool_)
+        with np.errstate(all="ignore"):
+            for fallen in leaves:
+                low, end = self.first[fallen], self.first[fallen + 1]
+                for step in range(int((end - low).max(initial=0))):
+                    row = np.flatnonzero(low + step < end)
+                    vote = low[row] + step
+                    place = row, self.targets[vote]
+                    weight, before = weights[vote], scores[place]
+                    if aggregate > Aggregate.SUM:
+                        is_less = weight < before if aggregate is Aggregate.MIN else weight > before
+                        scores[place] = np.where(is_voted[place] & ~is_less, before, weight)
+                        is_voted[place] = True
+                    else:
+                        scores[place] = before + weight
+            return scores / scores.dtype.type(trees) if aggregate is Aggregate.AVERAGE else scores
+
+    def _spread_votes(self, targets: int, dtype: np.dtype[Any]) -> Array | None:
+        """Return the weight of each leaf for each target, where that is no large table and no leaf has two of one."""
+        leaves = len(self.first) - 1
+        places = np.repeat(np.arange(leaves), np.diff(self.first)) * targets + self.targets
+        if leaves * targets > _MOST_PLACES or (np.diff(places) == 0).any():
+            return None
+        table = np.zeros(leaves * targets, dtype)
+        table[places] = self.weights
+        return np.asarray(table.reshape(leaves, targets))
+
+    def _follow(self, x: Array) -> Array:
+        places = np.repeat(self.roots[:, None], len(x), 1).reshape(-1).astype(np.int64)
+        rows = np.tile(np.arange(len(x)), len(self.roots))
+        going, kinds = np.flatnonzero(places >= 0), np.unique(self.tests & _TEST_BITS).tolist()
+        while going.size:
+            node = places[going]
+            value = x[rows[going], self.tests[node] >> _FEATURE_SHIFT]
+            places[going] = np.where(self._test(node, value, kinds), self.yes[node], self.no[node])
+            going = going[places[going] >= 0]
+        return (~places).reshape(len(self.roots), len(x))
+
+    def _test(self, node: Array, value: Array, kinds: Sequence[int]) -> Array:
+        """Return where the tests of nodes, of these kinds, hold for values."""
+        test, threshold = self.tests[node], self.thresholds[node].astype(value.dtype, copy=False)
+        if len(kinds) == 1 and kinds[0] < len(_COMPARISONS):
+            holds = _COMPARISONS[kinds[0]](value, threshold)
+        else:
+            holds = np.zeros(len(node), np.bool_)
+            for kind in kinds:
+                at = np.flatnonzero(test & _TEST_BITS == kind)
+                if kind < len(_COMPARISONS):
+                    holds[at] = _COMPARISONS[kind](value[at], threshold[at])
+                else:
+                    holds[at] = self._is_member(value[at], threshold[at].astype(np.int64))
+        return np.asarray(np.where(np.isnan(value), (test & _MISSING_BIT) != 0, holds))
+
+    def _is_member(self, value: Array, sets: Array) -> Array:
+        holds = np.zeros(len(value), np.bool_)
+        for number in np.unique(sets):
+            at = sets == number
+            holds[at] = np.isin(value[at], self.members[self.starts[number] : self.starts[number + 1]])
+        return holds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Votes:
+    """Votes of leaves for targets, in columns of equal length."""
+
+    leaves: Array
+    targets: Array
+    weights: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """Inner nodes as an operator has them, in columns of equal length; ``thresholds`` of BRANCH_MEMBER don't count."""
+
+    thresholds: Array
+    features: Sequence[int]
+    tests: Sequence[int]
+    missing: Sequence[int] | None
+    yes: Sequence[int]
+    no: Sequence[int]
+
+    def build(self, roots: Sequence[int], sets: Sequence[Array], leaves: int, votes: Votes) -> Forest:
+        """Return the forest.
+
+        Args:
+            roots: By tree, a node or ``~leaf``.
+            sets: Members, in the order of the nodes that test for them.
+            leaves: Their number.
+            votes: In any order; those of a leaf for one target stay in theirs.
+
+        Raises:
+            InputError: There is a cycle, a child or feature out of range, or another number of sets.
+        """
+        count = len(self.features)
+        columns = (self.thresholds, self.tests, self.yes, self.no, self.missing or [0] * count)
+        if any(len(column) != count for column in columns):
+            raise InputError(f"expected columns of {count} nodes, got {[len(column) for column in columns]}.")
+        tests, features = np.array(self.tests, np.int64), np.array(self.features, np.int64)
+        if count and not (tests.min() >= 0 and tests.max() <= Test.BRANCH_MEMBER):
+            raise InputError(f"nodes_modes expects 0 to {int(Test.BRANCH_MEMBER)}, got {sorted(set(tests.tolist()))}.")
+        if count and not (features.min() >= 0 and features.max() < _MOST_FEATURES):
+            raise InputError(f"nodes_featureids expects 0 to 2**28 - 1, got {features.min()} to {features.max()}.")
+        missing = np.array(self.missing or np.zeros(count), np.int64) != 0
+        thresholds = self.thresholds.copy()
+        of_sets = np.flatnonzero(tests == Test.BRANCH_MEMBER)
+        if len(of_sets) != len(sets):
+            raise InputError(f"membership_values expects {len(of_sets)} sets, one by node, got {len(sets)}.")
+        thresholds[of_sets] = np.arange(len(of_sets))
+        yes, no, starts = (np.array(column, np.int64) for column in (self.yes, self.no, roots))
+        _check_trees(starts, yes, no, leaves)
+        order = np.lexsort((votes.targets, votes.leaves))
+        return Forest(
+            thresholds,
+            (features << _FEATURE_SHIFT | missing * _MISSING_BIT | tests).astype(np.int64),
+            yes.astype(np.int32),
+            no.astype(np.int32),
+            starts.astype(np.int32),
+            np.concatenate([*map(np.sort, sets), []]).astype(thresholds.dtype),
+            np.cumsum([0, *map(len, sets)]).astype(np.int32),
+            np.cumsum([0, *np.bincount(votes.leaves, minlength=leaves)]).astype(np.int32),
+            votes.targets[order].astype(np.int32),
+            votes.weights[order],
+        )
+
+
+def _check_trees(roots: Array, yes: Array, no: Array, leaves: int) -> None:
+    """Check that whoever follows children from a root comes to a leaf.
+
+    Raises:
+        InputError: A child is out of range, or a way leads back.
+    """
+    ends = np.concatenate((roots, yes, no))
+    if len(ends) and not (-leaves <= ends.min() and ends.max() < len(yes)):
+        raise InputError(
+            f"children of nodes expect nodes below {len(yes)} or leaves below {leaves}, got node {ends.max()} or leaf "
+            f"{~ends.min()}."
+        )
+    level = np.unique(roots[roots >= 0])
+    for _ in range(len(yes) + 1):
+        if not level.size:
+            return
+        below = np.concatenate((yes[level], no[level]))
+        level = np.unique(below[below >= 0])
+    raise InputError("a node is among its own descendants; expected trees without cycles.")

@@ -1,0 +1,124 @@
+"""How alike rows and vectors are: products of rows with vectors, or functions of these. All of svm.cu begins so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from gpuexec.command import Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div
+from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.ops.ml.prepared import FLOAT, THREADS, show_as
+from gpuexec.ops.ml.scores import Finish
+
+SOURCE = "svm.cu"
+_TILE = 32  # kTile of svm.cu
+_MOST_DIFFERENCES = 1 << 22  # held at once on the host
+instantiate(SOURCE, ["compare_with_vectors"])
+
+
+class Likeness(IntEnum):
+    """What is made of a row and a vector, numbered as svm.cu has it."""
+
+    LINEAR = 0
+    POLY = 1
+    RBF = 2
+    SIGMOID = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vectors:
+    """Vectors ``[count, features]`` of float32, and what is made of a row and each of them; then ``bias`` is added."""
+
+    rows: Array
+    likeness: Likeness = Likeness.LINEAR
+    bias: Array | None = None
+    gamma: float = 0.0
+    offset: float = 0.0
+    degree: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of vectors."""
+        return len(self.rows)
+
+    def compare(self, x: Array) -> Array:
+        """Return ``[rows, count]`` in float32."""
+        x = x.astype(np.float32, copy=False)
+        gamma, offset, degree = (np.float32(number) for number in (self.gamma, self.offset, self.degree))
+        with np.errstate(all="ignore"):
+            if self.likeness is Likeness.RBF:
+                z = np.exp(-gamma * self._measure(x))
+            else:
+                z = x @ self.rows.T
+            if self.likeness is Likeness.POLY:
+                z = np.power(gamma * z + offset, degree)
+            elif self.likeness is Likeness.SIGMOID:
+                z = np.tanh(gamma * z + offset)
+            return np.asarray(z if self.bias is None else z + self.bias)
+
+    def lower(self, emit: Emitter, x: Slot, z: Slot) -> None:
+        """Launch a block for each tile of rows and vectors."""
+        rows, bias = z.shape[0], self.bias
+        tiles = ceil_div(rows, _TILE) * ceil_div(self.count, _TILE)
+        emit.launch(
+            Kernel(SOURCE, "compare_with_vectors"),
+            (max(1, tiles), 1, 1),
+            (THREADS, 1, 1),
+            [
+                show_as(emit, x, FLOAT),
+                emit.constant(self.rows),
+                None if bias is None else emit.constant(bias),
+                z,
+                *(np.int64(extent) for extent in (rows, self.count, self.rows.shape[1])),
+                np.int32(bias is not None and bias.size > 1),
+                np.int32(self.likeness),
+                *(np.float32(number) for number in (self.gamma, self.offset, self.degree)),
+            ],
+            writes=[3],
+        )
+
+    def _measure(self, x: Array) -> Array:
+        """Return squared distances; of differences, since squares of far vectors would cancel."""
+        chunk = max(1, _MOST_DIFFERENCES // max(1, self.rows.size))
+        pieces = [
+            np.square(x[first : first + chunk, None] - self.rows).sum(2, dtype=np.float32)
+            for first in range(0, len(x), chunk)
+        ]
+        return np.concatenate(pieces) if pieces else np.zeros((0, self.count), np.float32)
+
+
+def launch_likeness(emit: Emitter, vectors: Vectors, x: Slot, rows: int) -> Slot:
+    """Launch what is made of the rows of ``x`` and the vectors, and return it: ``[rows, vectors]``."""
+    z = emit.temp((rows, vectors.count), FLOAT)
+    vectors.lower(emit, x, z)
+    return z
+
+
+def lower_sums(emit: Emitter, weights: Vectors, x: Slot, y: Slot, finish: Finish) -> None:
+    """Launch products that are the result, or are transformed by a thread per row."""
+    if finish.transform:
+        finish.lower(emit, launch_likeness(emit, weights, x, y.shape[0]), y, None)
+    else:
+        weights.lower(emit, x, y)
+
+
+def read_vectors(
+    numbers: tuple[float, ...] | None, count: int, kernel_type: str, params: tuple[float, ...] | None
+) -> Vectors:
+    """Return support vectors, as long as their number says, and their likeness.
+
+    Raises:
+        InputError: They have no common length, there is no likeness of this name, or its parameters are not three.
+    """
+    if kernel_type not in Likeness.__members__:
+        raise InputError(f"kernel_type expects {', '.join(Likeness.__members__)}, got {kernel_type!r}.")
+    if params and len(params) != 3:
+        raise InputError(f"kernel_params expects gamma, coef0 and degree, got {list(params)}.")
+    array = np.array(numbers or (), np.float32)
+    if not array.size or count <= 0 or array.size % count:
+        raise InputError(f"support_vectors expects {count} vectors of one length, got {array.size} numbers.")
+    return Vectors(array.reshape(count, -1), Likeness[kernel_type], None, *(params or ()))

@@ -1,0 +1,197 @@
+"""Pairs of classes: which of two a row is of by their support vectors, votes of all pairs, and probabilities.
+
+The score of a pair is a sum over the vectors of its two classes; above 0 the first of them wins. Probabilities of pairs
+(Platt) are coupled to those of classes by the second method of Wu, Lin and Weng (JMLR 5, 2004), as in LIBSVM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from gpuexec.command import Kernel, Slot
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div
+from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.ops.ml.likeness import SOURCE
+from gpuexec.ops.ml.prepared import FLOAT, INT32, THREADS, read_numbers
+
+_LEAST = np.float32(1e-7)  # kLeast of svm.cu
+_MOST_ROUNDS = 100  # kMostRounds of svm.cu
+instantiate(SOURCE, ["score_pairs", "count_votes", "couple_classes"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """All pairs of classes, those of the first class first.
+
+    Attributes:
+        coefficients: ``[classes - 1, vectors]``: in row k the weights of a vector against the k-th other class.
+        rho: What is added, by pair.
+        starts: Where the vectors of a class begin, ``[classes + 1]``.
+        members: The two classes, ``[pairs, 2]``.
+        slopes: With ``shifts`` the probability of a pair: 1 / (1 + exp(slope * score + shift)); None: none are wanted.
+    """
+
+    coefficients: Array
+    rho: Array
+    starts: Array
+    members: Array
+    slopes: Array | None
+    shifts: Array | None
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.starts) - 1
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether scores are probabilities of classes."""
+        return self.slopes is not None
+
+    @property
+    def columns(self) -> int:
+        """Scores of a row."""
+        return self.classes if self.has_probabilities else len(self.members)
+
+    def score(self, likeness: Array) -> Array:
+        """Return the scores of the pairs: products in float, sums in double."""
+        scores = np.empty((len(likeness), len(self.members)), np.float32)
+        with np.errstate(all="ignore"):
+            for pair, (left, right) in enumerate(self.members.tolist()):
+                total = np.zeros(len(likeness))
+                for own, row in ((left, right - 1), (right, left)):
+                    part = slice(self.starts[own], self.starts[own + 1])
+                    total += (likeness[:, part] * self.coefficients[row, part]).sum(1, dtype=np.float64)
+                scores[:, pair] = total + self.rho[pair]
+        return scores
+
+    def count_votes(self, scores: Array) -> Array:
+        """Return the class of each row that wins most pairs, the first of equals."""
+        votes = np.zeros((len(scores), self.classes), np.int32)
+        winners = np.where(scores > 0, self.members[:, 0], self.members[:, 1])
+        np.add.at(votes, (np.arange(len(scores))[:, None], winners), 1)
+        return np.asarray(np.argmax(votes, 1))
+
+    def couple(self, scores: Array) -> Array:
+        """Return the probabilities of the classes that fit those of the pairs best."""
+        assert self.slopes is not None and self.shifts is not None
+        rows, classes = len(scores), self.classes
+        with np.errstate(all="ignore"):
+            x = scores * self.slopes + self.shifts
+            high = 1 / (1 + np.exp(-np.abs(x)))
+            wins = np.clip(1 - np.where(x < 0, 1 - high, high), _LEAST, 1 - _LEAST)
+            q = np.zeros((rows, classes, classes), np.float32)
+            for pair, (i, j) in enumerate(self.members.tolist()):
+                win, lose = wins[:, pair], 1 - wins[:, pair]
+                q[:, i, j] = q[:, j, i] = -lose * win
+                q[:, i, i] += lose * lose
+                q[:, j, j] += win * win
+            p = np.full((rows, classes), 1 / classes, np.float32)
+            going = np.arange(rows)
+            for _ in range(_MOST_ROUNDS):
+                # In the order of the kernel, since a last bit may decide on one more round.
+                qp = np.add.accumulate(q[going] * p[going, None], axis=2)[:, :, -1]
+                total = np.add.accumulate(p[going] * qp, axis=1)[:, -1]
+                is_unfit = ~(np.abs(qp - total[:, None]).max(1, initial=0) < np.float32(0.005) / classes)
+                going, qp, total = going[is_unfit], qp[is_unfit], total[is_unfit]
+                if not going.size:
+                    break
+                self._improve(p, q, going, qp, total)
+        return p
+
+    def _improve(self, p: Array, q: Array, going: Array, qp: Array, total: Array) -> None:
+        """Better the probabilities of the rows that go on, class by class."""
+        for i in range(self.classes):
+            diagonal = q[going, i, i]
+            step = (total - qp[:, i]) / diagonal
+            scale = 1 + step
+            p[going, i] += step
+            total = (total + step * (step * diagonal + 2 * qp[:, i])) / scale / scale
+            qp = (qp + step[:, None] * q[going, i]) / scale[:, None]
+            p[going] /= scale[:, None]
+
+    def launch_scores(self, emit: Emitter, likeness: Slot) -> Slot:
+        """Launch a thread per row and pair; return the scores."""
+        rows, vectors = likeness.shape
+        scores = emit.temp((rows, len(self.members)), FLOAT)
+        tables = (self.coefficients, self.rho, self.starts, self.members)
+        emit.launch(
+            Kernel(SOURCE, "score_pairs"),
+            (max(1, ceil_div(scores.spec.size, THREADS)), 1, 1),
+            (THREADS, 1, 1),
+            [
+                likeness,
+                *(emit.constant(table) for table in tables),
+                scores,
+                *(np.int64(extent) for extent in (scores.spec.size, len(self.members), vectors)),
+            ],
+            writes=[5],
+        )
+        return scores
+
+    def launch_votes(self, emit: Emitter, scores: Slot) -> Slot:
+        """Launch a thread per row; return the classes."""
+        rows = scores.shape[0]
+        places = emit.temp((rows,), INT32)
+        emit.launch(
+            Kernel(SOURCE, "count_votes"),
+            (max(1, ceil_div(rows, THREADS)), 1, 1),
+            (THREADS, 1, 1),
+            [scores, places, np.int64(rows), np.int64(self.classes)],
+            writes=[1],
+        )
+        return places
+
+    def launch_coupling(self, emit: Emitter, scores: Slot) -> Slot:
+        """Launch a thread per row; return the probabilities of the classes."""
+        assert self.slopes is not None and self.shifts is not None
+        rows = scores.shape[0]
+        p = emit.temp((rows, self.classes), FLOAT)
+        scratch = emit.temp((self.classes * (self.classes + 1), rows), FLOAT)
+        emit.launch(
+            Kernel(SOURCE, "couple_classes"),
+            (max(1, ceil_div(rows, THREADS)), 1, 1),
+            (THREADS, 1, 1),
+            [
+                scores,
+                emit.constant(self.slopes),
+                emit.constant(self.shifts),
+                p,
+                scratch,
+                np.int64(rows),
+                np.int64(self.classes),
+            ],
+            writes=[3, 4],
+        )
+        return p
+
+
+def read_pairs(
+    counts: tuple[int, ...],
+    coefficients: tuple[float, ...] | None,
+    rho: tuple[float, ...] | None,
+    prob_a: tuple[float, ...] | None,
+    prob_b: tuple[float, ...] | None,
+) -> Pairs:
+    """Return the pairs of classes that have so many support vectors each.
+
+    Raises:
+        InputError: There are fewer numbers than pairs or vectors need.
+    """
+    classes, vectors = len(counts), sum(counts)
+    shifts = read_numbers("rho", rho, classes * (classes - 1) // 2)  # so there are not more pairs than numbers
+    members = np.array(list(combinations(range(classes), 2)), np.int32)
+    if bool(prob_a) != bool(prob_b):
+        raise InputError(f"expected prob_a and prob_b or neither, got {len(prob_a or ())} and {len(prob_b or ())}.")
+    return Pairs(
+        read_numbers("coefficients", coefficients, (classes - 1) * vectors).reshape(classes - 1, vectors),
+        shifts,
+        np.array([0, *np.cumsum(counts)], np.int32),
+        members,
+        read_numbers("prob_a", prob_a, len(members)) if prob_a else None,
+        read_numbers("prob_b", prob_b, len(members)) if prob_b else None,
+    )

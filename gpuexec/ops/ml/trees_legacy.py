@@ -1,0 +1,189 @@
+"""TreeEnsembleClassifier and TreeEnsembleRegressor: trees whose leaves have any votes for classes or targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.graph import Node
+from gpuexec.operator import Array, Emitter, Tolerance, decompose, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.ml.ensemble import Ensemble, spread_base
+from gpuexec.ops.ml.forest import Aggregate
+from gpuexec.ops.ml.forest_legacy import LegacyNodes, LegacyVotes
+from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
+from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, Prepared, choose_floats, freeze_arrays
+from gpuexec.ops.ml.scores import Finish, Pair, Rule, choose_pair, find_transform
+from gpuexec.ops.shape import Literal
+from gpuexec.spec import TensorSpec
+
+_TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_as_tensor")
+
+
+@operator("TreeEnsembleRegressor", "ai.onnx.ml")
+@dataclass(frozen=True, slots=True)
+class TreeEnsembleRegressor(Prepared[Ensemble]):
+    """The votes of the leaves for each target, summed up or otherwise, plus base values, transformed."""
+
+    aggregate_function: str = "SUM"
+    base_values: tuple[float, ...] | None = None
+    base_values_as_tensor: Literal | None = None
+    n_targets: int | None = None
+    nodes_falsenodeids: tuple[int, ...] = ()
+    nodes_featureids: tuple[int, ...] = ()
+    nodes_hitrates: tuple[float, ...] | None = None
+    nodes_hitrates_as_tensor: Literal | None = None
+    nodes_missing_value_tracks_true: tuple[int, ...] | None = None
+    nodes_modes: tuple[str, ...] = ()
+    nodes_nodeids: tuple[int, ...] = ()
+    nodes_treeids: tuple[int, ...] = ()
+    nodes_truenodeids: tuple[int, ...] = ()
+    nodes_values: tuple[float, ...] | None = None
+    nodes_values_as_tensor: Literal | None = None
+    post_transform: str = "NONE"
+    target_ids: tuple[int, ...] = ()
+    target_nodeids: tuple[int, ...] = ()
+    target_treeids: tuple[int, ...] = ()
+    target_weights: tuple[float, ...] | None = None
+    target_weights_as_tensor: Literal | None = None
+    tolerance = Tolerance.REDUCTION
+
+    def __post_init__(self) -> None:
+        freeze_arrays(self, *_TENSORS, "target_weights_as_tensor")
+        Prepared.__post_init__(self)
+
+    def prepare(self) -> Ensemble:
+        """Build the trees."""
+        if self.aggregate_function not in Aggregate.__members__:
+            known = ", ".join(Aggregate.__members__)
+            raise InputError(f"aggregate_function expects {known}, got {self.aggregate_function!r}.")
+        targets = max(self.target_ids, default=0) + 1 if self.n_targets is None else self.n_targets
+        if targets < 1:
+            raise InputError(f"n_targets expects 1 or more, got {targets}.")
+        weights = choose_floats("target_weights", self.target_weights, self.target_weights_as_tensor)
+        votes = LegacyVotes("target", self.target_treeids, self.target_nodeids, self.target_ids, _or_none(weights))
+        base = choose_floats("base_values", self.base_values, self.base_values_as_tensor)
+        aggregate, finish = Aggregate[self.aggregate_function], Finish(find_transform(self.post_transform))
+        return Ensemble(_read_nodes(self).build(votes, targets), targets, aggregate, spread_base(base, targets), finish)
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return a column for each target.
+
+        Raises:
+            InputError: Trees look at more features.
+        """
+        check_dtype(self.name, x, NUMBERS)
+        return (TensorSpec((self.tables.check(self.name, x), self.tables.columns), FLOAT),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Follow all trees with NumPy."""
+        return (self.tables.finish.compute(self.tables.compute(x, FLOAT), FLOAT)[1],)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the trees."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        self.tables.lower(emit, x, self.tables.check(self.name, x.spec), y, None)
+
+
+@operator("TreeEnsembleClassifier", "ai.onnx.ml")
+@dataclass(frozen=True, slots=True)
+class TreeEnsembleClassifier(Prepared[Ensemble]):
+    """The sums of the leaves' weights for each class, and the class of the largest.
+
+    Where all votes are for one of two classes, they are the probability of the second, which wins above a half, or its
+    score, which wins above 0, if a weight is negative. Votes for the first class alone are the second's; its own score
+    is the opposite.
+    """
+
+    base_values: tuple[float, ...] | None = None
+    base_values_as_tensor: Literal | None = None
+    class_ids: tuple[int, ...] = ()
+    class_nodeids: tuple[int, ...] = ()
+    class_treeids: tuple[int, ...] = ()
+    class_weights: tuple[float, ...] | None = None
+    class_weights_as_tensor: Literal | None = None
+    classlabels_int64s: tuple[int, ...] | None = None
+    classlabels_strings: tuple[str, ...] | None = None
+    nodes_falsenodeids: tuple[int, ...] = ()
+    nodes_featureids: tuple[int, ...] = ()
+    nodes_hitrates: tuple[float, ...] | None = None
+    nodes_hitrates_as_tensor: Literal | None = None
+    nodes_missing_value_tracks_true: tuple[int, ...] | None = None
+    nodes_modes: tuple[str, ...] = ()
+    nodes_nodeids: tuple[int, ...] = ()
+    nodes_treeids: tuple[int, ...] = ()
+    nodes_truenodeids: tuple[int, ...] = ()
+    nodes_values: tuple[float, ...] | None = None
+    nodes_values_as_tensor: Literal | None = None
+    post_transform: str = "NONE"
+    tolerance = Tolerance.REDUCTION
+
+    def __post_init__(self) -> None:
+        freeze_arrays(self, *_TENSORS, "class_weights_as_tensor")
+        Prepared.__post_init__(self)
+
+    def prepare(self) -> Ensemble:
+        """Build the trees."""
+        classes = check_names(self.classlabels_int64s, self.classlabels_strings)
+        weights = _or_none(choose_floats("class_weights", self.class_weights, self.class_weights_as_tensor))
+        base = choose_floats("base_values", self.base_values, self.base_values_as_tensor)
+        transform, voted = find_transform(self.post_transform), sorted(set(self.class_ids))
+        names = list_names(self.classlabels_int64s, self.classlabels_strings)
+        votes = LegacyVotes("class", self.class_treeids, self.class_nodeids, self.class_ids, weights)
+        forest, targets, finish = _read_nodes(self).build(votes, classes), classes, Finish(transform, names=names)
+        if classes == 1 or (classes == 2 and len(voted) == 1 and (base is None or base.size < 2)):
+            is_probability = classes == 2 and bool((weights >= 0).all())
+            pair = Pair.AS_IT_IS
+            if classes == 2 and voted == [0]:
+                targets, pair = 1, choose_pair(transform, Pair.COMPLEMENT if is_probability else Pair.OPPOSITE)
+            finish = Finish(transform, pair, Rule.ABOVE, 0.5 if is_probability else 0.0, names)
+        return Ensemble(forest, targets, Aggregate.SUM, spread_base(base, targets), finish)
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return a label and scores for each row.
+
+        Raises:
+            InputError: Trees look at more features.
+        """
+        check_dtype(self.name, x, NUMBERS)
+        rows = self.tables.check(self.name, x)
+        labels = TensorSpec((rows,), label_dtype(self.classlabels_strings))
+        return labels, TensorSpec((rows, self.tables.columns), FLOAT)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Follow all trees with NumPy."""
+        places, scores = self.tables.finish.compute(self.tables.compute(x, FLOAT), FLOAT)
+        return name_places(places, self.classlabels_int64s, self.classlabels_strings), scores
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the trees."""
+        x, labels, scores = inputs[0], outputs[0], outputs[1]
+        assert x is not None
+        self.tables.lower(emit, x, self.tables.check(self.name, x.spec), scores, labels)
+
+
+@decompose("ai.onnx.ml.TreeEnsembleClassifier")
+def _name_classes(node: Node) -> tuple[Node, ...]:
+    return look_up_strings(node, "classlabels_int64s", "classlabels_strings")
+
+
+def _or_none(weights: Array | None) -> Array:
+    return np.zeros(0, np.float32) if weights is None else weights
+
+
+def _read_nodes(op: TreeEnsembleClassifier | TreeEnsembleRegressor) -> LegacyNodes:
+    return LegacyNodes(
+        op.nodes_treeids,
+        op.nodes_nodeids,
+        op.nodes_modes,
+        op.nodes_featureids,
+        _or_none(choose_floats("nodes_values", op.nodes_values, op.nodes_values_as_tensor)),
+        op.nodes_truenodeids,
+        op.nodes_falsenodeids,
+        op.nodes_missing_value_tracks_true,
+    )

@@ -1,0 +1,41 @@
+"""A number of the type that another tensor has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.shape import store_commands
+from gpuexec.spec import TensorSpec
+
+
+@operator("NumberLike", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class NumberLike(Operator):
+    """Give ``value`` as a tensor without axes, of the input's type. Of the input nothing else counts."""
+
+    value: float
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Know the content already."""
+        number = self._make(x.dtype)
+        return (TensorSpec((), x.dtype).with_value(number),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Convert the number."""
+        return (self._make(x.dtype),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Store the number."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        store_commands(emit, y, self._make(x.dtype))
+
+    def _make(self, dtype: np.dtype[Any]) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(np.float64(self.value)).astype(dtype)

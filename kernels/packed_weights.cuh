@@ -1,0 +1,45 @@
+// Weights of a few bits that lie packed in bytes, each block of them with a scale of its own.
+#pragma once
+#include "types.cuh"
+
+// Packed by PackedShape of gpuexec/ops/microsoft/matmul_nbits.py.
+struct PackedShape {
+  i64 row;            // elements from one row of weights to the next
+  i64 zero_row;       // bytes, or elements, from the zero points of one row to those of the next
+  i64 blocks;         // of a row; 0 where blocks run on over rows
+  i32 block_shift;    // log2 of the elements of a block
+  i32 bits_shift;     // log2 of the bits of an element
+  i32 is_high_first;  // whether the first element of a byte is in its high bits
+  i32 zero_kind;      // 0: half the range; 1: packed as weights are; 2: of the type of the scales
+};
+
+// The weights of `column`, which lie dense along `k`: (q - zero) * scale, or table[q] * scale, in float.
+template <class T>
+struct PackedWeights {
+  const u8* weights;
+  const T* scales;
+  const u8* zeros;
+  const i32* groups;   // the block of each k; null: they follow each other
+  const float* table;  // what a code stands for; null: it stands for itself
+  PackedShape shape;
+
+  __device__ int pick(const u8* bytes, i64 place) const {
+    const int in_byte = 3 - shape.bits_shift;  // log2 of the elements of a byte
+    const int last = (1 << in_byte) - 1, at = int(place) & last;
+    return bytes[place >> in_byte] >> ((shape.is_high_first ? last - at : at) << shape.bits_shift) & ((1 << (1 << shape.bits_shift)) - 1);
+  }
+
+  __device__ float find_zero(i64 column, i64 block) const {
+    if (shape.zero_kind == 0) return float(1 << ((1 << shape.bits_shift) - 1));
+    if (shape.zero_kind == 1) return float(pick(zeros + column * shape.zero_row, block));
+    return widen(reinterpret_cast<const T*>(zeros)[column * shape.zero_row + block]);
+  }
+
+  __device__ float at(i64 k, i64 column) const {
+    const i64 place = column * shape.row + k;
+    const int code = pick(weights, place);
+    if (table) return table[code] * widen(scales[place >> shape.block_shift]);
+    const i64 block = groups ? i64(groups[k]) : k >> shape.block_shift;
+    return (float(code) - find_zero(column, block)) * widen(scales[column * shape.blocks + block]);
+  }
+};

@@ -1,0 +1,11 @@
+"""Specs as they print."""
+
+from __future__ import annotations
+
+from gpuexec.spec import TensorSpec, dtype_row
+
+
+def parse_spec(text: str) -> TensorSpec:
+    """Return the spec that prints as ``text``: ``"float32[2,3]"``."""
+    name, _, dims = text.partition("[")
+    return TensorSpec(tuple(int(each) for each in dims.rstrip("]").split(",") if each), dtype_row(name).numpy)
