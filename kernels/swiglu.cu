@@ -1,6 +1,13 @@
 // SwiGLU: a gate with its sigmoid, times a value.
 #include "elementwise.cuh"
 
+template <class A>
+__device__ inline A gate(A x, A value, A alpha) {
+  const A slope = alpha * x;
+  const A small = math::exp(slope < A(0) ? slope : -slope);  // never overflows
+  return x * ((slope < A(0) ? small : A(1)) / (A(1) + small)) * value;
+}
+
 // Computes  y = a * sigmoid(alpha * a) * b, element by element
 // Shapes    a, b and y alike, by strides
 // Grid      one thread per unit, 256 per block, along x
@@ -17,12 +24,7 @@ __global__ void __launch_bounds__(kThreads) swiglu(
   const Vec<T, V> values = unit.load(b, 1, walk);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    if (i < unit.count) {
-      const A gate = widen(gates.lanes[i]), slope = A(alpha) * gate;
-      const A small = math::exp(slope < A(0) ? slope : -slope);  // never overflows
-      const A sigmoid = (slope < A(0) ? small : A(1)) / (A(1) + small);
-      gates.lanes[i] = cast<T>(gate * sigmoid * widen(values.lanes[i]));
-    }
+    if (i < unit.count) gates.lanes[i] = cast<T>(gate(widen(gates.lanes[i]), widen(values.lanes[i]), A(alpha)));
   }
   unit.store(y, gates);
 }

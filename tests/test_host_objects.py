@@ -11,6 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
+from gpuexec.running.binding import count_host_bytes
+from gpuexec.running.inputs import HostArray
+from gpuexec.spec import STRING, TensorSpec
 from tests.objects import BACKENDS, INPUTS, MIXED, ONE, WORDS, are_equal, check_everywhere, parse, run_on
 
 TWO = np.arange(3, dtype=np.float32)
@@ -151,6 +154,11 @@ def test_mixed_model_gives_what_its_nodes_say() -> None:
             np.array([0, 2, 3], np.float32),
         ],
     )
+
+
+def test_textures_know_no_host_objects_either() -> None:
+    found = run_on(gx.BackendType.SIMULATOR_PIXEL, MIXED, INPUTS)
+    assert are_equal(found, run_on(gx.BackendType.CPU, MIXED, INPUTS))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -417,3 +425,41 @@ def test_saved_empty_optional_keeps_its_type(tmp_path: Any) -> None:
     assert node.attribute[0].tp == kind
     for backend in BACKENDS:
         assert run_on(backend, gx.load(tmp_path / "saved.onnx"), {}) == [None]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strings_of_the_model_are_replaced(backend: gx.BackendType) -> None:
+    with gx.Worker(gx.load(MIXED), backend=backend) as worker:
+        worker.run(INPUTS)
+        for given in (np.array(["x"]), ["x"], np.array([b"x"]), np.array(["x"], object)):
+            worker.replace_weights({"more": given})
+            assert worker.run()[2].tolist() == [*WORDS, "x"]
+        with pytest.raises(gx.InputError, match=r"'more' is string\[1\], got float64\[1\]"):
+            worker.replace_weights({"more": [1.0]})
+        with pytest.raises(gx.InputError, match="Weight 'more': expected strings, got an element of type int"):
+            worker.replace_weights({"more": np.array([1], object)})
+        assert worker.run()[2].tolist() == [*WORDS, "x"]
+
+
+def test_host_objects_take_no_memory_of_a_device() -> None:
+    spec = TensorSpec((1000,), STRING)
+    assert count_host_bytes({"w": HostArray(spec, np.full(1000, "a", object))}) == 0
+
+
+def test_strings_are_folded_and_containers_are_not(tmp_path: Any) -> None:
+    model = gx.load(
+        parse(
+            """(int64 p) => (string[k] y) <string[2] a = {"a", "b"}, int64[1] axis = {0}> {
+              b = Concat <axis = 0> (a, a)
+              s = SequenceConstruct (a, b)
+              y = SequenceAt (s, p)
+            }"""
+        )
+    )
+    assert [node.operator.name for node in model.graph.nodes] == ["SequenceConstruct", "SequenceAt"]
+    assert ["a", "b", "a", "b"] in [array.tolist() for array in model.graph.constants.values()]
+    gx.Program.build({"forward": model}).save(tmp_path / "a.gxp")
+    for backend in BACKENDS:
+        with gx.Program.load(tmp_path / "a.gxp").load_method("forward", backend=backend) as method:
+            method.execute({"p": np.int64(1)})
+            assert method.get_output(0).readback_and_clone().tolist() == ["a", "b", "a", "b"]

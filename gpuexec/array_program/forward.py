@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpuexec.array_program.promotion import as_symbolic
+from gpuexec.array_program.promotion import as_symbolic, check_numbers
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer, find_tracer
 from gpuexec.errors import InputError
@@ -31,13 +31,16 @@ def forward(model: Model, *arrays: Any, **named: Any) -> Any:
         Its output, or a tuple of them.
 
     Raises:
-        InputError: An input is missing, unknown or does not fit; or the model has memories.
+        InputError: An input is missing, unknown or does not fit; or the model has memories, or takes or gives strings
+            or containers.
     """
     # Random operators are given keys anew, with those of the program.
     keys = find_keys(model.graph)
     names = ", ".join(memory.input for memory in model.memories if memory.input not in keys)
     if names:
         raise InputError(f"{model!r} has memories ({names}); compose it without them and use bind_state on the result.")
+    for port in (*model.inputs, *model.outputs):
+        check_numbers(f"{port.name!r} of {model.graph.name!r}", port.spec.dtype)
     tracer = find_tracer(*arrays, *named.values())
     given = _match(model, arrays, named)
     graph = model.info.graph

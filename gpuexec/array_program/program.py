@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.array_program.lines import find_definition, find_raised
-from gpuexec.array_program.promotion import as_symbolic
+from gpuexec.array_program.promotion import as_symbolic, check_numbers
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer
 from gpuexec.errors import GpuexecError, InputError, locate
@@ -58,6 +58,8 @@ def graph(
     fixed = {key: extent for key, extent in (dims or {}).items() if isinstance(extent, int)}
     tracer = Tracer()
     given = _read_specs(function, specs)
+    for key, spec in given.items():
+        check_numbers(f"input {key!r}", spec.dtype)
     inputs = [tracer.add_input(key, spec.dtype, _fix(spec.dims, fixed)) for key, spec in given.items()]
     with tracer.active():
         try:

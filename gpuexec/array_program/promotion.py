@@ -14,7 +14,7 @@ import numpy as np
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer, find_tracer
 from gpuexec.errors import InputError
-from gpuexec.spec import BFLOAT16, dtype_row
+from gpuexec.spec import BFLOAT16, dtype_row, is_host_object, name_dtype
 
 DType = np.dtype[Any]
 BOOL, INT64, FLOAT32, FLOAT64 = (np.dtype(t) for t in (np.bool_, np.int64, np.float32, np.float64))
@@ -54,9 +54,20 @@ def _as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
         raise InputError(f"{value!r} can't be an array{wanted}: {error}.") from error
 
 
+def check_numbers(what: str, dtype: np.dtype[Any]) -> None:
+    """Check that a dtype is one that programs compute with.
+
+    Raises:
+        InputError: It is that of strings or a container.
+    """
+    if is_host_object(dtype):
+        raise InputError(f"array programs compute with numbers and bools; {what} is {name_dtype(dtype)}.")
+
+
 def cast(array: SymbolicArray, dtype: Any) -> SymbolicArray:
     """Return the array converted, or itself where it is of the dtype already."""
     row = dtype_row(np.dtype(dtype))
+    check_numbers("what an array is converted to", row.numpy)
     if array.dtype == row.numpy:
         return array if not array._is_weak else SymbolicArray(array._tracer, array._value, array.dtype, array.dims)
     otherwise = [(row.numpy, array.dims)]

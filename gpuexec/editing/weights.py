@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.containers import to_strings
 from gpuexec.editing.named_data import NamedDataMap
 from gpuexec.editing.values import exchange_bodies
 from gpuexec.errors import InputError
 from gpuexec.graph import Array, Graph, walk
 from gpuexec.importer.outputs import shorten
 from gpuexec.mapped import find_source
+from gpuexec.spec import name_dtype
 
 WeightSource = Mapping[str, Any] | NamedDataMap | str | os.PathLike[str]
 
@@ -86,6 +88,11 @@ def _freeze(name: str, item: Any) -> Array:
         raise InputError(
             f"Weight {name!r}: a {type(item).__name__} is no array of the host: {error}", value=name
         ) from None
+    if array.dtype.kind in "OUST":
+        try:
+            array = to_strings(array)
+        except InputError as error:
+            raise InputError(f"Weight {name!r}: {error}", value=name) from None
     if find_source(array) is not None and array.flags.c_contiguous:
         return array
     own = np.array(array, array.dtype.newbyteorder("="), order="C", copy=True)
@@ -94,4 +101,4 @@ def _freeze(name: str, item: Any) -> Array:
 
 
 def _describe(array: Array) -> str:
-    return f"{array.dtype.name}{list(array.shape)}"
+    return f"{name_dtype(array.dtype)}{list(array.shape)}"

@@ -29,8 +29,8 @@ from gpuexec.ops import elementwise_variadic as elementwise_variadic
 from gpuexec.ops import fourier as fourier
 from gpuexec.ops import fused as fused
 from gpuexec.ops import gather as gather
-from gpuexec.ops import grid_sample as grid_sample
 from gpuexec.ops import gradient as gradient
+from gpuexec.ops import grid_sample as grid_sample
 from gpuexec.ops import heads as heads
 from gpuexec.ops import image as image
 from gpuexec.ops import integer_conv as integer_conv

@@ -64,10 +64,13 @@ def quantize_by_range(x: Array, axis: int | None = None) -> Quantized:
 
     With an axis, what lies along it has a range of its own; scales and zero points then have extent 1 there.
     """
-    keepdims = axis is not None
     with np.errstate(all="ignore"):
-        lowest = np.fmin.reduce(x, axis=axis, initial=np.float32(0), keepdims=keepdims) + FLOAT.type(0)
-        highest = np.fmax.reduce(x, axis=axis, initial=np.float32(0), keepdims=keepdims) + FLOAT.type(0)
+        lowest, highest = (
+            np.asarray(function.reduce(x, axis=axis, initial=np.float32(0), keepdims=True)) + FLOAT.type(0)
+            for function in (np.fmin, np.fmax)
+        )
+        if axis is None:
+            lowest, highest = lowest.reshape(()), highest.reshape(())
         scale = np.where(highest == lowest, FLOAT.type(1), (highest - lowest) / FLOAT.type(255))
         shift = np.rint((FLOAT.type(0) - lowest) / scale)
         zero = np.where(shift >= 0, np.minimum(shift, 255), 0).astype(UINT8)

@@ -31,7 +31,8 @@ from gpuexec.ops.integer import (
     subtract_zero,
     to_int32,
 )
-from gpuexec.ops.integer_matmul import TILE, align_quant
+from gpuexec.ops.integer_matmul import TILE
+from gpuexec.ops.integer_quants import align_quant
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.strided import pack_fast_div32, pack_fast_div64
 from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows

@@ -20,13 +20,13 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
 from gpuexec.ops.integer import (
     FLOAT,
     INT32,
     SCALES,
     Quantized,
     check_bytes,
-    dense,
     multiply_scales,
     offset_of,
     pack_finish,
@@ -34,7 +34,8 @@ from gpuexec.ops.integer import (
     subtract_zero,
     to_int32,
 )
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ops.integer_quants import align_quant, check_quant, quant_strides, view_quant
+from gpuexec.ops.layout import Slots
 from gpuexec.spec import TensorSpec
 
 TILE = 64  # rows and columns of a block; kTile of integer_tile.cuh
@@ -85,7 +86,8 @@ class MatMulInteger(Operator):
 class QLinearMatMul(Operator):
     """A product of quantised matrices, quantised again: ``round(sum * (a_scale * b_scale / y_scale)) + y_zero_point``.
 
-    The sum is of ``(a - a_zero_point) * (b - b_zero_point)``; halves are rounded to even, the result saturates.
+    The sum is of ``(a - a_zero_point) * (b - b_zero_point)``; halves are rounded to even, the result saturates. With
+    floats of 8 bits among the three it is DequantizeLinear, MatMul and QuantizeLinear.
     """
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
@@ -98,10 +100,12 @@ class QLinearMatMul(Operator):
             InputError: Types, extents, scales or zero points do not fit.
         """
         a, b, y = _split(inputs)
+        if has_float8(a, b, y):
+            return (infer_float8(self.name, a, b, y),)
         shape = check_product(self.name, a, b, needs_scales=True)
         zero = check_bytes(self.name, y.zero, "y_zero_point")
         check_dtype(self.name, y.scale, SCALES, "y_scale")
-        _check_quant(self.name, "y", (y.scale, zero), _matrix(shape, a.values.rank, b.values.rank), is_row=True)
+        check_quant(self.name, "y", (y.scale, zero), _matrix(shape, a.values.rank, b.values.rank), is_row=True)
         for role, spec in (("b_scale", b.scale), ("y_scale", y.scale)):
             if spec.dtype != a.scale.dtype:
                 raise InputError(f"{self.name} expects {role} of the type of a_scale {a.scale}, got {spec}.")
@@ -110,6 +114,8 @@ class QLinearMatMul(Operator):
     def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
         """Multiply exactly, scale, round."""
         a, b, y = _split(inputs)
+        if has_float8(a, b, y):
+            return (multiply_float8(a, b, y),)
         rows, columns = a.values.ndim > 1, b.values.ndim > 1
         y_scale, y_zero = (drop_axes(view_quant(each, is_row=True), rows, columns) for each in (y.scale, y.zero))
         return (requantize(multiply_integers(a, b), scale_product(a, b), y_scale, y_zero, y.zero.dtype),)
@@ -117,7 +123,10 @@ class QLinearMatMul(Operator):
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel once, over all batches."""
         a, b, y = _split(inputs)
-        launch_integer_gemm(emit, a, b, Quantized(outputs[0], y.scale, y.zero))
+        if has_float8(a, b, y):
+            launch_float8(emit, a, b, Quantized(outputs[0], y.scale, y.zero))
+        else:
+            launch_integer_gemm(emit, a, b, Quantized(outputs[0], y.scale, y.zero))
 
 
 def launch_integer_gemm(
@@ -149,9 +158,9 @@ def launch_integer_gemm(
     b_shape, b_strides = _as_matrix(b.values, is_row=False)
     batch = broadcast(a_shape[:-2], b_shape[:-2])
     rows, columns, inner = a_shape[-2], b_shape[-1], a_shape[-1]
-    a_quant = _quant_strides(a, (*batch, rows, 1), is_row=True)
-    b_quant = _quant_strides(b, (*batch, 1, columns), is_row=False)
-    y_quant = _quant_strides(y, (*batch, rows, 1), is_row=True)
+    a_quant = quant_strides(a, (*batch, rows, 1), is_row=True)
+    b_quant = quant_strides(b, (*batch, 1, columns), is_row=False)
+    y_quant = quant_strides(y, (*batch, rows, 1), is_row=True)
     extents, walks = coalesce(
         (*batch, rows),
         (
@@ -199,13 +208,6 @@ def scale_product(a: Quantized, b: Quantized) -> Array:
     return drop_axes(scale, a.values.ndim > 1, b.values.ndim > 1)
 
 
-def view_quant(values: Array | None, *, is_row: bool) -> Array:
-    """Return scales or zero points so that they broadcast with matrices: one of all, of each row, or of each column."""
-    if values is None:
-        return np.zeros((), np.int8)
-    return values.reshape(_quant_shape(values.shape, is_row=is_row))
-
-
 def check_product(name: str, a: Quantized, b: Quantized, *, needs_scales: bool = False) -> tuple[int, ...]:
     """Return the shape of a product.
 
@@ -222,7 +224,7 @@ def check_product(name: str, a: Quantized, b: Quantized, *, needs_scales: bool =
             check_dtype(name, given.scale, SCALES, f"{role}_scale")
         if given.zero is not None:
             check_dtype(name, given.zero, (spec.dtype,), f"{role}_zero_point")
-        _check_quant(name, role, (given.scale, given.zero), _matrix(shape, left.rank, right.rank), is_row=is_row)
+        check_quant(name, role, (given.scale, given.zero), _matrix(shape, left.rank, right.rank), is_row=is_row)
     return shape
 
 
@@ -236,50 +238,6 @@ def _matrix(shape: tuple[int, ...], left_rank: int, right_rank: int) -> tuple[in
     columns = shape[-1:] if right_rank > 1 else (1,)
     rest = shape[:-1] if right_rank > 1 else shape
     return (*(rest if left_rank > 1 else (*rest, 1)), *columns)
-
-
-def _check_quant(
-    name: str, role: str, specs: Sequence[TensorSpec | None], matrix: tuple[int, ...], *, is_row: bool
-) -> None:
-    what = "row" if is_row else "column"
-    for part, spec in zip(("scale", "zero_point"), specs, strict=True):
-        if spec is None:
-            continue
-        axis, wanted = (-2, matrix[-2]) if is_row else (-1, matrix[-1])
-        shape, other = _quant_shape(spec.shape, is_row=is_row), -3 - axis
-        fits = not shape or (len(shape) <= len(matrix) and shape[axis] in (1, wanted) and shape[other] == 1)
-        if not fits or any(n not in (1, m) for n, m in zip(shape[-3::-1], matrix[-3::-1], strict=False)):
-            raise InputError(
-                f"{name} expects {role}_{part} to be one number, or one for each {what} ({wanted}), got {spec}."
-            )
-
-
-def _quant_shape(shape: tuple[int, ...], *, is_row: bool) -> tuple[int, ...]:
-    if prod(shape) == 1 and len(shape) <= 1:
-        return ()
-    return ((shape[0], 1) if is_row else (1, shape[0])) if len(shape) == 1 else shape
-
-
-def align_quant(emit: Emitter, given: Quantized) -> Quantized:
-    """Return the tensor with scale and zero point dense and of one shape: one number is repeated beside many."""
-    slots = [dense(emit, slot) for slot in (given.scale, given.zero)]
-    largest = max((slot for slot in slots if slot is not None), key=lambda slot: slot.spec.size, default=None)
-    for i, slot in enumerate(slots):
-        if slot is not None and largest is not None and slot.spec.size != largest.spec.size:
-            slots[i] = repeated = emit.temp(largest.shape, slot.dtype)
-            emit.copy(repeated, window(slot, largest.shape, (0,) * largest.spec.rank))
-    return Quantized(given.values, *slots)
-
-
-def _quant_strides(given: Quantized, matrix: tuple[int, ...], *, is_row: bool) -> tuple[int, ...]:
-    """Return the strides that scale and zero point are walked with over the matrices; both have the same."""
-    found = [slot for slot in (given.scale, given.zero) if slot is not None and slot.spec.size > 1]
-    if not found:
-        return (0,) * len(matrix)
-    slot = found[0]
-    shape = _quant_shape(slot.shape, is_row=is_row)
-    strides = slot.strides if len(slot.shape) > 1 else (slot.strides[0], 0) if is_row else (0, slot.strides[0])
-    return broadcast_strides(shape, strides, matrix)
 
 
 def _as_matrix(slot: Slot, *, is_row: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:

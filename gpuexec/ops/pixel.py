@@ -28,6 +28,7 @@ from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
     conv,
     cumulative,
     dropout,
+    einsum,
     elementwise_binary,
     elementwise_cast,
     elementwise_pow,
@@ -39,6 +40,7 @@ from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
     lp_norm,
     lrn,
     matmul,
+    mean_variance,
     narrow,
     norm_channels,
     one_hot,
@@ -51,8 +53,10 @@ from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
     reduce_pool,
     resize,
     reverse_sequence,
+    signal_window,
     softmax,
     statistics,
+    swiglu,
     trilu,
 )
 from gpuexec.ops import shape as _shape  # noqa: F401
@@ -77,6 +81,7 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
         **dict.fromkeys(("conv_transpose", "conv_transpose_narrow"), ""),
     },
     "cumulative.cu": {"cumulative": ""},
+    "einsum.cu": {"contract": ""},
     "elementwise_binary.cu": {"binary": ""},
     "elementwise_cast.cu": {"convert": "", "convert_narrow": ""},
     "elementwise_pow.cu": {"power": ""},
@@ -89,6 +94,7 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "lp_norm.cu": {"normalize_lp": ""},
     "lrn.cu": {"normalize_neighbours": ""},
     "matmul.cu": {"gemm": "", "gemm_narrow": ""},
+    "mean_variance.cu": {"normalize_mean_variance": ""},
     "norm.cu": {"normalize_rows": ""},
     "one_hot.cu": {"one_hot": ""},
     "pad.cu": {"pad": ""},
@@ -101,8 +107,10 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "reduce.cu": {"reduce": "", "lp_norm": "", "reduce_chunks": "", "reduce_partials": "", "find_extremum": ""},
     "resize.cu": {"resize_nearest": "", "resize_blend": ""},
     "reverse_sequence.cu": {"reverse_sequence": ""},
+    "signal_window.cu": {"cosine_window": ""},
     "softmax.cu": {"softmax": "", "hardmax": ""},
     "statistics.cu": {"take_samples": "", "merge_all_samples": "", "count_bins": ""},
+    "swiglu.cu": {"swiglu": ""},
     "trilu.cu": {"trilu": ""},
 }
 # Small floats beside half, doubles and small signed integers are left to the host, but for what tells of a tensor, and

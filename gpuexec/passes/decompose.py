@@ -1,4 +1,4 @@
-"""Operators that say so become others: one that sizes and others that write, or a cache and what reads it."""
+"""Operators that say so become others: one that sizes and others that write, a cache and what reads it, or parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def decompose(graph: Graph) -> Graph:
 
     Where an output's size depends on data, the shape then depends on a count that a node before it makes: eight bytes
     to be read, where NonZero itself would need all of its input. Where an operator keeps a cache, a Concat makes it,
-    which may then grow in place. Every operator says beside its class what it becomes.
+    which may then grow in place. And one that others make up (`gpuexec.ops.composite`) leaves nothing to do but for its
+    parts. Every operator says beside its class what it becomes.
     """
     if all(decomposition_for(node.operator.name) is None for node in graph.nodes):
         return graph

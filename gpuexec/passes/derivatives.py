@@ -14,6 +14,7 @@ import numpy as np
 from gpuexec.errors import UnsupportedError
 from gpuexec.graph import Array, Node, Value
 from gpuexec.operator import build
+from gpuexec.spec import dtype_row
 
 Derivatives = Iterable[Value | None]
 
@@ -113,6 +114,12 @@ def _relu(tape: Tape, g: Value, x: Value, y: Value) -> Value:
     return tape.apply("Where", tape.apply("Greater", x, tape.number(0, x)), g, tape.number(0, g))
 
 
+def _cast(tape: Tape, node: Node, g: Value) -> Derivatives:
+    op: Any = node.operator
+    is_float = dtype_row(op.to).kind == "float"  # to others a step: its slope is 0
+    return [tape.apply("CastLike", g, _inputs(node)[0]) if is_float else None]
+
+
 def _power(tape: Tape, node: Node, g: Value) -> Derivatives:
     x, exponent = _inputs(node)
     lower = tape.apply("Pow", x, tape.apply("Sub", exponent, tape.number(1, exponent)))
@@ -121,9 +128,8 @@ def _power(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 def _matmul(tape: Tape, node: Node, g: Value) -> Derivatives:
     a, b = _inputs(node)
-    left = tape.apply("Einsum", g, b, equation="...ik,...jk->...ij")
-    right = tape.apply("Einsum", a, g, equation="...ij,...ik->...jk")
-    return [tape.sum_to(left, a), tape.sum_to(right, b)]
+    a_turned, b_turned = (tape.apply("Einsum", each, equation="...ij->...ji") for each in (a, b))
+    return [tape.sum_to(tape.apply("MatMul", g, b_turned), a), tape.sum_to(tape.apply("MatMul", a_turned, g), b)]
 
 
 def _gemm(tape: Tape, node: Node, g: Value) -> Derivatives:
@@ -179,7 +185,8 @@ def _negated(tape: Tape, x: Value) -> Value:
 
 RULES: dict[str, Rule] = {
     "Identity": lambda tape, node, g: [g],
-    "Cast": _elementwise(lambda tape, g, x, y: tape.apply("CastLike", g, x)),
+    "Cast": _cast,
+    "CastLike": lambda tape, node, g: [],
     "Neg": _elementwise(lambda tape, g, x, y: _negated(tape, g)),
     "Abs": _elementwise(lambda tape, g, x, y: tape.apply("Mul", g, tape.apply("Sign", x))),
     "Exp": _elementwise(lambda tape, g, x, y: tape.apply("Mul", g, y)),
@@ -215,17 +222,13 @@ RULES: dict[str, Rule] = {
     "Softmax": _softmax(is_logarithm=False),
     "LogSoftmax": _softmax(is_logarithm=True),
 }
-# Which inputs nothing passes to: shapes, axes, conditions, exponents. Of other operators, all inputs have a derivative.
-CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
-    "Pow": (1,), "Where": (0,), "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Expand": (1,),
-    "gpuexec.SumTo": (1,), "ReduceSum": (1,), "ReduceMean": (1,),
-}  # fmt: skip
+# Inputs by which there is no derivative here; one that changes is refused.
+CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {"Pow": (1,), "CastLike": (0,)}
 # What takes nothing but shapes and signs of its inputs: nothing passes, and nothing is lost.
 WITHOUT_SLOPE = frozenset(
     (
         "Shape",
         "Size",
-        "CastLike",
         "Greater",
         "GreaterOrEqual",
         "Less",

@@ -110,7 +110,7 @@ def _pass_back(tape: Tape, gradient: Node, node: Node, slopes: dict[Value, Value
     if name not in RULES or any(value in slopes for value in node.outputs[1:] if value is not None):
         raise UnsupportedError(f"{gradient}: {node} has no derivative here; known are {', '.join(sorted(RULES))}.")
     if any(node.inputs[at] in moving for at in CONSTANT_INPUTS.get(name, ()) if at < len(node.inputs)):
-        raise UnsupportedError(f"{gradient}: {node} is differentiated by none of its inputs {CONSTANT_INPUTS[name]}.")
+        raise UnsupportedError(f"{gradient}: {node} has no derivative by its inputs {CONSTANT_INPUTS[name]} here.")
     if g is None:
         return
     for value, slope in zip(

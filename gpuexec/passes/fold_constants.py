@@ -11,7 +11,7 @@ from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.graph import Array, Graph, Node, Value, bodies
 from gpuexec.mapped import count_copied, find_source
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_container
 
 # What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a
 # shape is not expanded to gigabytes that a kernel would fill in no time.
@@ -58,14 +58,15 @@ def room_for(graph: Graph) -> int:
 def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Value, Array] | None:
     """Return the content of a node's outputs, dense and read-only, or None where it is random, too large or wrong.
 
-    Nodes with bodies stay: how long they take nobody knows.
+    Nodes with bodies stay: how long they take nobody knows. So do those that make sequences, optionals or maps, which
+    no file holds as constants.
     """
     if node.operator.name in RANDOM or bodies(node.operator):
         return None
     limit = max(FREE_NBYTES, GROWTH * sum(0 if array is None else array.nbytes for array in arrays))
     try:
         specs = infer_specs(node.operator, [None if array is None else TensorSpec.of(array) for array in arrays])
-        if sum(spec.nbytes for spec in specs) > min(limit, room):
+        if sum(spec.nbytes for spec in specs) > min(limit, room) or any(is_container(spec.dtype) for spec in specs):
             return None
         computed = compute_arrays(node.operator, arrays)
     except GpuexecError:

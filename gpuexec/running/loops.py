@@ -202,9 +202,6 @@ class Looper:
     def _move_axis(self, held: Held, source: int, destination: int) -> _Making[Held]:
         if source == destination:
             return held
-        if held.array is not None and is_host_object(held.spec.dtype):
-            moved = np.moveaxis(held.array, source, destination)
-            return Held(held.spec.with_shape(moved.shape), array=moved, is_computed=True)
         order = [axis for axis in range(held.spec.rank) if axis != source]
         order.insert(destination, source)
         part = find_transpose(self._site, tuple(order))

@@ -45,6 +45,7 @@ LARGER: Mapping[str, Budget] = {
     "cumulative.cu:cumulative": Budget(96, "a thread holds its 16 terms between two passes"),
     "cumulative.cu:cumulative<Product, u64>": Budget(112, "16 terms are held; a 64-bit product is three 32-bit ones"),
     "fourier.cu:fourier": Budget(80, "a butterfly of four complex doubles; three blocks of 256 threads fit"),
+    "inverse.cu:invert<double>": Budget(72, "two walks over a matrix and a pivot in doubles"),
     "linear_attention.cu:linear_attention": Budget(
         128, "a thread holds 16 rows of a column; two blocks of 256 threads fit"
     ),
@@ -55,11 +56,11 @@ LARGER: Mapping[str, Budget] = {
         for t in ("float", "half", "bf16", "double")
     },
     "grid_sample.cu:sample_blend<double, 6>": Budget(144, "six axes and their loops, in doubles"),
-    "integer_conv.cu:integer_conv": Budget(128, "as integer_gemm, and the walk of a window; two blocks of 256 threads fit"),
+    "integer_conv.cu:integer_conv": Budget(128, "as integer_gemm, and the walk of a window; two blocks fit"),
     "integer_matmul.cu:integer_gemm": Budget(128, "4 x 4 sums and two slabs in flight; two blocks of 256 threads fit"),
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
-    "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),
     "norm.cu:normalize_summed_rows": Budget(72, "16 sums are held beside the pointers of three terms"),
+    "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),
     "matmul.cu:gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
     "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
     "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),

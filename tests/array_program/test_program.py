@@ -12,8 +12,9 @@ from onnx import parser
 
 import gpuexec as gx
 from gpuexec.importer import load_graph, run_oracle, to_model
-from gpuexec.spec import BFLOAT16, TensorSpec
+from gpuexec.spec import BFLOAT16, SEQUENCE, TensorSpec
 from tests.array_program.tracing import Array, check, check_devices, compute, trace
+from tests.objects import MIXED
 
 fn = gx.fn
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
@@ -405,3 +406,25 @@ def test_symbolic_arrays_say_what_they_are() -> None:
     seen: list[str] = []
     gx.graph(lambda x, y: seen.append(repr(x)) or seen.append(repr(x.mean(0))) or x, SPECS)
     assert seen == ["SymbolicArray(%x, float32[n,4])", "SymbolicArray(%reducemean_1, float32[4])"]
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ([("string", (3,))], "input 'x' is string"),
+        ([TensorSpec((), SEQUENCE)], "input 'x' is sequence"),
+        (gx.load(MIXED), "input 's' is sequence"),
+    ],
+    ids=["string", "sequence", "model"],
+)
+def test_a_program_of_host_objects_is_refused(specs: Any, message: str) -> None:
+    with pytest.raises(gx.InputError, match=f"array programs compute with numbers and bools; {message}"):
+        gx.graph(lambda x, *others: x, specs)
+
+
+def test_host_objects_within_a_program_are_refused() -> None:
+    with pytest.raises(gx.InputError, match="what an array is converted to is string"):
+        gx.graph(lambda x: x.astype(object), [("float32", (3,))])
+    model = gx.load(MIXED)
+    with pytest.raises(gx.InputError, match="'s' of 'g' is sequence"):
+        gx.graph(lambda x: fn.forward(model, x, x, x), [("float32", (3,))])

@@ -82,10 +82,18 @@ class Allowance:
 
 
 FLOAT = Allowance(1e-3, 1e-5)
+# Models with an allowance of their own, by what was measured.
+OWN = {
+    # Its stored outputs kept float between some 300 layers, as onnxruntime does. onnx.reference, which rounds every
+    # value to half as the model says, is off by 1.7 % of the largest; the CPU backend was by 1.0 % (2026-11-21).
+    "yolox_nano_fp16": Allowance(5e-3, 1.7e-2),
+}
 
 
 def allowance_of(model: str) -> Allowance:
     """Return what the outputs of a model may be off: by its arithmetic, in float, in half, or in steps of 1/127."""
+    if model in OWN:
+        return OWN[model]
     if model in HALF:
         return Allowance(5e-3, 5e-3)
     if any(name in read_manifest()[model]["op_hist"] for name in QUANTISED):

@@ -17,6 +17,8 @@ from tests.ops.harness import Array
 from tests.ops.tolerance import to_bits
 
 RNG = np.random.default_rng(23)
+SCALE, ZERO = np.array(0.1, np.float32), np.array(9, np.uint8)
+PACKED = {"K": 20, "N": 3, "block_size": 16}
 LIMIT, THRESHOLD, DEPTH = np.array([7]), np.array([0.4], np.float32), np.array(5)
 
 
@@ -26,6 +28,10 @@ def numbers(*shape: int) -> Array:
 
 def small(*shape: int) -> Array:
     return RNG.uniform(-0.5, 0.5, shape).astype(np.float32)
+
+
+def codes(*shape: int) -> Array:
+    return RNG.integers(0, 256, shape).astype(np.uint8)
 
 
 def places(*shape: int) -> Array:
@@ -58,6 +64,11 @@ CASES: list[tuple[str, dict[str, Any], Callable[[int], list[Array]], list[Array]
     ("LSTM", {}, lambda n: [small(n, 2, 3)], [small(1, 40, 3), small(1, 40, 10)]),
     ("GRU", {"layout": 1, "hidden_size": 10}, lambda n: [small(n, 5, 3)], [small(1, 30, 3), small(1, 30, 10)]),
     ("CausalConvWithState", {}, lambda n: [small(n, 2, 3)], [small(2, 1, 4)]),
+    ("DynamicQuantizeLinear", {}, lambda n: [small(n, 30)], []),
+    ("MatMulInteger", {}, lambda n: [codes(n, 9)], [codes(9, 4), codes(1)]),
+    ("ConvInteger", {}, lambda n: [codes(n, 2, 4, 4)], [codes(3, 2, 3, 3), codes(1)]),
+    ("com.microsoft.QLinearAdd", {}, lambda n: [codes(n, 3)], [SCALE, ZERO, codes(3), SCALE, ZERO, SCALE, ZERO]),
+    ("com.microsoft.MatMulNBits", PACKED, lambda n: [small(n, 20)], [codes(3, 2, 8), small(3, 2)]),
     ("Einsum", {"equation": "nij,kj->nik"}, lambda n: [small(n, 3, 4)], [small(5, 4)]),
     ("Einsum", {"equation": "nij,nji->n"}, lambda n: [small(n, 3, 4), small(n, 4, 3)], []),
     ("Einsum", {"equation": "nijk,jki->ni"}, lambda n: [small(n, 3, 4, 2)], [small(4, 2, 3)]),

@@ -19,6 +19,7 @@ TEXT = (
 
 def test_lists_hold_passes_by_name_with_a_summary() -> None:
     assert [each.name for each in AT_LOAD] == [
+        "differentiate",
         "decompose",
         "narrow_weights",
         "fold_constants",

@@ -26,7 +26,7 @@ from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
 # Without these, models with branches or with sizes that depend on data would not run.
-_NEEDED = frozenset({"decompose", "inline_branches", "remove_dead"})
+_NEEDED = frozenset({"differentiate", "decompose", "inline_branches", "remove_dead"})
 _OPTIONAL = frozenset(each.name for each in (*AT_LOAD, *AT_PLAN)) - _NEEDED
 
 

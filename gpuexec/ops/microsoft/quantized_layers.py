@@ -92,10 +92,10 @@ class QLinearGlobalAveragePool(_Between):
 @composite("QLinearReduceMean", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class QLinearReduceMean(_Between):
-    """ReduceMean along ``axes``, which are all where none are given."""
+    """ReduceMean along ``axes``; along all where the list is empty."""
 
-    axes: tuple[int, ...] = ()
-    keepdims: int = 1
+    axes: tuple[int, ...]
+    keepdims: int
     channels_last: ClassVar[int] = 0  # type: ignore[misc]
 
     def draw_between(self, sketch: Sketch, wide: Value) -> Value:

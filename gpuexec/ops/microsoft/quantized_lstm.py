@@ -84,16 +84,17 @@ class QuantizedLstmSteps(Operator):
             raise InputError(f"{self.name} expects gates [{directions}, steps, batch, {columns}], got {gates}.")
         _, steps, batch, _ = gates.shape
         state = (directions, batch, hidden)
-        for role, spec, dtype, shapes in (
-            ("R_scale", check_dtype(self.name, scale, (FLOAT,), "R_scale"), FLOAT, ()),
-            ("R_zero_point", check_dtype(self.name, zero, (r.dtype,), "R_zero_point"), r.dtype, ()),
+        by = ((directions,), (directions, 1), (directions, columns))
+        expected: tuple[tuple[str, TensorSpec | None, np.dtype[Any], tuple[tuple[int, ...], ...]], ...] = (
+            ("R_scale", check_dtype(self.name, scale, (FLOAT,), "R_scale"), FLOAT, by),
+            ("R_zero_point", check_dtype(self.name, zero, (r.dtype,), "R_zero_point"), r.dtype, by),
             ("B", bias, FLOAT, ((directions, 2 * columns),)),
             ("sequence_lens", lengths, INT32, ((batch,),)),
             ("initial_h", rest[0], FLOAT, (state,)),
             ("initial_c", rest[1], FLOAT, (state,)),
             ("P", rest[2], FLOAT, ((directions, 3 * hidden),)),
-        ):
-            shapes = shapes or ((directions,), (directions, 1), (directions, columns))
+        )
+        for role, spec, dtype, shapes in expected:
             if spec is not None and (spec.dtype != dtype or spec.shape not in shapes):
                 wanted = " or ".join(str(TensorSpec(shape, dtype)) for shape in shapes)
                 raise InputError(f"{self.name} expects {role} to be {wanted}, got {spec}.")

@@ -30,8 +30,8 @@ from gpuexec.ops.integer_matmul import (
     launch_integer_gemm,
     multiply_integers,
     scale_product,
-    view_quant,
 )
+from gpuexec.ops.integer_quants import view_quant
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.spec import TensorSpec

@@ -35,6 +35,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {"s": []},
         [[]],
     ),
+    "elements of another rank than declared": (
+        """(seq(float[]) s) => (seq(float[]) y) {
+          y = SequenceMap (s) <body = f (float[n] e) => (float[n] r) { r = Add (e, e) }> }""",
+        {"s": [F32(1).reshape(()), A]},
+        [[np.array(2, F32), A * 2]],
+    ),
     "two sequences and a tensor": (
         """(seq(float[]) s, seq(float[]) t, float[3] x) => (seq(float[]) y, seq(int64[]) z) {
           y, z = SequenceMap (s, t, x) <body = f (float[3] a, float[3] b, float[3] c) => (float[3] r, int64[k] q) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.ops.microsoft.attention_cases import (
     rotary_cases,
 )
 from tests.ops.microsoft.composed import Array, Composed, compare, expect, make_model, run_composed
-from tests.ops.microsoft.samples import ints, sample
+from tests.ops.microsoft.samples import flags, ints, sample
 
 CASES = [
     *projected_cases(),
@@ -128,6 +129,49 @@ def test_a_cache_that_grows_is_a_concat() -> None:
     graph = run_passes(load_graph(make_model(case, expect(case)).SerializeToString()).graph, AT_LOAD)
     names = [node.operator.name for node in graph.nodes]
     assert names.count("Concat") == 2 and names[-1] == "gpuexec.AttentionOverCache"
+
+
+def sizes_of(name: str) -> list[Composed]:
+    """Return cases of one model that differ in sizes alone."""
+    if name == "grouped":
+        whole = [(rows, (rows - 1,) * batch) for rows, batch in ((5, 2), (9, 1), (3, 4))]
+        return [grouped("", rows, 0, last, rows, pairs=8) for rows, last in whole]
+    if name == "grouped, next":
+        whole = [(past, (past,) * batch) for past, batch in ((6, 2), (7, 2), (50, 1))]
+        return [grouped("", 1, past, last, past + 1, pairs=8) for past, last in whole]
+    cases = []
+    for batch, rows, past in ((2, 5, 3), (1, 9, 4), (3, 1, 70)):
+        held = (sample(batch, 2, past, 4), sample(batch, 2, past, 4, seed=1))
+        parts = tuple(sample(batch, rows, 8, seed=seed) for seed in (2, 3, 4))
+        mask = flags(batch, rows + past)
+        if name == "heads":
+            given = (*parts, sample(24), mask, None, *held)
+            cases.append(Composed("", "MultiHeadAttention", given, HEADS, outputs=(True,) * 3))
+        else:
+            given = (parts[0], sample(8, 24), sample(24), mask, np.stack(held))
+            cases.append(Composed("", "Attention", given, {**HEADS, "unidirectional": 1}, outputs=(True,) * 2))
+    return cases
+
+
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("name", ["heads", "projected", "grouped", "grouped, next"])
+def test_sizes_may_change_from_run_to_run(name: str, backend: gx.BackendType) -> None:
+    cases = sizes_of(name)
+    model = make_model(dataclasses.replace(cases[0], const=()), expect(cases[0]))
+    for given in model.graph.input:
+        for axis, dim in enumerate(given.type.tensor_type.shape.dim):
+            if any(case.inputs[int(given.name[1:])].shape[axis] != dim.dim_value for case in cases):  # type: ignore[union-attr]
+                dim.dim_param = f"{given.name}_{axis}"
+    with gx.Worker(gx.load(model.SerializeToString()), backend=backend) as worker:
+        for case in cases:
+            outputs = worker.run({f"x{i}": x for i, x in enumerate(case.inputs) if x is not None})
+            for got, wanted in zip(list_outputs(outputs), expect(case), strict=True):
+                compare("", case, got, wanted, 1)
+
+
+def list_outputs(outputs: Any) -> list[Array]:
+    """Return what a run gave as a list."""
+    return list(outputs.values()) if isinstance(outputs, dict) else outputs if isinstance(outputs, list) else [outputs]
 
 
 Q = sample(1, 1, 8)

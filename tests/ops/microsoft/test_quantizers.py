@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
 import gpuexec as gx
 import gpuexec.ops
 from gpuexec.importer.expand import is_runnable
+from gpuexec.operator import find_operator
 from tests.ops.harness import Array
 
 MICROSOFT = "com.microsoft"
@@ -42,6 +44,21 @@ EMITTED = {
 @pytest.mark.parametrize(("domain", "name"), [(domain, name) for domain, names in EMITTED.items() for name in names])
 def test_what_quantizers_write_is_registered(domain: str, name: str) -> None:
     assert is_runnable(name, domain, 1 if domain else 21)
+
+
+@pytest.mark.parametrize("name", [name for name in EMITTED[MICROSOFT] if find_operator(f"{MICROSOFT}.{name}")])
+def test_attributes_are_those_of_the_schema(name: str) -> None:
+    (schema,) = [s for s in native.get_all_operator_schema() if (s.domain, s.name) == (MICROSOFT, name)]
+    operator = find_operator(f"{MICROSOFT}.{name}")
+    fields = {field.name: field.default for field in dataclasses.fields(operator)}  # type: ignore[arg-type]
+    assert set(fields) == set(schema.attributes)
+    for key, attribute in schema.attributes.items():
+        given = onnx.AttributeProto.FromString(attribute._default_value)
+        default = helper.get_attribute_value(given) if given.type else None
+        if default is not None:
+            got = np.float32(fields[key]) if isinstance(default, float) else fields[key]
+            assert got == (default.decode() if isinstance(default, bytes) else default), key
+        assert (fields[key] is dataclasses.MISSING) == attribute.required, key
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,6 @@
+"""Operators on text. Strings lie on the host, so these run there."""
+
+from gpuexec.ops.text import normalizer as normalizer
+from gpuexec.ops.text import parts as parts
+from gpuexec.ops.text import regex as regex
+from gpuexec.ops.text import tfidf as tfidf

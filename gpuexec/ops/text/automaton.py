@@ -1,0 +1,125 @@
+"""Whether all of a text matches a pattern: all ways through the pattern are followed at once, character by character.
+
+So the time is at most that of the pattern's length times the text's, whatever the pattern is; and sets of states that
+were met before are found again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuexec.errors import InputError
+from gpuexec.ops.text.pattern import Choice, Class, Place, Repeat, Sequence, Tree
+
+_MOST_STATES = 50_000
+_MOST_STEPS_KEPT = 10_000
+_EDGE, _NEWLINE, _WORD, _OTHER = range(4)  # what lies beside a place; an edge is that of the text
+States = frozenset[int]
+
+
+@dataclass(slots=True)
+class Automaton:
+    """What `build_automaton` makes of a tree; state 0 is the end.
+
+    Attributes:
+        classes: By state that takes a character: which, and the next state.
+        jumps: By state that takes none: the next states, and where that is allowed (None: anywhere).
+    """
+
+    classes: dict[int, tuple[Class, int]] = field(default_factory=dict)
+    jumps: dict[int, tuple[tuple[int, ...], Place | None]] = field(default_factory=dict)
+    start: int = 0
+    _steps: dict[tuple[States, str, int], States] = field(default_factory=dict)
+
+    def matches(self, text: str) -> bool:
+        """Return whether all of a text matches."""
+        kinds = [*map(_kind, text), _EDGE]
+        states = self._close({self.start}, _EDGE, kinds[0])
+        for index, char in enumerate(text):
+            key = (states, char, kinds[index + 1])
+            following = self._steps.get(key)
+            if following is None:
+                taken = {self.classes[state] for state in states if state in self.classes}
+                reached = {end for each, end in taken if each.has(char)}
+                following = self._close(reached, kinds[index], kinds[index + 1])
+                if len(self._steps) < _MOST_STEPS_KEPT:
+                    self._steps[key] = following
+            states = following
+            if not states:
+                return False
+        return 0 in states
+
+    def add(self, tree: Tree, end: int) -> int:
+        """Add states for a tree before a state; return the first.
+
+        Raises:
+            InputError: They are too many.
+        """
+        if len(self.classes) + len(self.jumps) > _MOST_STATES:
+            raise InputError(f"the pattern is too large: its repetitions make more than {_MOST_STATES} states.")
+        if isinstance(tree, Class):
+            return self._add_class(tree, end)
+        if isinstance(tree, Place):
+            return self._add_jump((end,), tree)
+        if isinstance(tree, Sequence):
+            for part in reversed(tree.parts):
+                end = self.add(part, end)
+            return end
+        if isinstance(tree, Choice):
+            return self._add_jump(tuple([self.add(part, end) for part in tree.parts]))
+        return self._add_repeat(tree, end)
+
+    def _add_repeat(self, tree: Repeat, end: int) -> int:
+        if tree.most is None:
+            first = self._add_jump(())
+            self.jumps[first] = ((self.add(tree.part, first), end), None)
+        else:
+            first = end
+            for _ in range(tree.most - tree.least):
+                first = self._add_jump((self.add(tree.part, first), end))
+        for _ in range(tree.least):
+            first = self.add(tree.part, first)
+        return first
+
+    def _add_class(self, tree: Class, end: int) -> int:
+        state = 1 + len(self.classes) + len(self.jumps)
+        self.classes[state] = (tree, end)
+        return state
+
+    def _add_jump(self, ends: tuple[int, ...], place: Place | None = None) -> int:
+        state = 1 + len(self.classes) + len(self.jumps)
+        self.jumps[state] = (ends, place)
+        return state
+
+    def _close(self, states: set[int], before: int, behind: int) -> States:
+        """Return states, and those reached from them without a character, at a place between two kinds of them."""
+        found, open_states = set[int](), list(states)
+        while open_states:
+            state = open_states.pop()
+            if state in found:
+                continue
+            found.add(state)
+            ends, place = self.jumps.get(state, ((), None))
+            if place is None or _holds(place, before, behind):
+                open_states += ends
+        return frozenset(state for state in found if state not in self.jumps)
+
+
+def build_automaton(tree: Tree) -> Automaton:
+    """Return the automaton of a tree."""
+    automaton = Automaton()
+    automaton.start = automaton.add(tree, 0)
+    return automaton
+
+
+def _kind(char: str) -> int:
+    if char == "\n":
+        return _NEWLINE
+    return _WORD if char.isascii() and (char.isalnum() or char == "_") else _OTHER
+
+
+def _holds(place: Place, before: int, behind: int) -> bool:
+    if place.name.endswith("word edge"):
+        return ((before == _WORD) != (behind == _WORD)) == (place.name == "word edge")
+    beside = before if place.name.endswith("begin") else behind
+    return beside == _EDGE or (beside == _NEWLINE and place.name.startswith("line"))

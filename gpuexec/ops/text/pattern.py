@@ -1,0 +1,346 @@
+"""Regular expressions in RE2's syntax, read into trees: https://github.com/google/re2/blob/2025-08-12/doc/syntax.txt.
+
+What RE2 refuses (references to groups, looking around, possessive repetition, more than 1000 times) is refused. Of its
+syntax two things are too: ``\\C``, a byte, since text has none here, and ``\\p{Greek}`` and other scripts, which Python
+does not know; general categories like ``\\pL`` are there.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpuexec.errors import InputError
+
+MOST_TIMES = 1000
+_DEEPEST = 200
+_ESCAPES = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
+_PERL = {"d": "09", "w": "09AZaz__", "s": "\t\n\f\r  "}  # first and last of each range
+_POSIX = {
+    "alnum": "09AZaz",
+    "alpha": "AZaz",
+    "ascii": "\x00\x7f",
+    "blank": "\t\t  ",
+    "cntrl": "\x00\x1f\x7f\x7f",
+    "digit": "09",
+    "graph": "!~",
+    "lower": "az",
+    "print": " ~",
+    "punct": "!/:@[`{~",
+    "space": "\t\r  ",
+    "upper": "AZ",
+    "word": "09AZaz__",
+    "xdigit": "09AFaf",
+}
+_REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_GROUP = re.compile(r"\(\?(?:P?<(?P<name>\w+)>|(?P<flags>[imsU]*(?:-[imsU]+)?)(?P<end>[:)]))")
+_COUNTS = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
+_CATEGORIES = frozenset(unicodedata.category(chr(code)) for code in range(0x3000)) | {"Co", "Cs", "Cn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Some characters: those of ranges (both ends inclusive) and of a general category, or all others."""
+
+    ranges: tuple[tuple[str, str], ...] = ()
+    category: str | None = None
+    is_negated: bool = False
+
+    def has(self, forms: frozenset[str]) -> bool:
+        """Return whether a character is one of these, in any of its cases."""
+        found = any(low <= char <= high for char in forms for low, high in self.ranges)
+        if self.category is not None:
+            found |= any(unicodedata.category(char).startswith(self.category) for char in forms)
+        return found != self.is_negated
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One character that is a member of any of these, or of none; where ``folds``, in whichever case."""
+
+    members: tuple[Members, ...]
+    is_negated: bool = False
+    folds: bool = False
+
+    def has(self, char: str) -> bool:
+        """Return whether a character is in the class."""
+        forms = fold(char) if self.folds else frozenset((char,))
+        return any(each.has(forms) for each in self.members) != self.is_negated
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between characters: ``"text begin"``, ``"line end"``, ``"word edge"``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after the other."""
+
+    parts: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several."""
+
+    parts: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """As often as from ``least`` to ``most`` times; None: no limit."""
+
+    part: Tree
+    least: int
+    most: int | None
+
+
+Tree = Class | Place | Sequence | Choice | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """i: in any case; m: ``^`` and ``$`` are of lines; s: ``.`` is a newline too. (U, what is tried first, is nothing here.)"""
+
+    i: bool = False
+    m: bool = False
+    s: bool = False
+
+    def change(self, text: str) -> Flags:
+        """Return the flags with those set that ``text`` names, or cleared if behind a minus."""
+        on, _, off = text.partition("-")
+        wanted = {name: True for name in on if name != "U"} | {name: False for name in off if name != "U"}
+        return replace(self, **wanted)
+
+
+def fold(char: str) -> frozenset[str]:
+    """Return a character in all its cases."""
+    upper, lower = char.upper(), char.lower()
+    forms = (char, upper, lower, upper.lower(), lower.upper(), char.casefold())
+    return frozenset(form for form in forms if len(form) == 1)
+
+
+def parse(pattern: str) -> Tree:
+    """Return the tree of a pattern.
+
+    Raises:
+        InputError: It is not RE2's syntax, or what the module's docstring leaves out.
+    """
+    reader = _Reader(pattern)
+    tree = reader.read_choice(Flags(), 0)
+    if reader.at < len(pattern):
+        raise reader.complain("an unexpected )")
+    return tree
+
+
+class _Reader:
+    """A pattern, and how far it is read."""
+
+    def __init__(self, pattern: str) -> None:
+        self.text, self.at = pattern, 0
+
+    def complain(self, what: str) -> InputError:
+        """Return an error that says where in the pattern something is."""
+        return InputError(f"the pattern {self.text!r} has {what} at character {self.at}; expected the syntax of RE2.")
+
+    def read_choice(self, flags: Flags, depth: int) -> Tree:
+        """Read up to a closing parenthesis or the end, neither of which is taken."""
+        if depth > _DEEPEST:
+            raise self.complain(f"groups more than {_DEEPEST} deep")
+        choices: list[Tree] = []
+        parts: list[Tree] = []
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            if self._take("|"):
+                choices.append(Sequence(tuple(parts)))
+                parts = []
+            elif (changed := self._take_flags(flags)) is not None:
+                flags = changed
+            elif self._take("\\Q"):
+                parts += self._read_quoted(flags)
+            else:
+                parts.append(self._read_repeats(self._read_atom(flags, depth)))
+        choices.append(Sequence(tuple(parts)))
+        return choices[0] if len(choices) == 1 else Choice(tuple(choices))
+
+    def _take(self, expected: str) -> bool:
+        found = self.text.startswith(expected, self.at)
+        self.at += len(expected) if found else 0
+        return found
+
+    def _next(self, expected: str) -> str:
+        """Take a character."""
+        if self.at >= len(self.text):
+            raise self.complain(f"no {expected}")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def _take_flags(self, flags: Flags) -> Flags | None:
+        found = _GROUP.match(self.text, self.at)
+        if found is None or found["end"] != ")":
+            return None
+        self.at = found.end()
+        return flags.change(found["flags"])
+
+    def _read_quoted(self, flags: Flags) -> list[Tree]:
+        end = self.text.find("\\E", self.at)
+        quoted = self.text[self.at : end if end >= 0 else None]
+        self.at = len(self.text) if end < 0 else end + 2
+        parts: list[Tree] = [_literal(char, flags) for char in quoted]
+        return [*parts[:-1], self._read_repeats(parts[-1])] if parts else []
+
+    def _read_repeats(self, part: Tree) -> Tree:
+        """Read how often what was just read is repeated."""
+        counts = self._take_counts()
+        if counts is None:
+            return part
+        self._take("?")  # the least first: which makes no difference to whether all of a text matches
+        if self._take_counts() is not None:
+            raise self.complain("a repetition of a repetition before what stands")
+        return Repeat(part, *counts)
+
+    def _take_counts(self) -> tuple[int, int | None] | None:
+        if self.at < len(self.text) and self.text[self.at] in _REPEATS:
+            self.at += 1
+            return _REPEATS[self.text[self.at - 1]]
+        found = _COUNTS.match(self.text, self.at)
+        if found is None:
+            return None
+        least = int(found[1]) if len(found[1]) < 9 else MOST_TIMES + 1
+        most = least if not found[2] else None if not found[3] else int(found[3][:9])
+        if max(least, most or 0) > MOST_TIMES or (most is not None and most < least):
+            raise self.complain(f"a repetition {found[0]}, not in order or above {MOST_TIMES},")
+        self.at = found.end()
+        return least, most
+
+    def _read_atom(self, flags: Flags, depth: int) -> Tree:
+        if self._take("("):
+            return self._read_group(flags, depth)
+        if self._take("["):
+            return self._read_class(flags)
+        if self._take("."):
+            return Class((Members((("\n", "\n"),)),) if not flags.s else (), is_negated=True)
+        if self._take("^"):
+            return Place("line begin" if flags.m else "text begin")
+        if self._take("$"):
+            return Place("line end" if flags.m else "text end")
+        if self._take("\\"):
+            return self._read_escape(flags)
+        if self._take_counts() is not None:
+            raise self.complain("a repetition of nothing before what stands")
+        return _literal(self._next("character"), flags)
+
+    def _read_group(self, flags: Flags, depth: int) -> Tree:
+        if self.text.startswith("?", self.at):
+            found = _GROUP.match(self.text, self.at - 1)
+            if found is None:
+                raise self.complain("a group of an unknown kind")
+            self.at = found.end()
+            flags = flags.change(found["flags"] or "")
+        tree = self.read_choice(flags, depth + 1)
+        if not self._take(")"):
+            raise self.complain("no closing )")
+        return tree
+
+    def _read_escape(self, flags: Flags) -> Tree:
+        places = {"A": "text begin", "z": "text end", "b": "word edge", "B": "no word edge"}
+        following = self.text[self.at : self.at + 1]
+        if following in places:
+            self.at += 1
+            return Place(places[following])
+        members = self._take_members()
+        return Class((members,), folds=flags.i) if members is not None else _literal(self._read_escaped(), flags)
+
+    def _take_members(self) -> Members | None:
+        """Read a class with a name behind a backslash, if there is one."""
+        name = self.text[self.at : self.at + 1]
+        if name.lower() in _PERL:
+            self.at += 1
+            return Members(_pair(_PERL[name.lower()]), is_negated=name.isupper())
+        if name not in ("p", "P"):
+            return None
+        self.at += 1
+        category = self._next("name of a category")
+        if category == "{":
+            end = self.text.find("}", self.at)
+            category, self.at = self.text[self.at : end], end + 1 if end >= 0 else len(self.text)
+        is_negated = (name == "P") != category.startswith("^")
+        category = category.removeprefix("^")
+        if category != "Any" and not (category and any(each.startswith(category) for each in _CATEGORIES)):
+            raise self.complain(f"{category!r}, no general category of Unicode, before what stands")
+        return Members(category="" if category == "Any" else category, is_negated=is_negated)
+
+    def _read_escaped(self) -> str:
+        """Read the character that is meant behind a backslash."""
+        char = self._next("character behind \\")
+        if char in _ESCAPES:
+            return _ESCAPES[char]
+        if char == "x":
+            return self._read_number(r"\{([0-9A-Fa-f]{1,8})\}|([0-9A-Fa-f]{2})", 16)
+        self.at -= 1
+        if char in "01234567" and (char == "0" or self.text[self.at + 1 : self.at + 2] in tuple("01234567")):
+            return self._read_number("([0-7]{1,3})", 8)
+        if not char.isascii() or char.isalnum():
+            raise self.complain(f"\\{char}, which is not known,")
+        self.at += 1
+        return char
+
+    def _read_number(self, form: str, base: int) -> str:
+        found = re.compile(form).match(self.text, self.at)
+        code = 0x110000 if found is None else int(next(digits for digits in found.groups() if digits), base)
+        if found is None or code > 0x10FFFF:
+            raise self.complain("no number of a character")
+        self.at = found.end()
+        return chr(code)
+
+    def _read_class(self, flags: Flags) -> Class:
+        is_negated, members, is_first = self._take("^"), list[Members](), True
+        while is_first or not self._take("]"):
+            is_first = False
+            members.append(self._take_posix() or self._read_members(flags))
+        return Class(tuple(members), is_negated, flags.i)
+
+    def _take_posix(self) -> Members | None:
+        found = re.compile(r"\[:(\^?)(\w*):\]").match(self.text, self.at)
+        if found is None:
+            return None
+        if found[2] not in _POSIX:
+            raise self.complain(f"the unknown class {found[0]}")
+        self.at = found.end()
+        return Members(_pair(_POSIX[found[2]]), is_negated=bool(found[1]))
+
+    def _read_members(self, flags: Flags) -> Members:
+        """Read a character of a class, a range, or a class within it."""
+        read: Callable[[], str] = lambda: self._read_escaped() if self._take("\\") else self._next("closing ]")  # noqa: E731
+        if self._take("\\"):
+            members = self._take_members()
+            if members is not None:
+                return members
+            self.at -= 1
+        low = high = read()
+        if self.text.startswith("-", self.at) and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
+            self.at += 1
+            high = read()
+        if high < low:
+            raise self.complain(f"the range {low}-{high}, not in order, before what stands")
+        return _spread(low, high, flags)
+
+
+def _literal(char: str, flags: Flags) -> Class:
+    return Class((_spread(char, char, flags),), folds=flags.i)
+
+
+def _spread(low: str, high: str, flags: Flags) -> Members:
+    """Return a range, with other cases of its characters where that matters and they are few."""
+    ranges = [(low, high)]
+    if flags.i and ord(high) - ord(low) < MOST_TIMES:
+        ranges += [(form, form) for code in range(ord(low), ord(high) + 1) for form in sorted(fold(chr(code)))]
+    return Members(tuple(dict.fromkeys(ranges)))
+
+
+def _pair(ends: str) -> tuple[tuple[str, str], ...]:
+    return tuple(zip(ends[::2], ends[1::2], strict=True))
