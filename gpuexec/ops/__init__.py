@@ -79,6 +79,7 @@ from gpuexec.ops import statistics as statistics
 from gpuexec.ops import strided_view as strided_view
 from gpuexec.ops import swiglu as swiglu
 from gpuexec.ops import tensor_scatter as tensor_scatter
+from gpuexec.ops import text as text
 from gpuexec.ops import topk as topk
 from gpuexec.ops import training as training
 from gpuexec.ops import trilu as trilu

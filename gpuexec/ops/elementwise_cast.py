@@ -1,4 +1,4 @@
-"""Cast and CastLike between bool, integers and floats, narrow ones too; Identity and BitCast, which are views."""
+"""Cast and CastLike between bool, integers, floats (narrow ones too) and strings; Identity and BitCast, which are views."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gpuexec.ops.narrow_types import (
     to_narrow_integer,
     widen,
 )
-from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec, dtype_row, is_host_object
+from gpuexec.ops.number_text import read_numbers, write_numbers
+from gpuexec.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container, is_host_object
 
 SOURCE = "elementwise_cast.cu"
 
@@ -77,6 +78,10 @@ def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> A
             return x
         if is_narrow(x.dtype):
             x = widen(x)
+        if to == STRING:
+            return write_numbers(x)
+        if x.dtype == STRING:
+            x = read_numbers(x, _read_as(to))
         if is_narrow(to):
             if dtype_row(to).kind == "narrow float":
                 return to_narrow_float(x, to, saturate, round_mode)
@@ -90,6 +95,14 @@ def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> A
         if to == BFLOAT16 or x.dtype == BFLOAT16:
             return x.astype(np.float32).astype(to)
         return x.astype(to)
+
+
+def _read_as(to: DType) -> DType:
+    """Return the type that text is read as on the way to another: floats that are narrow are rounded from a wide one."""
+    row = dtype_row(to)
+    if not row.is_narrow:
+        return to
+    return np.dtype(np.float64 if row.is_float else np.int64)
 
 
 def convert_commands(emit: Emitter, destination: Slot, source: Slot, saturate: int = 1, round_mode: str = "up") -> None:
@@ -136,7 +149,8 @@ class _Conversion(Operator):
 class Cast(_Conversion):
     """x in another element type.
 
-    To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``.
+    To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``. Strings
+    are written and read as `gpuexec.ops.number_text` says.
     ``saturate`` concerns 8-bit floats alone, ``round_mode`` float8e8m0.
     """
 
@@ -152,7 +166,7 @@ class Cast(_Conversion):
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for."""
         (x,) = require_inputs("Cast", inputs, 1)
-        dtype_row(x.dtype)
+        _check_elements("Cast", x.dtype, dtype_row(self.to).numpy)
         return (TensorSpec(x.shape, dtype_row(self.to).numpy),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
@@ -177,6 +191,7 @@ class CastLike(_Conversion):
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the first input's shape in the second's type."""
         x, like = require_inputs("CastLike", inputs, 2)
+        _check_elements("CastLike", x.dtype, like.dtype)
         return (TensorSpec(x.shape, dtype_row(like.dtype).numpy),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
@@ -264,6 +279,18 @@ def _read_type_name(node: RawNode) -> RawNode:
     """Until opset 5 the type was a name, like FLOAT."""
     name = str(node.attributes["to"]).lower()
     return node.with_attributes(to=dtype_row(_ONNX_NAMES.get(name, name)).code)
+
+
+def _check_elements(name: str, *dtypes: DType) -> None:
+    """Check that types are those of tensors.
+
+    Raises:
+        InputError: One is a container.
+    """
+    for dtype in dtypes:
+        row = dtype_row(dtype)
+        if is_container(dtype):
+            raise InputError(f"{name} expects tensors, got a {row.name}.")
 
 
 def _put(result: Array, out: Sequence[Array | None] | None) -> Array:

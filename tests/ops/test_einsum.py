@@ -211,6 +211,18 @@ def test_product_is_one_launch(equation: str, shapes: list[tuple[int, ...]]) -> 
     assert launched(equation, *shapes) == ["gemm<float>"]
 
 
+def test_only_the_operand_without_a_run_is_copied() -> None:
+    kernels = launched("hbdq,dho->bqo", (4, 2, 5, 3), (5, 4, 6))
+    assert len(kernels) == 2 and kernels[-1] == "gemm<float>"
+
+
+def test_result_is_never_memory_of_an_operand() -> None:
+    """An epilogue works in it."""
+    x = sample(3, 4)
+    (y,) = Einsum("ij->ji").compute(x)
+    assert y is not None and not np.shares_memory(x, y)
+
+
 def test_diagonal_is_a_view() -> None:
     assert launched("...ii->i...", (2, 3, 3)) == ["copy_strided"]  # to where the plan gives it out
 

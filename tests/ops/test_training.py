@@ -13,7 +13,11 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.operator import build
 from gpuexec.ops.training import DOMAIN, Adagrad, Adam, Momentum
+from gpuexec.planner.template import plan_graph
 from gpuexec.spec import TensorSpec
+from tests.devices.opening import open_living
+from tests.execute import run_template, specs_of
+from tests.operators import GraphBuilder
 from tests.ops.harness import Array, Case, run_case
 
 EPSILON = float(np.float32(1e-6))  # as ONNX keeps its defaults
@@ -109,6 +113,24 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_update(case: Case) -> None:
     run_case(case)
+
+
+def test_what_a_later_update_reads_is_not_updated_in_place() -> None:
+    """What the first update optimises is the gradient of the second, and nobody reads it afterwards."""
+    build_graph, given = GraphBuilder(), tensors("Momentum", [(5,), (5,)])
+    arrays = {f"x{i}": x for i, x in enumerate(given)}
+    x1, x2, g1, _, v1, v2 = (
+        build_graph.node(build("Neg", {}), build_graph.input(name, 5, dtype=np.float32)) for name in arrays
+    )
+    rate, updates = build_graph.constant(np.array(0.1, np.float32)), build_graph.constant(np.array(3))
+    op = build(f"{DOMAIN}.Momentum", SETTINGS["Momentum"][0])
+    outputs = build_graph.nodes(op, rate, updates, x1, x2, g1, x1, v1, v2, count=4)
+    graph, device = build_graph.graph(*outputs), open_living("simulator")
+    found = run_template(plan_graph(graph, specs_of(arrays), device.target), graph, arrays, device)
+    a, b, c, _, d, e = (-x for x in given)
+    expected = op.compute(np.array(0.1, np.float32), np.array(3), a, b, c, a, d, e)
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [Adagrad, Adam, Momentum])
