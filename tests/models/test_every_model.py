@@ -1,0 +1,20 @@
+"""Every model of the folder, every case: near its reference, with nothing on the host that a device can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.folder import needs_models, read_manifest
+from tests.models.judge import judge_model
+
+DEVICES = ["cpu", "simulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.models
+@needs_models
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", sorted(read_manifest()) or ["no folder"])
+def test_every_case_is_near_its_reference(model: str, device: str) -> None:
+    result = judge_model(model, device)
+    assert not result.problem, result.problem
+    assert result.cases == len(read_manifest()[model]["cases"]) and result.calls == ()
