@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from gpuexec.attributes import check_attributes
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.extensions import load_domain
@@ -119,6 +120,13 @@ class Operator:
     lower: ClassVar[Callable[..., None] | None] = None
     host_reason: ClassVar[str] = ""
 
+    def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether ``lower`` can be asked for such inputs; where not, it is as if there were none.
+
+        An operator says so itself where that depends on its attributes.
+        """
+        return self.lower is not None
+
     # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input
     # not given.
     def infer(self, *inputs: Any, **named: Any) -> tuple[TensorSpec, ...]:
@@ -156,8 +164,28 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
             f"the content of input {index} ({role}) is needed on the host while planning", index=index, role=role
         )
     if spec.value.log is not None:
-        spec.value.log(role)
+        spec.value.log(role, None)
     return spec.value.array
+
+
+def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int) -> int:
+    """Return the one number that an input holds, or ``least`` where it is below; what it is below that, no plan knows.
+
+    So a plan made for one number up to ``least`` serves every other.
+
+    Args:
+        spec: The input's spec, of one element.
+        role: What the input is for.
+        index: Position of the input.
+        least: The smallest result.
+
+    Raises:
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is None or spec.value is None or spec.value.log is None:
+        return max(least, int(require_const(spec, role, index).reshape(())))
+    spec.value.log(role, least)
+    return max(least, int(spec.value.array.reshape(())))
 
 
 # ---------------------------------------------------------------- registry
@@ -216,7 +244,9 @@ def build(name: str, attributes: Mapping[str, Any]) -> Operator:
     lacking = [f.name for f in fields.values() if f.name not in attributes and _is_required(f)]
     if lacking:
         raise InputError(f"{name} lacks its required attribute {', '.join(lacking)}.")
-    return cls(**{key: _freeze(value) for key, value in attributes.items()})
+    frozen = {key: _freeze(value) for key, value in attributes.items()}
+    check_attributes(name, fields.values(), frozen)
+    return cls(**frozen)
 
 
 def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:

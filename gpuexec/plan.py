@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+import numpy as np
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch
 from gpuexec.spec import TensorSpec
@@ -83,11 +86,19 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Content of an input that planning read; part of the plan's key."""
+    """Content of an input that planning read; part of the plan's key.
+
+    With ``least`` the input is one number, and all numbers up to that gave the same.
+    """
 
     input: str
     node: str
     role: str
+    least: int | None = None
+
+    def tell(self, content: np.ndarray[Any, Any]) -> bytes:
+        """Return what was told of the input's content, as bytes."""
+        return content.tobytes() if self.least is None else b"%d" % max(self.least, int(content.reshape(())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +134,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One size of a plan's class: its commands, and the specs of the ports, over the plan's buffers."""
+    """One size of a plan's class: its commands, and the specs of the ports, over the plan's buffers.
+
+    ``reads`` is the content it depends on.
+    """
 
     commands: tuple[Command, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    reads: tuple[Read, ...] = ()
 
 
 def format_plan(plan: Plan) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuexec.engine import Engine
+from gpuexec.plan import Plan
 from gpuexec.resources.holdings import Holding
 from gpuexec.resources.syncs import CallRow, ReadRow
+from gpuexec.runtime.backend import BackendType
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,50 @@ class Report:
     graphs: int = 0
     graphs_refused: int = 0
     profiled: int = 0
+
+
+class Reporting:
+    """Tells what an engine did and holds; ``_reason`` says why it runs where it does."""
+
+    _engine: Engine
+    _reason: str
+
+    @property
+    def backend_type(self) -> BackendType:
+        """The backend chosen; never AUTO."""
+        return self._engine.backend.type
+
+    @property
+    def backend_reason(self) -> str:
+        """Why that backend was chosen."""
+        return self._reason
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, newest first."""
+        return tuple(self._engine.site.plans)
+
+    def report(self) -> Report:
+        """Return what was done so far."""
+        return make_report(self._engine, self._reason)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Return bytes held, by what: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
+
+        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
+        all; those of ``graphs`` are an estimate.
+        """
+        return count_memory(self._engine)
+
+    def memory_report(self) -> tuple[Holding, ...]:
+        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
+        return describe_memory(self._engine)
+
+    def summary(self) -> str:
+        """Return the report and memory as readable text."""
+        graph = self._engine.model.graph
+        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
+        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
 
 
 def make_report(engine: Engine, reason: str) -> Report:

@@ -5,23 +5,23 @@ Nothing here is put on a stream but weights that are not there yet. `gpuexec.eng
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
-from gpuexec.errors import ImplicitSyncError
+from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
 from gpuexec.graph import Value
 from gpuexec.resources.frames import Frame, Lease
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.binding import Bound, count_host_bytes
+from gpuexec.running.course import Road
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.running.inspection import Inspection
 from gpuexec.running.part import Part, Stage
-from gpuexec.running.plan_cache import Choice, Site
+from gpuexec.running.plan_cache import Choice, describe_needs
 from gpuexec.running.run import Run
 from gpuexec.running.storage import Storage
-from gpuexec.runtime.device import Region, Stream
+from gpuexec.runtime.device import Region
 from gpuexec.state.binding import StateBinder
 
 
@@ -29,25 +29,24 @@ class RunBinder:
     """Binds the runs of an engine, one at a time.
 
     Args:
-        site: Where plans are made.
+        road: Where plans are made, what runs go on, and who may put work there or change recordings.
         storage: The memory it runs in.
         states: What binds memories.
-        stream: What runs go on.
-        lock: Held by whoever puts work there or changes recordings.
         give_up: Called by a run that its caller gives up.
+        trim: Called where the device is out of memory: waits for all work, and gives back what no plan needs.
     """
 
     def __init__(
         self,
-        site: Site,
+        road: Road,
         storage: Storage,
         states: StateBinder,
-        stream: Stream,
-        lock: threading.RLock,
         give_up: Callable[[Run], bool],
+        trim: Callable[[], None],
     ) -> None:
-        self._site, self._storage, self._states = site, storage, states
-        self._stream, self._lock, self._give_up = stream, lock, give_up
+        self._site, self._storage, self._states = road.site, storage, states
+        self._stream, self._lock, self._syncs = road.stream, road.lock, road.syncs
+        self._give_up, self._trim = give_up, trim
         self.adopt()
 
     def adopt(self) -> None:
@@ -76,8 +75,22 @@ class RunBinder:
         """Make what a run needs: arena, weights, room for inputs, and the outputs, which are returned.
 
         Raises:
-            OutOfMemoryError: The device has no room.
+            OutOfMemoryError: The device has no room, even once what nobody needs was given back; tells what is needed.
         """
+        try:
+            return self._reserve(stage, choice, given)
+        except OutOfMemoryError:
+            self._syncs.note_wait(f"run {self._storage.turns.number}", "the device was out of memory")
+            self._trim()
+            if self._site.limit is not None:
+                self._give_back()
+            try:
+                return self._reserve(stage, choice, given)
+            except OutOfMemoryError as error:
+                needs = describe_needs(choice, self._site.weights, len(self._storage.frames))
+                raise OutOfMemoryError(f"{error} {needs}") from error
+
+    def _reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> dict[Value, Region]:
         frame, regions = self._next_frame(), {}
         for item in given.values():
             # With one frame, an input may be what the run before made: its own outputs need other bytes then.
@@ -98,6 +111,16 @@ class RunBinder:
         Raises:
             OutOfMemoryError: The device has no room.
         """
+        try:
+            self._reserve_all(stage, choice, records=records)
+        except OutOfMemoryError:
+            if self._site.limit is None or not records:
+                raise
+            self._trim()
+            self._give_back()
+            self._reserve_all(stage, choice, records=True)
+
+    def _reserve_all(self, stage: Stage, choice: Choice, *, records: bool) -> None:
         assert stage.plans is not None
         for frame in self._storage.frames:
             self._reserve_outputs(frame, stage, choice)
@@ -105,7 +128,7 @@ class RunBinder:
             with self._lock:
                 stage.plans.record(choice, self._stream)
 
-    def give_back(self) -> None:
+    def _give_back(self) -> None:
         """Give back what other sizes took; the caller has waited."""
         with self._lock:
             self._storage.arena.give_back()

@@ -156,16 +156,20 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype in _SMALL_FLOATS else dtype
 
 
+# Told of a read: its role, and the least number that is told from others.
+ReadLog = Callable[[str, int | None], None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HostValue:
     """The content of a tensor, known while planning.
 
-    ``log`` is called with the role of every read ("axes"), so that a plan can tell what it depends on. A value that
-    follows from the model alone has none.
+    ``log`` is called with the role of every read ("axes"), so that a plan can tell what it depends on; and where all
+    numbers up to one are the same to the reader, with that. A value that follows from the model alone has none.
     """
 
     array: np.ndarray[Any, Any]
-    log: Callable[[str], None] | None = None
+    log: ReadLog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,7 @@ class TensorSpec:
         """Return a spec of another shape and the same dtype, content unknown."""
         return TensorSpec(shape, self.dtype)
 
-    def with_value(self, array: np.ndarray[Any, Any] | None, log: Callable[[str], None] | None = None) -> TensorSpec:
+    def with_value(self, array: np.ndarray[Any, Any] | None, log: ReadLog | None = None) -> TensorSpec:
         """Return this spec with its content known (or, given None, unknown)."""
         return TensorSpec(self.shape, self.dtype, None if array is None else HostValue(array, log))
 

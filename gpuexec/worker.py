@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping
 
 from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
-from gpuexec.errors import InputError, StateError
+from gpuexec.errors import InputError
+from gpuexec.flushing import Flushing
 from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.progress import Tell
-from gpuexec.replay.replay import Replay, record_replay
-from gpuexec.report import Report, count_memory, describe_memory, make_report, summarise
-from gpuexec.resources.caller_stream import CallerStream, open_stream
-from gpuexec.resources.fence import Fence
-from gpuexec.resources.frames import Lease
-from gpuexec.resources.holdings import Holding
+from gpuexec.replay.record import record_replay
+from gpuexec.replay.replay import Replay
+from gpuexec.report import Reporting
+from gpuexec.resources.caller_stream import open_stream
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import weights_of
-from gpuexec.results.content import Content
-from gpuexec.results.place import Place
-from gpuexec.results.tensor import Tensor
 from gpuexec.running.described import describe_inputs
 from gpuexec.running.memory_limit import MemoryLimit
-from gpuexec.running.run import Run, Step
 from gpuexec.running.storage import own_storage
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
-from gpuexec.runtime.device import Region
+from gpuexec.scheduling import Scheduling
 from gpuexec.state.seeds import check_seed
 from gpuexec.state.state import State
 from gpuexec.weights.alike import take_weights
 
-Array = np.ndarray[Any, Any]
 
-
-class Worker:
+class Worker(Scheduling, Flushing, Reporting):
     """Runs a model. Nothing waits for the device unless you ask.
 
     A Worker belongs to one caller at a time; a second one entering is refused. Many Workers over one Model share its
@@ -123,95 +113,11 @@ class Worker:
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)
-        self._last: Run | None = None
+        self._last = None
         self._progress = 0.0
         self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
 
-    # ---- running
-
-    def schedule(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Run:
-        """Put a run on the stream and return at once.
-
-        Args:
-            inputs: One array, a list in the model's order, or ``{"name": array}``. Host arrays are copied before this
-                returns; device arrays and Tensors (pending ones too) are borrowed until the run is done. Inputs left
-                out stay as they were in the run before. One given under the name of a memory's input replaces what the
-                state holds, for this run; the next goes on from its result.
-            copy: False borrows host arrays too, where they are dense: leave them as they are until the run is done.
-            stream: A stream of yours (of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``): the run
-                comes after what is on it now, and what you put on it afterwards comes after the run. The run itself
-                stays on the Worker's stream; nothing waits but streams, unless the run must wait for the host.
-
-        Raises:
-            InputError: An input is missing, misspelt, or of the wrong dtype or shape, or ``stream`` is none; nothing
-                was done.
-            StateError: The stream is capturing a graph.
-        """
-        with self._engine.entering():
-            self._last = self._engine.schedule(inputs, copy=copy, stream=stream)
-            self._progress = 1.0
-            return self._last
-
-    execute = schedule
-
-    def run(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Array | list[Array]:
-        """Run and block for the answer: an array, or a list of them for several outputs.
-
-        Strings are an array of str, a sequence is a list, an optional what it holds or None, a map a dict.
-        """
-        run = self.schedule(inputs, copy=copy, stream=stream)
-        # Nobody else asks for these: their pinned memory goes back with them.
-        requests = [tensor._content.read_privately() for tensor in run.outputs.values()]
-        arrays = [request.result() for request in requests]
-        return arrays[0] if len(arrays) == 1 else arrays
-
-    def schedule_iterable(
-        self,
-        inputs: object = None,
-        *,
-        copy: bool = True,
-        budget_ms: float | None = None,
-        stream: object = None,
-    ) -> Iterator[Step]:
-        """Put a run on the stream step by step, each issued when the iterator is advanced.
-
-        Inputs are taken at the call. A step may say that it is ``waiting`` for an input from elsewhere, or for content
-        that the host needs, having issued nothing. A newer run makes the iterator stale: advancing it raises
-        StaleError.
-
-        Args:
-            inputs: As for `schedule`.
-            copy: As for `schedule`.
-            budget_ms: Put as many layers into a step as take no longer than this on the device (or on the host, where
-                they run there), and at least one. Layers are timed while they run with a budget; those that were not
-                yet have a step each. None: every layer has.
-            stream: As for `schedule`; it waits for the run from the last step on.
-
-        Raises:
-            InputError: An input does not fit, or the budget is below 0.
-        """
-        if budget_ms is not None and not (isinstance(budget_ms, (int, float, np.number)) and budget_ms >= 0):
-            raise InputError(f"budget_ms must be a time in milliseconds, 0 or more, got {budget_ms!r}.")
-        with self._engine.entering():
-            self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms, stream=stream)
-            self._progress = 0.0
-            return self._follow(steps)
-
-    execute_async = schedule_iterable
-    start_manual_schedule = schedule_iterable
-
-    def _follow(self, steps: Iterator[tuple[Step, int]]) -> Iterator[Step]:
-        for step, left in steps:
-            issued = step.index + len(step.nodes)
-            # How long loops run is not known beforehand; what was shown is not taken back.
-            self._progress = max(self._progress, issued / max(issued + left, 1))
-            yield step
-        self._progress = 1.0
-
-    @property
-    def schedule_progress(self) -> float:
-        """Share of the present run's layers that are on the stream, 0 to 1; 0 as soon as a manual schedule starts."""
-        return self._progress
+    # ---- before and beside runs
 
     def prepare(self, inputs: object = None, *, progress: Tell | None = None) -> Plan | None:
         """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
@@ -268,103 +174,7 @@ class Worker:
             StateError: The Worker is synchronous, compares, watches or taps, or the model has memories.
         """
         with self._engine.entering():
-            if self.model.memories:
-                raise StateError(
-                    "A recording reads and writes the same bytes each time, and the memories of this model"
-                    f" ({', '.join(memory.input for memory in self.model.memories)}) move on. Use schedule(), which"
-                    " launches a plan that runs often as one graph; or record the model with its states as inputs and"
-                    " outputs, and have two device arrays take turns: submit({input: one}, outputs={output: other})."
-                )
-            given, arrays = describe_inputs(self._engine.acceptor, inputs)
-            target = self._engine.stream if stream is None else open_stream(self._backend, stream)
-            return record_replay(self._engine, given, arrays, outputs or {}, target)
-
-    # ---- results
-
-    def peek_output(self, name: str | None = None) -> Tensor:
-        """Return an output of the last run (the first, without a name); it may be pending. No copy, no wait."""
-        return self._require_run().peek_output(name)
-
-    def read_output(self, name: str | None = None) -> Array:
-        """Block for an output of the last run as an array of the caller's own; see `run`."""
-        return self.peek_output(name).readback_and_clone()
-
-    def copy_output(self, name: str | None = None, out: Tensor | None = None, *, stream: object = None) -> Tensor:
-        """Copy an output of the last run on the device, without waiting; the copy is the caller's.
-
-        Args:
-            name: Which output; None: the first.
-            out: A tensor that `copy_output` made before, of the same dtype and shape, to copy into.
-            stream: A stream of yours: the copy comes after what is on it now, and what you put on it afterwards comes
-                after the copy.
-
-        Raises:
-            InputError: ``out`` does not fit, ``stream`` is none, or the output is strings or a container, which lie on
-                the host.
-        """
-        with self._engine.entering():
-            caller = None if stream is None else CallerStream.of(self._backend, stream)
-            source = self._require_run().peek_output(name)._content
-            source.check()
-            source.wait_known("copied before its shape was known")
-            if out is None:
-                assert source.region is not None
-                region = Region(self._backend.device.allocate(max(source.spec.nbytes, 1)), 0, source.spec.nbytes)
-                lease = Lease(self._backend)
-                place = Place(source.name, source.spec, region)
-                out = Tensor(Content(source.name, self._backend, place, Fence.of(), lease, None))
-            target = out._content
-            if (
-                target.spec != source.spec
-                or not target.lease.is_own
-                or target.backend.device is not self._backend.device
-            ):
-                raise InputError(
-                    f"`out` is {out!r}; expected a tensor made by copy_output with {source.spec}.", value=source.name
-                )
-            target.check()
-            target.copy_from(source, caller)
-            return out
-
-    # ---- waiting
-
-    def flush_schedule(self, blocking: bool = False, *, stream: object = None) -> None:
-        """Hand everything issued so far to the device; with ``blocking`` wait for it, and give staging back.
-
-        Args:
-            blocking: Wait; then the device's pinned blocks that nobody uses are freed, that of the inputs too, which
-                stay set.
-            stream: A stream of yours: what you put on it afterwards comes after all that was issued so far.
-
-        Raises:
-            GpuexecError: Waiting, and the last run failed.
-        """
-        with self._engine.entering():
-            # Work is the device's from the moment it is issued: there is nothing to hand over that could be marked.
-            mark = self._engine.mark(stream) if blocking or stream is not None else Fence.of()
-        if blocking:
-            with self._engine.releasing_staging():
-                mark.synchronize()
-
-    async def flush_schedule_async(self) -> None:
-        """Wait for everything issued so far without blocking the loop."""
-        with self._engine.entering():
-            mark = self._engine.mark()
-        with self._engine.releasing_staging():
-            await mark.wait(self._backend.completion)
-
-    def wait_for_completion(self) -> None:
-        """Wait for everything issued so far, between steps too."""
-        self.flush_schedule(blocking=True)
-
-    async def wait_for_completion_async(self) -> None:
-        """Wait for everything issued so far without blocking the loop."""
-        await self.flush_schedule_async()
-
-    def cancel(self) -> bool:
-        """Give up the present run if it is not wholly on the stream; the Worker stays usable."""
-        with self._engine.entering():
-            return self._last is not None and self._last.cancel()
+            return record_replay(self._engine, inputs, outputs or {}, stream)
 
     # ---- weights
 
@@ -408,45 +218,6 @@ class Worker:
         self._engine.check_open()
         return State(self.model, self._backend)
 
-    # ---- what there is to know
-
-    @property
-    def backend_type(self) -> BackendType:
-        """The backend chosen; never AUTO."""
-        return self._backend.type
-
-    @property
-    def backend_reason(self) -> str:
-        """Why that backend was chosen."""
-        return self._reason
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans made so far, newest first."""
-        return tuple(self._engine.site.plans)
-
-    def report(self) -> Report:
-        """Return what was done so far."""
-        return make_report(self._engine, self._reason)
-
-    def memory_stats(self) -> dict[str, int]:
-        """Return bytes held, by what: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
-
-        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
-        all; those of ``graphs`` are an estimate.
-        """
-        return count_memory(self._engine)
-
-    def memory_report(self) -> tuple[Holding, ...]:
-        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
-        return describe_memory(self._engine)
-
-    def summary(self) -> str:
-        """Return the report and memory as readable text."""
-        graph = self.model.graph
-        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
-        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
-
     # ---- life
 
     def trim(self) -> None:
@@ -467,9 +238,3 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _require_run(self) -> Run:
-        self._engine.check_open()
-        if self._last is None:
-            raise StateError("No run was scheduled yet; call schedule(inputs) first.")
-        return self._last

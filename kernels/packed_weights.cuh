@@ -19,7 +19,7 @@ struct PackedWeights {
   const u8* weights;
   const T* scales;
   const u8* zeros;
-  const i32* groups;   // the block of each k; null: they follow each other
+  const i32* groups;   // the block of each k, of which one out of range counts as nothing; null: they follow each other
   const float* table;  // what a code stands for; null: it stands for itself
   PackedShape shape;
 
@@ -40,6 +40,7 @@ struct PackedWeights {
     const int code = pick(weights, place);
     if (table) return table[code] * widen(scales[place >> shape.block_shift]);
     const i64 block = groups ? i64(groups[k]) : k >> shape.block_shift;
+    if (u64(block) >= u64(shape.blocks)) return 0.0f;
     return (float(code) - find_zero(column, block)) * widen(scales[column * shape.blocks + block]);
   }
 };

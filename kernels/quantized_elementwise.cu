@@ -1,5 +1,6 @@
 // Elementwise operators of bytes that stand for numbers: widened, computed in float, and rounded to bytes again.
 #include "elementwise.cuh"
+#include "rational.cuh"
 #include "requantize.cuh"
 
 constexpr int kLanes = 8;  // kWidth of bytes
@@ -19,7 +20,7 @@ struct ByteScale {
 // Shapes    x by strides, y of the same shape by strides; scales and zero points one element each
 // Grid      one thread per unit, 256 per block, along x
 // Needs     with is_vector, vectors of x and y aligned to 8 elements. y may be x itself
-// Numerics  in float, each operation rounded; exp of libm accuracy; halves to even; saturates
+// Numerics  in float, each operation rounded; kind 2 as a rational function; halves to even; saturates
 __global__ void __launch_bounds__(256)
     quantized_unary(const u8* x, const float* x_scale, const u8* x_zero, const float* y_scale, const u8* y_zero, u8* y,
                     Strided<kMaxRank, 2> walk, i64 size, i32 is_vector, i32 kind, float alpha, i32 offset) {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(256)
   for (int i = 0; i < kLanes; ++i) {
     float value = from.widen_byte(lanes.lanes[i]);
     if (kind == 1 && value < 0.0f) value *= alpha;
-    if (kind == 2) value = 1.0f / (1.0f + math::exp(-value));
+    if (kind == 2) value = rational_sigmoid(value);
     lanes.lanes[i] = to.round(value);
   }
   unit.store(y, lanes);

@@ -30,10 +30,10 @@ __global__ void __launch_bounds__(kThreads)
     from %= rows;
     if (from < 0) from += rows;
   }
-  i64 place = i64(row) - from;
-  if (shape.is_circular && place < 0) place += rows;
-  if (place >= 0 && place < shape.new_rows) {
-    y[index] = update[(i64(outers) * shape.new_rows + place) * i64(shape.by_inner.divisor) + i64(within)];
+  u64 place = row - u64(from);  // wraps to what is no row of the update where it is before the first
+  if (shape.is_circular && from > i64(row)) place += u64(rows);
+  if (place < u64(shape.new_rows)) {
+    y[index] = update[(i64(outers) * shape.new_rows + i64(place)) * i64(shape.by_inner.divisor) + i64(within)];
   } else if (y != past) {
     y[index] = past[index];
   }

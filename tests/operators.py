@@ -13,7 +13,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import contiguous_strides
 from gpuexec.graph import Graph, Node, Value, check
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_at_least, require_const
 from gpuexec.spec import DeclaredSpec, TensorSpec
 
 FLOAT = np.dtype(np.float32)
@@ -170,6 +170,20 @@ class Reshaped(Operator):
         assert x is not None and y is not None
         dense = emit.contiguous(x)
         emit.alias(y, Slot(dense.buffer, dense.offset_bytes, y.spec, contiguous_strides(y.shape)))
+
+
+@operator("Room", "test")
+@dataclass(frozen=True, slots=True)
+class Room(Operator):
+    """Zeros behind the rows of an input, as many as make a number of rows, if it has fewer."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec, total: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (x.with_shape((require_at_least(total, "total", 1, x.shape[0]), *x.shape[1:])),)
+
+    def compute(self, x: Array, total: Array, out: Any = None) -> tuple[Array, ...]:
+        return (np.concatenate((x, np.zeros((max(0, int(total) - len(x)), *x.shape[1:]), x.dtype))),)
 
 
 @operator("Extents", "test")

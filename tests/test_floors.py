@@ -17,12 +17,12 @@ HELD = (
     *("memories", "starts", "editing", "model", "array_program"),
     *("inspecting", "profiling", "weights"),
     *("resources", "results", "running", "state"),
-    *("run_binder", "engine", "replay", "programs", "report", "worker", "diagnosing"),
+    *("run_binder", "engine", "replay", "programs", "report", "flushing", "scheduling", "worker", "diagnosing"),
     "images",
 )
 FLOORS = (
     ("errors", "knobs", "phases", "replacing", "version"),
-    ("extensions", "geometry", "spec", "target", "progress", "mapped"),
+    ("attributes", "extensions", "geometry", "spec", "target", "progress", "mapped"),
     ("command", "containers"),
     ("operator",),
     ("graph", "plan", "apply"),

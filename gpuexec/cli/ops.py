@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpuexec.ops  # noqa: F401  fills the registry
-from gpuexec.graph import Graph
 from gpuexec.importer.versions import Form, list_forms
 from gpuexec.operator import Operator, decomposition_for, find_operator, operator_names, upgraded_names
 
@@ -27,10 +26,10 @@ class OperatorRow:
     Attributes:
         name: With its domain.
         versions: Opsets of its domain at which its form changed; empty where only its makers' documentation has it.
-        device: ``"kernels"``; ``"parts"``: other operators take its place when a model is loaded; ``"inlined"``: those
-            of the body that ONNX gives it; ``"another form"``: it is another operator with other attributes or inputs;
-            ``"host"``; ``""``: it is not there.
-        reason: Why the host.
+        device: ``"kernels"``; ``"parts"``: other operators take its place, or those of its bodies are run;
+            ``"inlined"``: those of the body that ONNX gives it; ``"another form"``: it is another operator with other
+            attributes or inputs; ``"host"``; ``""``: it is not there.
+        reason: Why the host, or, of what has kernels, when the host all the same.
         types: Element types; empty where no schema says.
     """
 
@@ -47,8 +46,8 @@ def add_parser(commands: Any) -> None:
         "ops",
         help="say which operators there are, where each runs, and for which element types",
         description="Every operator that models may have: its versions, what runs it on a device, its element types. "
-        "All of them run on the CPU; strings, sequences, optionals and maps lie on the host everywhere. What has no blit "
-        "on GPU_PIXEL is named by gpuexec explain.",
+        "All run on the CPU; strings, sequences, optionals and maps lie on the host everywhere. What has no blit on "
+        "GPU_PIXEL is named by gpuexec explain.",
     )
     parser.add_argument("pattern", nargs="?", default="", help="a regular expression of names, like '^Reduce'")
     parser.add_argument("--host", action="store_true", help="only what runs on the host, with the reason")
@@ -68,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.count:
         table = Table("operator", "versions", "on a device", "element types", box=None)
         for row in rows:
-            where = f"host: {row.reason}" if row.device == "host" else row.device or "-"
+            where = f"{row.device}: {row.reason}" if row.reason else row.device or "-"
             table.add_row(row.name, " ".join(map(str, row.versions)) or "-", where, shorten(row.types) or "-")
         console.print(table)
     for line in count_rows(rows):
@@ -96,14 +95,9 @@ def _place(name: str, found: type[Operator] | None, form: Form | None) -> tuple[
         if name in upgraded_names():
             return _RENAMED, ""
         return (_BODY if form is not None and form.has_body else ""), ""
-    if decomposition_for(name) is not None or has_bodies(found):
-        return _PARTS, ""
-    return (_KERNELS, "") if found.lower is not None else ("host", found.host_reason)
-
-
-def has_bodies(found: type[Operator]) -> bool:
-    """Return whether an operator is one of control: its bodies run where their own operators do."""
-    return any(Graph.__name__ in str(hint) for hint in found.__annotations__.values())
+    if decomposition_for(name) is None and found.lower is not None:
+        return _KERNELS, found.host_reason
+    return ("host", found.host_reason) if found.host_reason else (_PARTS, "")
 
 
 def count_rows(rows: Sequence[OperatorRow]) -> list[str]:

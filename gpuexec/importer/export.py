@@ -14,6 +14,7 @@ from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 from gpuexec.errors import InputError
 from gpuexec.graph import Array, Graph, Node, Value, bodies, walk
 from gpuexec.importer.functions import find_functions
+from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
 from gpuexec.operator import describe
@@ -156,6 +157,7 @@ def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
             message = f"{node}: attribute {key} = {value!r}, kept from an older opset, has no form in opset {opset}."
             raise InputError(message, node=node.name)
         proto.attribute.append(_write_attribute(node, key, value, schema.attribute_types[key] if schema else None))
+    unbind_gradient(proto)
     return _write_flattened(proto, given.get("axis", -1)) if is_flat else [proto]
 
 

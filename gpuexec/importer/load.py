@@ -18,6 +18,7 @@ from gpuexec.errors import ModelError
 from gpuexec.graph import Graph, Value, check
 from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
+from gpuexec.importer.gradients import bind_gradients
 from gpuexec.importer.header import ModelHeader, read_header
 from gpuexec.importer.nodes import NodeReader
 from gpuexec.importer.order import sort_nodes, walk_nodes
@@ -80,6 +81,7 @@ def load_graph(
         UnsupportedError: It asks for operators, attributes or types that are not supported; all of them are listed.
     """
     model, origin, where = open_model(source, progress)
+    model = bind_gradients(model)
     if outputs is not None:
         model = choose_outputs(model, outputs)
     opsets = _read_opsets(model, where)

@@ -33,6 +33,7 @@ from gpuexec.ops import gradient as gradient
 from gpuexec.ops import grid_sample as grid_sample
 from gpuexec.ops import heads as heads
 from gpuexec.ops import image as image
+from gpuexec.ops import image_decoder as image_decoder
 from gpuexec.ops import integer_conv as integer_conv
 from gpuexec.ops import integer_matmul as integer_matmul
 from gpuexec.ops import layout as layout

@@ -206,7 +206,7 @@ def _add_content(
         return outputs
     for value in known:
         if value.log is not None:
-            value.log(op.name)
+            value.log(op.name, None)
     computed = compute_arrays(op, [None if spec is None or spec.value is None else spec.value.array for spec in inputs])
     return tuple(spec.with_value(array) for spec, array in zip(outputs, computed, strict=True))
 

@@ -55,7 +55,8 @@ def convolve_transposed(x: Array, w: Array, bias: Array | None, windows: Windows
 
 
 def _is_pointwise(windows: Windows) -> bool:
-    return windows.taps == 1 and windows.extents == windows.counts and not any(windows.begins)
+    steps = all(stride == 1 or count <= 1 for stride, count in zip(windows.strides, windows.counts))
+    return windows.taps == 1 and windows.extents == windows.counts and steps and not any(windows.begins)
 
 
 def _by_group(w: Array, group: int) -> Array:

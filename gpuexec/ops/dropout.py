@@ -15,6 +15,7 @@ from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, o
 from gpuexec.ops.checks import check_dtype, require_scalar
 from gpuexec.ops.elementwise_cast import convert, convert_commands, widen_narrow
 from gpuexec.ops.narrow_types import FLOAT8, is_narrow
+from gpuexec.ops.numpy_generator import HOST_REASON, has_seed, make_generator
 from gpuexec.ops.philox import Draw
 from gpuexec.ops.random import FLOATS, launch_draws
 from gpuexec.ops.random_key import check_key, take_key
@@ -30,13 +31,15 @@ instantiate("random.cu", [f"dropout<{dtype_row(dtype).cuda}>" for dtype in FLOAT
 class Dropout(Operator):
     """x itself, as a view, and a mask of True; where ``training_mode`` is true, x / (1 - ratio) or 0 by chance.
 
-    In training each element stays with a chance of 1 - ratio. Ratio and mode are read while planning; ``seed``, ``key``
-    and ``stream`` are those of `gpuexec.ops.random_key`.
+    In training each element stays with a chance of 1 - ratio. Ratio and mode are read while planning; ``key`` and
+    ``stream`` are those of `gpuexec.ops.random_key`. With a ``seed`` the host draws, from NumPy's generator, the same
+    in every run.
     """
 
     seed: int | None = None
     stream: int | None = None
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(
         self,
@@ -75,10 +78,18 @@ class Dropout(Operator):
             return x, np.ones(x.shape, np.bool_) if is_wanted else None
         wide = accumulator(x.dtype)
         share, scale = _scale(_RATIO if ratio is None else float(ratio.reshape(())), wide)
-        mask = (self._draw().uniform(key, x.size, wide) >= share).reshape(x.shape)
+        if has_seed(self.seed):
+            mask = make_generator(self.seed).uniform(0, 1, x.shape) >= float(share)
+        else:
+            mask = (Draw.of(None, self.stream).uniform(key, x.size, wide) >= share).reshape(x.shape)
         with np.errstate(all="ignore"):
             y = np.where(mask, convert(np.asarray(x.astype(wide) * scale), x.dtype), x.dtype.type(0))
-        return y, mask if is_wanted else None
+        return np.asarray(y), np.asarray(mask) if is_wanted else None
+
+    def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether nothing is drawn from NumPy's generator."""
+        ratio, mode = (*inputs, None, None)[1:3]
+        return not has_seed(self.seed) or not _trains(mode) or not _read_ratio(ratio)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Alias the data and fill the mask; in training launch one thread per block of numbers."""
@@ -102,14 +113,11 @@ class Dropout(Operator):
             f"dropout<{dtype_row(source.dtype).cuda}>",
             x.spec.size,
             wide,
-            [*arguments, take_key(emit, inputs, 3), self._draw().pack()],
+            [*arguments, take_key(emit, inputs, 3), Draw.of(None, self.stream).pack()],
             [index for index in (1, 2) if arguments[index] is not None],
         )
         if y is not None and drawn is not None and drawn is not y:
             convert_commands(emit, y, drawn)
-
-    def _draw(self) -> Draw:
-        return Draw(self.seed % 2**64, 0) if self.seed is not None else Draw.of(None, self.stream)
 
 
 def _is_there(inputs: Sequence[Slot | None], index: int) -> bool:

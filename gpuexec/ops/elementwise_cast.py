@@ -1,4 +1,4 @@
-"""Cast and CastLike between bool, integers, floats (narrow ones too) and strings; Identity and BitCast, which are views."""
+"""Cast and CastLike between bool, integers, floats, narrow types and strings; Identity and BitCast, which are views."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> A
     with np.errstate(all="ignore"):
         if x.dtype == to:
             return x
-        if is_narrow(x.dtype):
-            x = widen(x)
         if to == STRING:
             return write_numbers(x)
+        if is_narrow(x.dtype):
+            x = widen(x)
         if x.dtype == STRING:
             x = read_numbers(x, _read_as(to))
         if is_narrow(to):
@@ -98,11 +98,11 @@ def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> A
 
 
 def _read_as(to: DType) -> DType:
-    """Return the type that text is read as on the way to another: floats that are narrow are rounded from a wide one."""
+    """Return the type that text is read as on the way to another: of narrow ones a wide one, as a model might."""
     row = dtype_row(to)
     if not row.is_narrow:
         return to
-    return np.dtype(np.float64 if row.is_float else np.int64)
+    return np.dtype(np.float32 if row.is_float else np.int64)
 
 
 def convert_commands(emit: Emitter, destination: Slot, source: Slot, saturate: int = 1, round_mode: str = "up") -> None:

@@ -1,4 +1,7 @@
-"""Gradient, which a pass replaces by what computes it, and SumTo, which undoes a broadcast there."""
+"""Gradient, which a pass replaces by what computes it, and what derivatives need beside ONNX's operators.
+
+SumTo undoes a broadcast; SwapAxes and MatrixOf are views for who does not know ranks yet; Widen makes half float.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.geometry import broadcast_strides, contiguous_strides
+from gpuexec.geometry import broadcast_strides, contiguous_strides, normalize_axis, permute
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots, reshaped
+from gpuexec.ops.elementwise_cast import convert_commands
+from gpuexec.ops.layout import Slots, reshaped, window
 from gpuexec.ops.reduce import REDUCTIONS, lower_reduction
 from gpuexec.ops.training import DOMAIN
-from gpuexec.spec import TensorSpec, dtypes_of
+from gpuexec.spec import TensorSpec, accumulator, dtypes_of
 
 _SUM = REDUCTIONS["ReduceSum"].row
 
@@ -21,9 +25,11 @@ _SUM = REDUCTIONS["ReduceSum"].row
 @operator("Gradient", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class Gradient(Operator):
-    """The derivatives of the sum of value ``y`` by values ``xs``, at the inputs, which stand for ``xs`` and ``zs``.
+    """The derivatives of the sum of value ``y`` by values ``xs``, where inputs stand for ``xs`` and ``zs``.
 
-    All three are names of values. The pass `gpuexec.passes.differentiate` makes other operators of it at load.
+    All three are names in the file. Whoever reads one makes the values of these names inputs too, in the order xs, zs,
+    y, behind those that ONNX knows: so a graph holds what belongs together, whatever its values are called later. The
+    pass `gpuexec.passes.differentiate` makes other operators of it at load.
     """
 
     xs: tuple[str, ...]
@@ -34,12 +40,12 @@ class Gradient(Operator):
         """Return the specs of what is differentiated by.
 
         Raises:
-            InputError: There are not as many inputs as names.
+            InputError: There are not as many inputs as names, or one has a type without derivatives.
         """
-        given = [spec for spec in inputs if spec is not None]
-        if len(given) != len(self.xs) + len(self.zs):
-            raise InputError(f"{self.name} expects an input for each of xs and zs, got {len(given)}.")
-        return tuple(given[: len(self.xs)])
+        count = len(self.xs) + len(self.zs)
+        if len(inputs) != 2 * count + 1:
+            raise InputError(f"{self.name} expects inputs for xs and zs and those themselves and y, got {len(inputs)}.")
+        return tuple(check_dtype(self.name, spec, dtypes_of("float")) for spec in inputs[: len(self.xs)])
 
     def compute(self, *inputs: Any, out: Any = None) -> tuple[Array, ...]:
         """Refuse: one node alone does not know what it differentiates.
@@ -66,7 +72,7 @@ class SumTo(Operator):
             InputError: The other does not stretch to the input, or the type has no sums.
         """
         x = check_dtype(self.name, x, dtypes_of("float"))
-        assert like is not None
+        like = check_dtype(self.name, like, (x.dtype,), "what it is summed to")
         _find_axes(x.shape, like.shape)
         return (x.with_shape(like.shape),)
 
@@ -84,6 +90,104 @@ class SumTo(Operator):
             lower_reduction(emit, _SUM, x, y, axes)
         else:
             emit.alias(y, reshaped(emit, x, y.shape))
+
+
+@operator("SwapAxes", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class SwapAxes(Operator):
+    """Exchange two axes, as a view; negative ones count from the end."""
+
+    first: int
+    second: int
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the spec with two extents exchanged."""
+        return (x.with_shape(tuple(x.shape[axis] for axis in self._order(x.rank))),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Return a view."""
+        return (x.transpose(self._order(x.ndim)),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Exchange strides: no launch."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        order = self._order(len(x.shape))
+        emit.alias(y, window(x, permute(x.shape, order), permute(x.strides, order)))
+
+    def _order(self, rank: int) -> tuple[int, ...]:
+        first, second = normalize_axis(self.first, rank), normalize_axis(self.second, rank)
+        order = list(range(rank))
+        order[first], order[second] = second, first
+        return tuple(order)
+
+
+@operator("MatrixOf", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class MatrixOf(Operator):
+    """Show an operand of MatMul (``role`` "a" or "b") or its result ("y") with the axes a vector lacks, of extent 1.
+
+    Of the other two inputs, the operands, ranks alone count.
+    """
+
+    role: str
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+
+    def __post_init__(self) -> None:
+        """Check that there is such a role.
+
+        Raises:
+            InputError: There is not.
+        """
+        if self.role not in ("a", "b", "y"):
+            raise InputError(f"{self.name} expects role a, b or y, got {self.role!r}.")
+
+    def infer(self, x: TensorSpec, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the spec of a matrix, or of a stack of them."""
+        return (x.with_shape(self._shape(x.shape, a.rank, b.rank)),)
+
+    def compute(self, x: Array, a: Array, b: Array, out: Any = None) -> tuple[Array, ...]:
+        """Return a view where there can be one."""
+        return (x.reshape(self._shape(x.shape, a.ndim, b.ndim)),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Show the same bytes: no launch."""
+        (x, a, b), y = inputs, outputs[0]
+        assert x is not None and a is not None and b is not None and y is not None
+        emit.alias(y, reshaped(emit, x, y.shape))
+
+    def _shape(self, shape: tuple[int, ...], a_rank: int, b_rank: int) -> tuple[int, ...]:
+        row = (1,) if self.role in "ay" and a_rank == 1 else ()
+        column = (1,) if self.role in "by" and b_rank == 1 else ()
+        last = len(shape) - (0 if column or self.role == "b" else 1)
+        return (*shape[:last], *row, *shape[last:], *column)
+
+
+@operator("Widen", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class Widen(Operator):
+    """Give half and bfloat16 as float, float and double as they are."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the shape in the type that sums are made in."""
+        x = check_dtype(self.name, x, dtypes_of("float"))
+        return (TensorSpec(x.shape, accumulator(x.dtype)),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Convert."""
+        return (x.astype(accumulator(x.dtype), copy=False),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a conversion; a view where the type stays."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        if x.dtype == y.dtype:
+            emit.alias(y, x)
+        else:
+            convert_commands(emit, y, x)
 
 
 def _find_axes(shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def subtract_zero(values: Array, zero: Array | None, inner: int) -> Array:
     """Return ``values - zero`` in a float type in which sums of ``inner`` products of such are exact."""
     dtype = np.float32 if inner * _LARGEST_PRODUCT < _EXACT_IN_FLOAT else np.float64
     wide: Array = values.astype(dtype)
-    return wide if zero is None else np.subtract(wide, zero.astype(dtype), out=wide)
+    return wide if zero is None else np.asarray(wide - zero.astype(dtype))
 
 
 def to_int32(sums: Array) -> Array:

@@ -92,7 +92,7 @@ class IntegerConvolution(Operator):
     def _sum(self, x: Quantized, w: Quantized) -> Array:
         """Return the sums in int32, channels first."""
         inner = prod(w.values.shape[1:])
-        left = subtract_zero(x.values, x.zero, inner)
+        left = subtract_zero(x.values, None if x.zero is None else x.zero.reshape(()), inner)
         right = subtract_zero(w.values, None if w.zero is None else by_channel(w.zero, w.values.ndim, 0), inner)
         return to_int32(convolve(left, right, None, self.windows(left.shape, right.shape), self.group))
 

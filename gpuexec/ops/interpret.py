@@ -78,9 +78,9 @@ def _propagate(
     computed = compute_arrays(node.operator, [None if value is None else value.array for value in values])
     logs = [value.log for value in values if value is not None and value.log is not None]
 
-    def log(role: str) -> None:
+    def log(role: str, _least: int | None) -> None:
         for each in logs:
-            each(role)
+            each(role, None)
 
     return tuple(
         spec if array is None or spec.value is not None else spec.with_value(_freeze(array), log if logs else None)

@@ -160,7 +160,12 @@ def _step(node: RawNode) -> RawNode:
 
     ``u`` is the sigmoid of the second third of the gates, ``o`` the tanh of the last. A sequence that is over keeps its
     state, or has zeros with ``drop_states``.
+
+    Raises:
+        InputError: There are more or fewer inputs.
     """
+    if len(node.inputs) != 4:
+        raise InputError(f"GRUUnit expects 4 inputs, hidden state, gates, lengths and time, got {len(node.inputs)}.")
     hidden, gates, lengths, time = node.inputs
     names = ("reset", "update", "output", "u", "o", "difference", "part", "state", "flags", "rows", "zero")
     own = {name: f"{node.outputs[0]}.{name}" for name in names}

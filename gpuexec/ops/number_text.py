@@ -20,13 +20,15 @@ def write_numbers(x: Array) -> Array:
     """Return numbers as text: integers in full, True and False, floats in the fewest digits that tell them apart.
 
     Floats have no exponent and at least one digit behind the point; those that are no numbers are NaN, INF and -INF.
-    bfloat16 is written as the float32 that it equals.
+    bfloat16 and what is narrower are written as the float32 that they equal.
     """
-    if dtype_row(x.dtype).kind == "float":
+    row = dtype_row(x.dtype)
+    if row.is_float:
         wide = x if x.dtype in (np.float16, np.float64) else x.astype(np.float32)
         written = [_write_float(number) for number in wide.reshape(-1)]
     else:
-        written = [str(number) for number in x.reshape(-1).tolist()]
+        whole = x.astype(np.int64) if row.is_narrow else x
+        written = [str(number) for number in whole.reshape(-1).tolist()]
     return _shape(written, STRING, x.shape)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from gpuexec.geometry import ceil_div, element_count
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
+from gpuexec.ops.numpy_generator import HOST_REASON, has_seed, make_generator
 from gpuexec.ops.philox import Draw, numbers_per_block
 from gpuexec.ops.random_key import check_key, take_key
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -27,122 +28,141 @@ for _name in ("random_uniform", "random_normal"):
 instantiate("random.cu", [f"bernoulli<{dtype_row(dtype).cuda}, {bits}>" for dtype in FLOATS for bits in _BITS])
 
 
-@operator("RandomUniform")
 @dataclass(frozen=True, slots=True)
-class RandomUniform(Operator):
-    """low + u * (high - low), with u of [0, 1); rounding to the type may reach ``high``."""
+class Distribution:
+    """What numbers of a kind come from: the kernel, NumPy's form, and the offset and factor that an operator has."""
 
-    dtype: int = 1
-    high: float = 1.0
-    low: float = 0.0
+    kernel: str
+    draw: Callable[[Draw, Array | None, int, np.dtype[Any]], Array]
+    read_scale: Callable[[Any], tuple[float, float]]
+
+
+# In double, then rounded: a span is no difference of rounded limits.
+UNIFORM = Distribution("random_uniform", Draw.uniform, lambda op: (op.low, op.high - op.low))
+NORMAL = Distribution("random_normal", Draw.normal, lambda op: (op.mean, op.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing(Operator):
+    """What RandomUniform, RandomNormal and their Likes share: offset + number * factor, in a shape and type."""
+
+    dtype: int | None = None
     seed: float | None = None
-    shape: tuple[int, ...] = ()
     stream: int | None = None
     tolerance = Tolerance.EXACT
+    distribution: ClassVar[Distribution]
 
-    def infer(self, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Return what the attributes say."""
-        return (_infer(self, self.shape, self.dtype, key),)
+    def find_shape(self) -> tuple[int, ...] | None:
+        """Return the shape that an attribute says; None: that of the input, which stands before the key."""
+        return None
 
-    def compute(self, key: Array | None = None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
-        """Draw."""
-        return (_scale_uniform(self, self.infer()[0], key),)
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return what the attributes and the input say.
+
+        Raises:
+            InputError: The type is no float, or an extent is below 0.
+        """
+        like, key = self._split(inputs)
+        shape = self.find_shape() if like is None else like.shape
+        dtype = dtype_row(self.dtype if self.dtype is not None or like is None else like.dtype).numpy
+        if dtype not in FLOATS:
+            names = ", ".join(dtype_row(each).name for each in FLOATS)
+            raise InputError(f"{self.name} gives {names}, got dtype {dtype.name}.")
+        if shape is None or min(shape, default=0) < 0:
+            raise InputError(f"{self.name} expects extents of 0 or more, got {list(shape or ())}.")
+        check_key(key)
+        return (TensorSpec(shape, dtype),)
+
+    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+        """Draw, scale, and round once."""
+        like, key = self._split(inputs)
+        (spec,) = self.infer(*([] if like is None else [TensorSpec(like.shape, like.dtype)]))
+        wide = accumulator(spec.dtype)
+        offset, factor = self._read_scale(wide)
+        with np.errstate(all="ignore"):
+            drawn = self.distribution.draw(Draw.of(self.seed, self.stream), key, element_count(spec.shape), wide)
+            return (np.asarray(drawn * factor + offset).astype(spec.dtype).reshape(spec.shape),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per block of numbers."""
-        _launch(emit, "random_uniform", outputs[0], _limits(self), take_key(emit, inputs, 0), self)
+        y = _given(outputs[0])
+        wide = accumulator(y.dtype)
+        key, draw = take_key(emit, inputs, int(self.find_shape() is None)), Draw.of(self.seed, self.stream).pack()
+        arguments = [y, np.int64(y.spec.size), *self._read_scale(wide), key, draw]
+        launch_draws(emit, f"{self.distribution.kernel}<{dtype_row(y.dtype).cuda}>", y.spec.size, wide, arguments, [0])
+
+    def _read_scale(self, dtype: np.dtype[Any]) -> list[Any]:
+        with np.errstate(all="ignore"):
+            return [dtype.type(number) for number in self.distribution.read_scale(self)]
+
+    def _split(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the input whose shape counts, and the key."""
+        first, second = (*inputs, None, None)[:2]
+        return (first, second) if self.find_shape() is None else (None, first)
+
+
+@operator("RandomUniform")
+@dataclass(frozen=True, slots=True)
+class RandomUniform(Drawing):
+    """low + u * (high - low), with u of [0, 1); rounding to the type may reach ``high``."""
+
+    dtype: int | None = 1
+    high: float = 1.0
+    low: float = 0.0
+    shape: tuple[int, ...] = ()
+    distribution = UNIFORM
+
+    def find_shape(self) -> tuple[int, ...]:
+        """Return the attribute."""
+        return self.shape
 
 
 @operator("RandomUniformLike")
 @dataclass(frozen=True, slots=True)
-class RandomUniformLike(Operator):
+class RandomUniformLike(Drawing):
     """What RandomUniform gives, in the shape of the input, and in its type unless ``dtype`` says another."""
 
-    dtype: int | None = None
     high: float = 1.0
     low: float = 0.0
-    seed: float | None = None
-    stream: int | None = None
-    tolerance = Tolerance.EXACT
-
-    def infer(self, x: TensorSpec, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Return the input's shape."""
-        return (_infer(self, x.shape, _code(self.dtype, x), key),)
-
-    def compute(
-        self, x: Array, key: Array | None = None, out: Sequence[Array | None] | None = None
-    ) -> tuple[Array, ...]:
-        """Draw."""
-        return (_scale_uniform(self, self.infer(TensorSpec(x.shape, x.dtype))[0], key),)
-
-    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch one thread per block of numbers."""
-        _launch(emit, "random_uniform", outputs[0], _limits(self), take_key(emit, inputs, 1), self)
+    distribution = UNIFORM
 
 
 @operator("RandomNormal")
 @dataclass(frozen=True, slots=True)
-class RandomNormal(Operator):
+class RandomNormal(Drawing):
     """mean + z * scale, with z of the standard normal distribution."""
 
-    dtype: int = 1
+    dtype: int | None = 1
     mean: float = 0.0
     scale: float = 1.0
-    seed: float | None = None
     shape: tuple[int, ...] = ()
-    stream: int | None = None
-    tolerance = Tolerance.EXACT
+    distribution = NORMAL
 
-    def infer(self, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Return what the attributes say."""
-        return (_infer(self, self.shape, self.dtype, key),)
-
-    def compute(self, key: Array | None = None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
-        """Draw."""
-        return (_scale_normal(self, self.infer()[0], key),)
-
-    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch one thread per block of numbers."""
-        numbers = (self.mean, self.scale)
-        _launch(emit, "random_normal", outputs[0], numbers, take_key(emit, inputs, 0), self)
+    def find_shape(self) -> tuple[int, ...]:
+        """Return the attribute."""
+        return self.shape
 
 
 @operator("RandomNormalLike")
 @dataclass(frozen=True, slots=True)
-class RandomNormalLike(Operator):
+class RandomNormalLike(Drawing):
     """What RandomNormal gives, in the shape of the input, and in its type unless ``dtype`` says another."""
 
-    dtype: int | None = None
     mean: float = 0.0
     scale: float = 1.0
-    seed: float | None = None
-    stream: int | None = None
-    tolerance = Tolerance.EXACT
-
-    def infer(self, x: TensorSpec, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Return the input's shape."""
-        return (_infer(self, x.shape, _code(self.dtype, x), key),)
-
-    def compute(
-        self, x: Array, key: Array | None = None, out: Sequence[Array | None] | None = None
-    ) -> tuple[Array, ...]:
-        """Draw."""
-        return (_scale_normal(self, self.infer(TensorSpec(x.shape, x.dtype))[0], key),)
-
-    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch one thread per block of numbers."""
-        _launch(emit, "random_normal", outputs[0], (self.mean, self.scale), take_key(emit, inputs, 1), self)
+    distribution = NORMAL
 
 
 @operator("Bernoulli")
 @dataclass(frozen=True, slots=True)
 class Bernoulli(Operator):
-    """1 where u < x, with u of [0, 1), else 0."""
+    """1 where u < x, with u of [0, 1), else 0. With a ``seed`` the host draws, from NumPy's generator of binomials."""
 
     dtype: int | None = None
     seed: float | None = None
     stream: int | None = None
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, x: TensorSpec, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the input's shape, in ``dtype`` if it is given."""
@@ -154,10 +174,18 @@ class Bernoulli(Operator):
         self, x: Array, key: Array | None = None, out: Sequence[Array | None] | None = None
     ) -> tuple[Array, ...]:
         """Draw, and compare."""
+        dtype = self.infer(TensorSpec(x.shape, x.dtype))[0].dtype
+        if has_seed(self.seed):
+            chances = np.clip(np.nan_to_num(x.astype(np.float64)), 0, 1)
+            return (np.asarray(make_generator(self.seed).binomial(1, chances)).astype(dtype),)
         wide = accumulator(x.dtype)
-        drawn = Draw.of(self.seed, self.stream).uniform(key, x.size, wide).reshape(x.shape)
+        drawn = Draw.of(None, self.stream).uniform(key, x.size, wide).reshape(x.shape)
         with np.errstate(invalid="ignore"):
-            return (np.asarray(drawn < x.astype(wide)).astype(self.infer(TensorSpec(x.shape, x.dtype))[0].dtype),)
+            return (np.asarray(drawn < x.astype(wide)).astype(dtype),)
+
+    def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether nothing is drawn from NumPy's generator."""
+        return not has_seed(self.seed)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per block of numbers."""
@@ -175,7 +203,7 @@ class Bernoulli(Operator):
                 np.int64(y.spec.size),
                 one,
                 take_key(emit, inputs, 1),
-                Draw.of(self.seed, self.stream).pack(),
+                Draw.of(None, self.stream).pack(),
             ],
             [1],
         )
@@ -196,63 +224,9 @@ def launch_draws(
 
 # ---------------------------------------------------------------- parts
 
-_Uniform = RandomUniform | RandomUniformLike
-_Normal = RandomNormal | RandomNormalLike
-
 
 def _code(dtype: int | None, x: TensorSpec) -> int:
     return dtype_row(x.dtype).code if dtype is None else dtype
-
-
-def _infer(op: _Uniform | _Normal, shape: Sequence[int], code: int, key: TensorSpec | None) -> TensorSpec:
-    dtype = dtype_row(code).numpy
-    if dtype not in FLOATS:
-        names = ", ".join(dtype_row(each).name for each in FLOATS)
-        raise InputError(f"{op.name} gives {names}, got dtype {dtype.name}.")
-    if min(shape, default=0) < 0:
-        raise InputError(f"{op.name} expects extents of 0 or more, got {list(shape)}.")
-    check_key(key)
-    return TensorSpec(tuple(shape), dtype)
-
-
-def _scale_uniform(op: _Uniform, spec: TensorSpec, key: Array | None) -> Array:
-    wide = accumulator(spec.dtype)
-    low, span = _round(_limits(op), wide)
-    with np.errstate(all="ignore"):
-        y = Draw.of(op.seed, op.stream).uniform(key, element_count(spec.shape), wide) * span + low
-        return np.asarray(y).astype(spec.dtype).reshape(spec.shape)
-
-
-def _scale_normal(op: _Normal, spec: TensorSpec, key: Array | None) -> Array:
-    wide = accumulator(spec.dtype)
-    mean, scale = _round((op.mean, op.scale), wide)
-    with np.errstate(all="ignore"):
-        y = Draw.of(op.seed, op.stream).normal(key, element_count(spec.shape), wide) * scale + mean
-        return np.asarray(y).astype(spec.dtype).reshape(spec.shape)
-
-
-def _limits(op: _Uniform) -> tuple[float, float]:
-    return op.low, op.high - op.low
-
-
-def _round(numbers: Sequence[float], dtype: np.dtype[Any]) -> list[Any]:
-    with np.errstate(all="ignore"):
-        return [dtype.type(number) for number in numbers]
-
-
-def _launch(
-    emit: Emitter,
-    kernel: str,
-    y: Slot | None,
-    numbers: Sequence[float],
-    key: Slot | None,
-    op: _Uniform | _Normal,
-) -> None:
-    assert y is not None
-    wide = accumulator(y.dtype)
-    draw = Draw.of(op.seed, op.stream).pack()
-    arguments = [y, np.int64(y.spec.size), *_round(numbers, wide), key, draw]
-    launch_draws(emit, f"{kernel}<{dtype_row(y.dtype).cuda}>", y.spec.size, wide, arguments, [0])
 
 
 def _given(slot: Slot | None) -> Slot:

@@ -75,7 +75,7 @@ class TensorScatter(Operator):
         for entry in range(past.shape[0]):
             first = 0 if write_indices is None else int(write_indices[entry])
             if self.mode == "circular":
-                places = (first + np.arange(new_rows)) % max(1, rows)
+                places = (first % max(1, rows) + np.arange(new_rows)) % max(1, rows)
             elif first < 0 or first + new_rows > rows:
                 raise InputError(
                     f"TensorScatter expects {new_rows} rows within the {rows} of the cache, got write index {first}."

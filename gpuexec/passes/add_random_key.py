@@ -14,6 +14,7 @@ from gpuexec.ops.containers.element_keys import ElementKeys
 from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.dropout import Dropout
 from gpuexec.ops.multinomial import Multinomial
+from gpuexec.ops.numpy_generator import has_seed
 from gpuexec.ops.random import (
     Bernoulli,
     RandomNormal,
@@ -96,6 +97,8 @@ def _lacks_key(node: Node, constants: Mapping[Value, Array]) -> bool:
     known = _KNOWN.get(type(node.operator))
     if known is None or len(node.inputs) > known:
         return False
+    if isinstance(node.operator, (Bernoulli, Dropout)) and has_seed(node.operator.seed):
+        return False  # it draws from NumPy's generator, which starts anew with every run
     if not isinstance(node.operator, Dropout):
         return True
     mode = node.inputs[2] if len(node.inputs) > 2 else None

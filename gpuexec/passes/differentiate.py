@@ -1,81 +1,122 @@
 """Gradient nodes become what computes them: the derivatives of a value by others, from it backwards to them.
 
 Where a Gradient is asked at other values than those it names, what lies between them is computed anew from its inputs.
-A value that is no number alone counts by the sum of its elements. Gradients of gradients follow, since a Gradient that
-came before is plain nodes already.
+A value that is no number alone counts by the sum of its elements; what it does not depend on has derivative 0.
+Gradients of gradients follow, since a Gradient that came before is plain nodes already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpuexec.errors import ModelError, UnsupportedError
+from gpuexec.errors import ModelError, UnsupportedError, locate
 from gpuexec.graph import Array, Graph, Node, Value
-from gpuexec.operator import build
+from gpuexec.operator import build, decomposition_for
 from gpuexec.ops.gradient import Gradient
-from gpuexec.passes.derivatives import CONSTANT_INPUTS, RULES, WITHOUT_SLOPE, Tape
+from gpuexec.passes.derivatives import FIXED_INPUTS, OF_ALL_OUTPUTS, PARTS, RULES, Tape, has_slope
+from gpuexec.spec import dtype_row
 
 
 def differentiate(graph: Graph) -> Graph:
     """Replace each Gradient by the operators that compute it.
 
     Raises:
-        ModelError: A Gradient names a value that nothing makes before it.
+        ModelError: What a Gradient names does not determine the value, or follows from something else it names.
         UnsupportedError: An operator between has no rule in `gpuexec.passes.derivatives`.
     """
     if not any(isinstance(node.operator, Gradient) for node in graph.nodes):
         return graph
-    values = {value.name: value for value in (*graph.inputs, *graph.constants)}
-    taken = {*values, *(value.name for node in graph.nodes for value in node.outputs if value is not None)}
+    taken = {value.name for value in graph.values()}
     nodes: list[Node] = []
     constants: dict[Value, Array] = dict(graph.constants)
     for node in graph.nodes:
-        made = [node]
-        if isinstance(node.operator, Gradient):
-            tape = Tape(node.name, taken)
-            _differentiate_one(tape, node, node.operator, nodes, values)
-            made = tape.nodes
-            constants.update(tape.constants)
-        nodes.extend(made)
-        values.update((value.name, value) for each in made for value in each.outputs if value is not None)
+        if not isinstance(node.operator, Gradient):
+            nodes.append(node)
+            continue
+        tape = Tape(node.name, taken)
+        try:
+            _differentiate_one(tape, node, node.operator, nodes, set(graph.inputs))
+        except ModelError as error:
+            raise locate(error, node, node.name) from None
+        nodes += tape.nodes
+        constants.update(tape.constants)
     return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
-def _differentiate_one(
-    tape: Tape, node: Node, op: Gradient, before: Sequence[Node], values: Mapping[str, Value]
-) -> None:
+def _differentiate_one(tape: Tape, node: Node, op: Gradient, before: Sequence[Node], inputs: set[Value]) -> None:
     """Put what a Gradient computes on its tape."""
-    for name in (*op.xs, *op.zs, op.y):
-        if name not in values:
-            raise ModelError(f"{node} names %{name}, which nothing makes before it.", node=node.name, value=name)
-    if len(node.inputs) != len(op.xs) + len(op.zs):
-        raise ModelError(f"{node} expects an input for each of xs and zs, got {len(node.inputs)}.", node=node.name)
-    xs, y = [values[name] for name in op.xs], values[op.y]
-    given = {values[name]: value for name, value in zip((*op.xs, *op.zs), node.inputs, strict=True)}
-    stands_for = {value: at for value, at in given.items() if at is not None and at is not value}
-    path = _find_path(before, y, given)
+    count = len(op.xs) + len(op.zs)
+    given, (*named, y) = node.inputs[:count], _require(node.inputs[count:])
+    if len(named) != count:
+        raise ModelError(
+            f"expected an input for each of xs and zs, and those themselves and y; got {len(node.inputs)}."
+        )
+    xs = named[: len(op.xs)]
+    for value in (*xs, y):
+        _check_type(value)
+    _check_independent(before, named)
+    path = _find_path(before, y, named, inputs)
+    stands_for = {value: at for value, at in zip(named, _require(given), strict=True) if at is not value}
     if stands_for:
         path = _repeat(tape, path, stands_for)
     y, xs = stands_for.get(y, y), [stands_for.get(x, x) for x in xs]
     slopes: dict[Value, Value] = {y: tape.full(1, y)}
-    moving = _find_moving(path, xs)
-    for each in reversed(path):
-        _pass_back(tape, node, each, slopes, moving)
+    _pass_back(tape, path, slopes, set(xs))
     for x, output in zip(xs, node.outputs, strict=False):
         if output is not None:
             slope = slopes[x] if x in slopes else tape.full(0, x)
-            tape.nodes.append(Node(build("Identity", {}), (slope,), (output,), f"{node.name}/{output.name}"))
+            # Nothing is left to sum; SumTo refuses types that have no derivatives.
+            tape.nodes.append(Node(build("gpuexec.SumTo", {}), (slope, x), (output,), f"{node.name}/{output.name}"))
 
 
-def _find_path(nodes: Sequence[Node], y: Value, given: Mapping[Value, Value | None]) -> list[Node]:
-    """Return the nodes that make y of the given values, in order."""
-    needed = set() if y in given else {y}
+def _require(values: Iterable[Value | None]) -> list[Value]:
+    return [value for value in values if value is not None]
+
+
+def _check_type(value: Value) -> None:
+    dtype = value.declared.dtype if value.declared is not None else None
+    if dtype is not None and dtype_row(dtype).kind != "float":
+        raise UnsupportedError(
+            f"there are no derivatives of or by {value}, of {dtype_row(dtype).name}; put a Cast to float before it.",
+            value=value.name,
+        )
+
+
+def _check_independent(before: Sequence[Node], named: Sequence[Value]) -> None:
+    """Check that none of some values follows from others of them.
+
+    Raises:
+        ModelError: One does.
+    """
+    follows: dict[Value, Value] = {}  # what a value follows from, of those named
+    chosen = set(named)
+    for node in before:
+        source = next((v if v in chosen else follows[v] for v in node.inputs if v in chosen or v in follows), None)
+        if source is None:
+            continue
+        for value in node.outputs:
+            if value in chosen:
+                raise ModelError(f"%{value.name} follows from {source}, and both are named; leave one out.")
+            if value is not None:
+                follows[value] = source
+
+
+def _find_path(nodes: Sequence[Node], y: Value, given: Sequence[Value], inputs: set[Value]) -> list[Node]:
+    """Return the nodes that make y of the given values, in order.
+
+    Raises:
+        ModelError: They need an input of the graph beside these.
+    """
+    needed = {y} - set(given)
     path = []
     for node in reversed(nodes):
         if needed.intersection(node.outputs):
             path.append(node)
             needed.update(value for value in node.inputs if value is not None and value not in given)
+    beside = sorted(value.name for value in needed & inputs)
+    if beside:
+        raise ModelError(f"{y} depends on %{beside[0]} too; name it in xs, or in zs where it is held.", value=beside[0])
     return path[::-1]
 
 
@@ -93,28 +134,71 @@ def _repeat(tape: Tape, path: Sequence[Node], stands_for: dict[Value, Value]) ->
     return repeated
 
 
-def _find_moving(path: Sequence[Node], xs: Sequence[Value]) -> set[Value]:
-    """Return the values that change with the xs."""
-    moving = set(xs)
+def _pass_back(tape: Tape, path: Sequence[Node], slopes: dict[Value, Value], moving: set[Value]) -> None:
+    """Go from the end of a path to its beginning, and add up the derivatives by all that moves.
+
+    Args:
+        tape: For what computes them.
+        path: Nodes in order.
+        slopes: The derivatives by values, to which others are added.
+        moving: Values that change with those that are differentiated by; what follows from them is added.
+    """
     for node in path:
-        if moving.intersection(node.inputs) and node.operator.name not in WITHOUT_SLOPE:
+        if moving.intersection(node.inputs) and has_slope(node):
             moving.update(value for value in node.outputs if value is not None)
-    return moving
+    for node in reversed(path):
+        outputs = [None if value is None else slopes.get(value) for value in node.outputs]
+        is_passed = any(slope is not None for slope in outputs) and moving.intersection(node.inputs)
+        if not is_passed or not has_slope(node):
+            continue
+        if node.operator.name not in RULES and node.operator.name not in OF_ALL_OUTPUTS:
+            _pass_back_parts(tape, node, slopes, moving)
+            continue
+        for value, slope in zip(node.inputs, _apply_rule(tape, node, outputs, moving), strict=False):
+            if slope is not None and value is not None and value in moving:
+                slopes[value] = tape.apply("Add", slopes[value], slope) if value in slopes else slope
 
 
-def _pass_back(tape: Tape, gradient: Node, node: Node, slopes: dict[Value, Value], moving: set[Value]) -> None:
-    """Add what a node passes back to the derivatives by its inputs."""
-    g, name = slopes.get(node.outputs[0]) if node.outputs[0] is not None else None, node.operator.name
-    if name in WITHOUT_SLOPE or not moving.intersection(node.inputs):
-        return
-    if name not in RULES or any(value in slopes for value in node.outputs[1:] if value is not None):
-        raise UnsupportedError(f"{gradient}: {node} has no derivative here; known are {', '.join(sorted(RULES))}.")
-    if any(node.inputs[at] in moving for at in CONSTANT_INPUTS.get(name, ()) if at < len(node.inputs)):
-        raise UnsupportedError(f"{gradient}: {node} has no derivative by its inputs {CONSTANT_INPUTS[name]} here.")
-    if g is None:
-        return
-    for value, slope in zip(
-        (each for each in node.inputs if each is not None), RULES[name](tape, node, g), strict=False
-    ):
-        if slope is not None and value in moving:
-            slopes[value] = tape.apply("Add", slopes[value], slope) if value in slopes else slope
+def _apply_rule(tape: Tape, node: Node, slopes: Sequence[Value | None], moving: set[Value]) -> Iterable[Value | None]:
+    """Return the derivatives by a node's inputs."""
+    name = node.operator.name
+    for index in FIXED_INPUTS.get(name, ()):
+        if index < len(node.inputs) and node.inputs[index] in moving:
+            raise UnsupportedError(f"{node} has no derivative here by its input {node.inputs[index]}.")
+    if name in OF_ALL_OUTPUTS:
+        return OF_ALL_OUTPUTS[name](tape, node, slopes)
+    first, *rest = slopes
+    if first is None or any(slope is not None for slope in rest):
+        raise UnsupportedError(f"{node} has no derivative here of its outputs behind the first.")
+    return RULES[name](tape, node, first)
+
+
+def _pass_back_parts(tape: Tape, node: Node, slopes: dict[Value, Value], moving: set[Value]) -> None:
+    """Put what a node is made up of on the tape and go back through that."""
+    name, first = node.operator.name, len(tape.nodes)
+    if name in PARTS:
+        made: Sequence[Value | None] = PARTS[name](tape, node)
+    else:
+        made = _decompose(tape, node)
+    for old, new in zip(node.outputs, made, strict=False):
+        if old in slopes and new is not None:
+            slopes[new] = slopes[old]
+    if any(value in slopes for value in node.outputs[len(made) :]):
+        raise UnsupportedError(f"{node} has no derivative here of its outputs behind {node.outputs[0]}.")
+    _pass_back(tape, tape.nodes[first:], slopes, moving)
+
+
+def _decompose(tape: Tape, node: Node) -> tuple[Value | None, ...]:
+    """Put the operators that say a node's on the tape, and return what they make.
+
+    Raises:
+        UnsupportedError: It is not said in others.
+    """
+    function = decomposition_for(node.operator.name)
+    if function is None:
+        known = ", ".join(sorted({*RULES, *OF_ALL_OUTPUTS, *PARTS}))
+        raise UnsupportedError(f"{node} has no derivative here; known are {known}.")
+    outputs = tuple(None if value is None else tape.make_value() for value in node.outputs)
+    title = next(value.name for value in outputs if value is not None)
+    tape.add(function(replace(node, outputs=outputs, name=title)))
+    return outputs

@@ -114,7 +114,8 @@ class Walk:
         for position, node in enumerate(nodes):
             inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
             before = last[position]
-            if before is not None and _are_same(before[0], inputs):
+            # What read content is inferred anew, since its reads are put down once more.
+            if before is not None and _are_same(before[0], inputs) and not any(map(_is_logged, inputs)):
                 self._note(node, before[1])
             else:
                 last[position] = self.visit(node)
@@ -182,7 +183,7 @@ class Walk:
         if self._has_content(value):
             return self._demanded.get(value, spec)
         if given is not None and given.value is not None:
-            return spec.with_value(given.value.array, _Log(self.analysis, (value.name,)))
+            return spec.with_value(given.value.array, _Log(self.analysis, (value.name,), is_input=True))
         node = self._producers[value]
         specs = [None if v is None else self._demanded.get(v, self.analysis.specs[v]) for v in node.inputs]
         logs = [s.value.log for s in specs if s is not None and s.value is not None]
@@ -265,14 +266,15 @@ def _needs(reader: Node, value: Value, role: str, origin: str) -> NeedsHostValue
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Puts down that a node read content which comes from these inputs of the graph."""
+    """Puts down that a node read content which comes from these inputs of the graph, or is that of one."""
 
     analysis: Analysis
     inputs: tuple[str, ...]
+    is_input: bool = False
 
-    def __call__(self, role: str) -> None:
+    def __call__(self, role: str, least: int | None) -> None:
         for name in self.inputs:
-            self.analysis.reads[Read(name, self.analysis.reader, role)] = None
+            self.analysis.reads[Read(name, self.analysis.reader, role, least if self.is_input else None)] = None
 
 
 def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:

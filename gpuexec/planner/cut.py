@@ -24,7 +24,7 @@ from gpuexec.ops.control import LOOPS, If, Loop, inline_branch
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, Walk, evaluate_node
 from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.divide import Sorting, divide
-from gpuexec.planner.lacking import explain_call, lacks_kernel, touches_objects
+from gpuexec.planner.lacking import explain_call, is_of_host, lacks_kernel
 from gpuexec.planner.needs import list_needs
 from gpuexec.planner.trace import HostTrace
 from gpuexec.spec import TensorSpec, is_host_object
@@ -213,7 +213,7 @@ class _Cutter:
             self._postpone(node)
         elif isinstance(node.operator, LOOPS):
             self._postpone(node) if late else self._visit_loop(node)
-        elif touches_objects(node, self._specs) and all(map(self._is_made_on_host, late)):
+        elif is_of_host(node, self._specs) and all(map(self._is_made_on_host, late)):
             self._call_host(node)
             self._postpone(node)
         elif late:
@@ -234,7 +234,7 @@ class _Cutter:
             return
         made = [value for value in node.outputs if value is not None]
         is_known = all(value in self._walk.analysis.known for value in made)
-        if touches_objects(node, self._specs) or (not is_known and lacks_kernel(node, self._specs, self._target)):
+        if is_of_host(node, self._specs) or (not is_known and lacks_kernel(node, self._specs, self._target)):
             self._call_host(node)
             self._put_off(made)
             return

@@ -21,8 +21,17 @@ def touches_objects(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
     )
 
 
+def is_of_host(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
+    """Return whether the host computes a node on any target: what comes of it tells its shape, and no plan reads it."""
+    is_without = node.operator.lower is None and node.operator.host_reason != ""
+    return is_without or touches_objects(node, specs)
+
+
 def explain_call(node: Node, specs: Mapping[Value, TensorSpec]) -> str:
     """Return why the host computes a node that is no light one."""
+    inputs = [None if value is None else specs.get(value) for value in node.inputs]
+    if node.operator.host_reason and not node.operator.is_lowered(inputs):
+        return node.operator.host_reason
     return "host object" if touches_objects(node, specs) else "no lowering for this device"
 
 
@@ -40,7 +49,7 @@ def lacks_kernel(node: Node, specs: Mapping[Value, TensorSpec], target: Target) 
         return True
     if not target.has_kernels:
         return False
-    if node.operator.lower is None:
+    if not node.operator.is_lowered([None if value is None else specs[value] for value in node.inputs]):
         return True
     return target.has_textures and not _can_draw(node, specs, target)
 

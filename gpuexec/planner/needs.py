@@ -37,5 +37,5 @@ def list_needs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsHostVal
     return asked
 
 
-def _note_role(asked: dict[int, str], position: int, role: str) -> None:
+def _note_role(asked: dict[int, str], position: int, role: str, _least: int | None) -> None:
     asked.setdefault(position, role)

@@ -158,6 +158,7 @@ class Template:
                 commands=commands,
                 inputs=tuple([_bare(inputs[port.name]) for port in self.plan.inputs]),
                 outputs=tuple([_bare(slot.spec) for slot in lowered.outputs]),
+                reads=tuple(analysis.reads),
             )
 
     def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:

@@ -10,16 +10,16 @@ it does is one plan, which runs without the host: `submit` plans, compiles and w
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from gpuexec.engine import Engine
-from gpuexec.errors import ClosedError, GpuexecError, InputError, StateError
+from gpuexec.errors import GpuexecError, InputError, StateError
 from gpuexec.replay.bindings import ReplayBindings, Staged
 from gpuexec.replay.inputs import InputHome
-from gpuexec.replay.replayable import Replayable, make_replayable
-from gpuexec.resources.caller_stream import check_not_capturing, open_stream
+from gpuexec.replay.replayable import Replayable
+from gpuexec.resources.caller_stream import open_stream
+from gpuexec.resources.entrance import Entrance
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Lease, Turns
 from gpuexec.resources.unclosed import warn_unless_closed
@@ -28,7 +28,6 @@ from gpuexec.results.arenas import ALIGNMENT
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.inputs import GivenInput
 from gpuexec.running.plan_cache import record_plan
 from gpuexec.runtime.device import Event, Recording, Region, Stream
 from gpuexec.runtime.recording import LaunchRecording
@@ -68,8 +67,8 @@ class Replay:
         self._default, self.output_alignment = stream, ALIGNMENT
         device = self._backend.device
         self._turns = Turns(self._backend, self._syncs, owner="Replay")
-        self._caller = threading.Lock()
-        self._is_closed = False
+        busy = "Another caller is inside this Replay; record one per thread (they share the weights)."
+        self._entrance = Entrance(self._backend, busy, "The Replay, or its Worker, is closed.")
         # What was put on a stream last, and where; to begin with: what the first submission needs.
         self._last_event, self._last_stream = device.create_event(), stream
         self._arena = device.allocate(max(recorded.plan.layout.nbytes, 1))
@@ -101,7 +100,9 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that are its own: arena, inputs and outputs."""
-        return 0 if self._is_closed else self._arena.nbytes + self._bound.home.memory.nbytes + self._bound.frame.nbytes
+        if self._entrance.is_closed:
+            return 0
+        return self._arena.nbytes + self._bound.home.memory.nbytes + self._bound.frame.nbytes
 
     def submit(
         self, inputs: object = None, *, outputs: Mapping[str, object] | None = None, stream: object = None
@@ -125,7 +126,7 @@ class Replay:
                 bytes of an output; nothing was done.
             StateError: The stream is capturing, and something is given, or was never: a graph could not repeat that.
         """
-        with self._entering():
+        with self._entrance:
             target = self._default if stream is None else open_stream(self._backend, stream)
             if target.is_capturing():
                 return self._capture(target, inputs, outputs)
@@ -147,15 +148,15 @@ class Replay:
 
     def let_go(self) -> None:
         """Keep hold of no array given so far, once the work on it is done: the next submission gives all anew."""
-        with self._entering():
+        with self._entrance:
             self._bound.let_go()
 
     def close(self) -> None:
         """Wait for its work and give everything back; twice is harmless. Readbacks requested before stay readable."""
-        if self._is_closed:
+        if self._entrance.is_closed:
             return
-        with self._entering():
-            self._is_closed = True
+        with self._entrance:
+            self._entrance.is_closed = True
             self._unclosed.detach()
             self._settle()
             self._bound.frame.readers.settle()
@@ -167,7 +168,7 @@ class Replay:
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {spec}" for name, spec in self._recorded.inputs.items())
-        return f"Replay({inputs or 'no inputs'}{', closed' if self._is_closed else ''})"
+        return f"Replay({inputs or 'no inputs'}{', closed' if self._entrance.is_closed else ''})"
 
     def __enter__(self) -> Replay:
         return self
@@ -275,48 +276,6 @@ class Replay:
         fence = Fence()
         fence.issue((), StateError("The run was captured: its data is there once the graph that holds it has run."))
         return self._make_tensors(fence, stream)
-
-    @contextlib.contextmanager
-    def _entering(self) -> Iterator[None]:
-        self._backend.check_process()
-        if not self._caller.acquire(blocking=False):
-            raise StateError("Another caller is inside this Replay; record one per thread (they share the weights).")
-        try:
-            if self._is_closed:
-                raise ClosedError("The Replay, or its Worker, is closed.")
-            yield
-        finally:
-            self._caller.release()
-
-
-def record_replay(
-    engine: Engine,
-    given: Mapping[str, GivenInput],
-    arrays: Mapping[str, object],
-    outputs: Mapping[str, object],
-    stream: Stream,
-) -> Replay:
-    """Record a run of an engine.
-
-    Args:
-        engine: Whose.
-        given: Specs of all inputs, with content where it is on the host.
-        arrays: Those inputs that are there already, by name.
-        outputs: As for `Replay.submit`.
-        stream: What `Replay.submit` takes where it is not told another one.
-
-    Raises:
-        InputError: An array or output does not fit.
-        ImplicitSyncError: The host has a say in the middle of the run; names the nodes.
-        StateError: The engine finishes, compares or looks at each command, or the stream is capturing.
-    """
-    if engine.is_synchronous:
-        raise StateError("A Worker that is synchronous, or compares, records no replay: make one without.")
-    if engine.site.inspector.exposure:
-        raise StateError("A Worker that watches or taps records no replay: make one without watch=, or end tap().")
-    check_not_capturing(stream)
-    stage, choice = engine.choose(given)
-    return Replay(engine, make_replayable(engine.model, stage, choice, given), arrays, outputs, stream)
 
 
 def _release(recording: Recording, home: InputHome) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.command import Command
 from gpuexec.errors import ImplicitSyncError, InputError, StateError
 from gpuexec.model import Model
-from gpuexec.plan import Plan
+from gpuexec.plan import Plan, Read
 from gpuexec.planner.cut import Cut
 from gpuexec.running.inputs import GivenInput, HostArray
 from gpuexec.running.part import Stage
@@ -25,6 +25,7 @@ class Replayable:
 
     Attributes:
         fixed: Content that planning read, by input: the run does what follows from it.
+        reads: What of it was read.
         input_buffers: None where the device never touches the input.
         output_bytes: What memory of the caller's must hold at least.
     """
@@ -34,6 +35,7 @@ class Replayable:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     fixed: Mapping[str, np.ndarray[Any, Any]]
+    reads: tuple[Read, ...]
     input_buffers: Mapping[str, int | None]
     output_buffers: Mapping[str, int]
     output_bytes: Mapping[str, int]
@@ -59,7 +61,8 @@ class Replayable:
         if fixed is None:
             return
         content = item.array if isinstance(item, HostArray) else None
-        if content is None or content.tobytes() != fixed.tobytes():
+        reads = [read for read in self.reads if read.input == name]
+        if content is None or any(read.tell(content) != read.tell(fixed) for read in reads):
             got = "content on a device" if content is None else np.array2string(content, threshold=8)
             raise InputError(
                 f"Input {name!r} was recorded as {np.array2string(fixed, threshold=8)}, which the plan follows from,"
@@ -106,6 +109,7 @@ def make_replayable(model: Model, stage: Stage, choice: Choice | None, given: Ma
     if choice is None or cut.ready is None or cut.rest is not None:
         raise StateError(f"{model.graph.name!r} does not begin and end on the device; use schedule().")
     plan, variant = choice.prepared.plan, choice.variant
+    reads = (*variant.reads, *(Read(value.name, "", "condition") for value, _ in stage.conditions))
     outputs = dict(zip([value.name for value in cut.ready.outputs], variant.outputs, strict=True))
     wanted = [value.name for value in model.graph.outputs]
     strange = sorted({port.name for port in plan.inputs} - given.keys()) + sorted(set(wanted) ^ outputs.keys())
@@ -123,7 +127,8 @@ def make_replayable(model: Model, stage: Stage, choice: Choice | None, given: Ma
         variant.commands,
         {name: given[name].spec for name in given},
         {name: outputs[name] for name in wanted},
-        _find_fixed(stage, plan, given),
+        {read.input: _copy_content(given[read.input]) for read in reads},
+        reads,
         {name: next((port.buffer for port in plan.inputs if port.name == name), None) for name in given},
         buffers,
         needed,
@@ -137,12 +142,6 @@ def _list_host_work(cut: Cut) -> list[str]:
     return rows + ([f"{cut.repeat} is driven by the host"] if cut.repeat is not None else [])
 
 
-def _find_fixed(stage: Stage, plan: Plan, given: Mapping[str, GivenInput]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the content that decided the plan."""
-    names = {read.input for read in plan.reads} | {value.name for value, _ in stage.conditions}
-    fixed = {}
-    for name in names:
-        item = given[name]
-        assert isinstance(item, HostArray) and item.array is not None
-        fixed[name] = item.array.copy()
-    return fixed
+def _copy_content(item: GivenInput) -> np.ndarray[Any, Any]:
+    assert isinstance(item, HostArray) and item.array is not None
+    return item.array.copy()

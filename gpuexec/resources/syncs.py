@@ -60,7 +60,8 @@ class ReadRow:
 class CallRow:
     """A node that the host computed, not the device: why, how often, and for how long in all.
 
-    ``why`` is ``"no lowering for this device"``, or ``"host object"`` where it takes or gives strings or containers.
+    ``why`` is the operator's own reason to be on the host, or ``"host object"`` where it takes or gives strings or
+    containers, or ``"no lowering for this device"``.
     """
 
     operator: str

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
+
+from gpuexec.errors import InputError
 from gpuexec.running.run import Issued
 from gpuexec.running.stopwatch import LayerTimes, Stopwatch
 from gpuexec.runtime.device import TimedEvent
+
+
+def check_budget(budget_ms: object) -> None:
+    """Check that a budget is a time, or None.
+
+    Raises:
+        InputError: It is something else, or below 0.
+    """
+    if budget_ms is not None and not (isinstance(budget_ms, (int, float, np.number)) and budget_ms >= 0):
+        raise InputError(f"budget_ms must be a time in milliseconds, 0 or more, got {budget_ms!r}.")
 
 
 class Pacer:

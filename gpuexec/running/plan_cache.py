@@ -18,7 +18,7 @@ from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.phases import phase
-from gpuexec.plan import Plan, Variant
+from gpuexec.plan import Plan, Read, Variant
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.template import Template, plan_graph
@@ -38,7 +38,7 @@ _VARIANTS_KEPT = 256
 # Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
 _SLACK = 2
 _Shapes = tuple[tuple[int, ...], ...]
-_Contents = tuple[tuple[str, bytes], ...]
+_Contents = tuple[tuple[str, int | None, bytes], ...]
 _Axis = tuple[str, int]
 
 
@@ -143,8 +143,8 @@ class PlanCache:
         self.caches = find_caches(graph) if grows else {}
         self._prepared: list[Prepared] = []
         self._choices: OrderedDict[tuple[_Shapes, _Contents], Choice] = OrderedDict()
-        # Which inputs' contents plans of these shapes depend on.
-        self._reads: dict[_Shapes, set[tuple[str, ...]]] = {}
+        # What of inputs' contents plans of these shapes depend on.
+        self._reads: dict[_Shapes, set[tuple[Read, ...]]] = {}
         # Axes of undeclared inputs that were met with two extents, and the shapes met first.
         self._free: set[_Axis] = set()
         # Plans the model brought along that are not what lowering gives.
@@ -159,17 +159,17 @@ class PlanCache:
             NeedsHostValue: A shape depends on content that is not on the host.
         """
         shapes = tuple([specs[value.name].shape for value in self._graph.inputs])
-        for names in self._reads.get(shapes, ()):
-            contents = _contents(specs, names)
+        for reads in self._reads.get(shapes, ()):
+            contents = _contents(specs, reads)
             choice = None if contents is None else self._choices.get((shapes, contents))
             if choice is not None and contents is not None:
                 self._choices.move_to_end((shapes, contents))
                 return choice
         choice = self._make(specs, shapes)
-        names = tuple(sorted({read.input for read in choice.prepared.plan.reads}))
-        contents = _contents(specs, names)
+        reads = tuple({(read.input, read.least): read for read in choice.variant.reads}.values())
+        contents = _contents(specs, reads)
         assert contents is not None, "planning read what is not on the host"
-        self._reads.setdefault(shapes, set()).add(names)
+        self._reads.setdefault(shapes, set()).add(reads)
         self._choices[shapes, contents] = choice
         if len(self._choices) > _VARIANTS_KEPT:
             (oldest, _), _ = self._choices.popitem(last=False)
@@ -338,12 +338,12 @@ def describe_needs(choice: Choice | None, weights: Share, frames: int = 1) -> st
     return f"The plan needs {arena} bytes of arena and {outputs} of outputs{each}, beside {weights.nbytes} of weights."
 
 
-def _contents(specs: Mapping[str, TensorSpec], names: tuple[str, ...]) -> _Contents | None:
-    """Return the content of these inputs; None where one is not on the host."""
+def _contents(specs: Mapping[str, TensorSpec], reads: tuple[Read, ...]) -> _Contents | None:
+    """Return what these reads told; None where an input is not on the host."""
     rows = []
-    for name in names:
-        content = specs[name].value
+    for read in reads:
+        content = specs[read.input].value
         if content is None:
             return None
-        rows.append((name, content.array.tobytes()))
+        rows.append((read.input, read.least, read.tell(content.array)))
     return tuple(rows)

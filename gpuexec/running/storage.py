@@ -61,21 +61,14 @@ class Storage:
 OpenStorage = Callable[[Backend, Stream, SyncLog], Storage]
 
 
-def watch_memory(
-    arena: Arena,
-    pool: ExchangePool,
-    weights: Weights,
-    frames: Sequence[Frame],
-    graphs: GraphCache,
-    staging: Staging,
-) -> Holdings:
+def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, staging: Staging) -> Holdings:
     """Return what tells how much of each kind of memory is held, and since when."""
     return Holdings(
         {
-            "arena": lambda: arena.nbytes,
-            "exchange": lambda: pool.nbytes,
+            "arena": lambda: storage.arena.nbytes,
+            "exchange": lambda: storage.pool.nbytes,
             "weights": lambda: weights.nbytes,
-            "frames": lambda: sum(frame.nbytes for frame in frames),
+            "frames": lambda: sum(frame.nbytes for frame in storage.frames),
             "graphs": lambda: graphs.nbytes,
             "pinned": lambda: staging.nbytes,
         }

@@ -128,6 +128,7 @@ CASES = [
     conv("pointwise_grouped", (2, 6, 4, 3), (4, 3, 1, 1), group=2),
     conv("pointwise_strided", (2, 5, 5, 6), (6, 5, 1, 1), strides=[2, 2]),
     conv("pointwise_padded", (1, 2, 3, 3), (2, 2, 1, 1), True, pads=[1, 0, 0, 1]),
+    conv("pointwise_strided_padded", (1, 2, 3, 3), (2, 2, 1, 1), True, pads=[0, 0, 2, 2], strides=[2, 2]),
     conv("beyond_a_tile", (2, 3, 9, 9), (67, 3, 3, 3), True),
     conv("whole_tiles", (1, 4, 8, 8), (128, 2, 1, 1), group=2),
     conv("windows_over_two_images", (3, 2, 5, 5), (3, 2, 3, 3)),

@@ -15,6 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.ops.dropout import Dropout
 from gpuexec.ops.random import FLOATS, RandomUniform
 from gpuexec.spec import TensorSpec
+from tests.objects import run_reference
 from tests.ops.harness import Case, run_case
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 3, 4)
@@ -109,12 +110,65 @@ def test_training_without_dropping_keeps_all() -> None:
     run_case(case)
 
 
-def test_training_with_a_seed_of_its_own_minds_no_other() -> None:
-    first = Dropout(seed=3, stream=1).compute(X, RATIO, YES, KEY)[1]
-    again = Dropout(seed=3, stream=2).compute(X, RATIO, YES, np.array([99, 4], np.uint64))[1]
-    np.testing.assert_array_equal(first, again)
-    masks = [Dropout(seed=seed).compute(np.ones(64, np.float32), RATIO, YES, KEY)[1] for seed in (0, 1, 2**24 + 1)]
-    assert len({mask.tobytes() for mask in masks if mask is not None}) == 3
+# ---- with a seed of its own
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.dtype(ml_dtypes.float8_e5m2)], ids=str)
+def test_seeded_training_draws_from_numpys_generator(dtype: Any) -> None:
+    x = np.linspace(-2, 2, 24).astype(dtype).reshape(2, 3, 4)
+    mask = np.random.RandomState(3).uniform(0, 1, x.shape) >= 0.25
+    wide = np.float64 if dtype == np.float64 else np.float32
+    expected = np.where(mask, x.astype(wide) * wide(1 / 0.75), wide(0)).astype(dtype)
+    y, made = Dropout(seed=3, stream=1).compute(x, np.array(0.25, np.float32), YES, KEY)
+    assert y is not None and made is not None and y.dtype == dtype
+    np.testing.assert_array_equal(y.astype(np.float64), expected.astype(np.float64))
+    np.testing.assert_array_equal(made, mask)
+
+
+def test_seeds_differ_by_their_low_bits() -> None:
+    x = np.ones(64, np.float32)
+    masks = [Dropout(seed=seed).compute(x, RATIO, YES)[1] for seed in (0, 1, 2**24 + 1, -1, 2**32)]
+    assert all(mask is not None for mask in masks)
+    assert len({mask.tobytes() for mask in masks if mask is not None}) == 4  # 2**32 is 0
+
+
+def test_seeded_training_with_nothing_dropped_or_not_wanted_stays_on_the_device() -> None:
+    zero = np.array(0.0, np.float32)
+    ones = np.ones(X.shape, bool)
+    for given in ((X, zero, YES), (X, RATIO, NO)):
+        run_case(Case("case", "Dropout", given, {"seed": 3}, (1, 2), (True, True), expected=(X, ones)))
+
+
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)
+@pytest.mark.parametrize("is_constant", [True, False], ids=["constant", "given"])
+def test_seeded_training_is_the_evaluators_in_every_run(backend: gx.BackendType, is_constant: bool) -> None:
+    node = helper.make_node("Dropout", ["x", "r", "t"], ["y", "m"], seed=5)
+    x, ratio = np.linspace(1, 2, 70, dtype=np.float32), np.array(0.75, np.float32)
+    more = [
+        helper.make_tensor("r", TensorProto.FLOAT, [], [0.75]),
+        helper.make_tensor("t", TensorProto.BOOL, [], [True]),
+    ]
+    infos = [helper.make_tensor_value_info(each.name, each.data_type, []) for each in more]
+    graph = helper.make_graph(
+        [node],
+        "dropout",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [70]), *([] if is_constant else infos)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [70]), helper.make_tensor_value_info("m", 9, [70])],
+        more if is_constant else [],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    feeds = {"x": x} if is_constant else {"x": x, "r": ratio, "t": YES}
+    expected = run_reference(model, feeds)
+    loaded = gx.load(model)
+    assert [memory.name for memory in loaded.memories] == []  # nothing to count runs by
+    with gx.Worker(loaded, backend=backend, seed=4) as worker:
+        for _ in range(2):
+            worker.run(feeds)
+            for name, wanted in zip("ym", expected, strict=True):
+                np.testing.assert_array_equal(worker.read_output(name), wanted)
+        calls = [(row.operator, row.why) for row in worker.report().host_calls]
+    own = [("Dropout", "with a seed it draws from NumPy's own generator")]
+    assert calls == (own if backend is gx.BackendType.SIMULATOR else [])
 
 
 @pytest.mark.parametrize("ratio", [1.0, -0.25, np.nan])

@@ -55,6 +55,9 @@ INTEGER = [
     conv("without_zeros", integers(U8, 1, 3, 5, 5), integers(U8, 4, 3, 3, 3), pads=[1, 1, 1, 1]),
     conv("signed_without_zeros", integers(I8, 1, 3, 5, 5), integers(I8, 4, 3, 3, 3), pads=[1, 1, 1, 1]),
     conv("zeros_of_channels", integers(U8, 1, 3, 5, 5), integers(I8, 4, 3, 2, 2), integers(U8), integers(I8, 4)),
+    conv(
+        "zeros_of_one_element", integers(U8, 1, 3, 5), integers(I8, 4, 3, 2), integers(U8, 1, 1, 1, 1), integers(I8, 1)
+    ),
     conv("w_zero", integers(I8, 1, 3, 5, 5), integers(I8, 4, 3, 2, 2), None, integers(I8)),
     conv(
         "all_attributes",

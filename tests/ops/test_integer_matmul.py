@@ -63,6 +63,12 @@ PRODUCTS = [
     product(
         "zeros_by_matrix", integers(U8, 2, 3, 9), integers(I8, 2, 9, 5), integers(U8, 2, 3, 1), integers(I8, 2, 1, 5)
     ),
+    product(
+        "zeros_by_more_matrices", integers(U8, 2, 5, 9), integers(I8, 9, 4), integers(U8, 5, 1), integers(I8, 2, 1, 4)
+    ),
+    product(
+        "zeros_by_one_matrix", integers(U8, 5, 9), integers(I8, 2, 9, 4), integers(U8, 1, 5, 1), integers(I8, 1, 4)
+    ),
     product("few_rows", integers(U8, 2, 131), integers(I8, 131, 21), integers(U8), integers(I8)),
     product("column", integers(U8, 40, 12), integers(I8, 12, 1), integers(U8), integers(I8)),
     product("vectors", integers(U8, 12), integers(I8, 12), integers(U8), integers(I8)),

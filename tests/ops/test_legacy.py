@@ -67,7 +67,7 @@ def make_model(
     """Return a model of one node."""
     infos = [helper.make_tensor_value_info(name, dtype_row(x.dtype).code, x.shape) for name, x in inputs.items()]
     output = helper.make_tensor_value_info("y", dtype_row(np.dtype(dtype)).code, None)
-    graph = helper.make_graph([helper.make_node(op, list(inputs), ["y"], **attributes)], "old", infos, [output])
+    graph = helper.make_graph([helper.make_node(op, list(inputs), ["y"], "node", **attributes)], "old", infos, [output])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=3)
 
 
@@ -161,6 +161,23 @@ def test_what_opset_10_took_out_is_unknown_to_it(op: str) -> None:
 def test_a_scaler_without_biases_is_refused() -> None:
     with pytest.raises(GpuexecError, match="ImageScaler expects a bias for each channel"):
         gx.load(make_model("ImageScaler", {"x": X}, {"scale": 2.0}, 7, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes", "message"),
+    [
+        ("GRUUnit", {"h": HIDDEN}, {}, "GRUUnit expects 4 inputs, hidden state, gates, lengths and time, got 1"),
+        ("ImageScaler", {"x": X}, {"bias": "a"}, "ImageScaler: of another form: could not convert string"),
+        ("ScaledTanh", {"x": X}, {"alpha": "a"}, "Affine expects alpha to be float, got 'a'"),
+        ("Crop", {"x": X}, {"border": 1}, r"Crop expects border to be tuple\[int, ...\], got 1"),
+        ("Crop", {"x": X}, {"scale": [1.5, 2.0]}, r"Crop expects scale to be tuple\[int, ...\], got \(1.5, 2.0\)"),
+    ],
+)
+def test_a_node_of_another_form_is_refused_by_name(
+    op: str, inputs: dict[str, Array], attributes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=rf"{message}.*: 1 \(node\)"):
+        gx.load(make_model(op, inputs, attributes, 7, np.float32))
 
 
 @pytest.mark.parametrize(

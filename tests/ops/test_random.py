@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+import gpuexec as gx
 from gpuexec.errors import InputError
 from gpuexec.operator import Operator, build
 from gpuexec.ops.philox import Draw, log_unit, philox, turn
@@ -150,6 +152,49 @@ def test_next_keys_of_indices_differ() -> None:
     assert len(made) == 100
 
 
+# ---- Bernoulli with a seed of its own
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_seeded_bernoulli_draws_from_numpys_generator(dtype: np.dtype[Any]) -> None:
+    x = np.linspace(0, 1, 42).reshape(6, 7).astype(dtype)
+    wanted = np.random.RandomState(7).binomial(1, x.astype(np.float64))
+    for key in (None, KEY):
+        made = Bernoulli(dtype_row(np.int32).code, seed=7.5, stream=3).compute(x, key)[0]
+        assert made.dtype == np.int32
+        np.testing.assert_array_equal(made, wanted)
+
+
+def test_seeded_bernoulli_takes_chances_beyond_0_and_1() -> None:
+    x = np.array([np.nan, -1, 0, 1, 2, np.inf, -np.inf], np.float32)
+    for seed in (3.0, -3.0, 1e30, np.inf):
+        assert Bernoulli(seed=seed).compute(x)[0].tolist() == [0, 0, 0, 1, 1, 1, 0]
+
+
+def test_a_seed_that_is_no_number_is_none() -> None:
+    x = np.full(50, 0.5, np.float32)
+    np.testing.assert_array_equal(Bernoulli(seed=np.nan).compute(x, KEY)[0], Bernoulli().compute(x, KEY)[0])
+    assert Bernoulli(seed=np.nan).is_lowered([]) and not Bernoulli(seed=1.0).is_lowered([])
+
+
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)
+def test_seeded_bernoulli_is_a_host_call_with_its_reason(backend: gx.BackendType) -> None:
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Bernoulli", ["x"], ["y"], seed=2.0), onnx.helper.make_node("Exp", ["y"], ["z"])],
+        "chances",
+        [onnx.helper.make_tensor_value_info("x", 1, ["n"])],
+        [onnx.helper.make_tensor_value_info("z", 1, ["n"])],
+    )
+    x = np.linspace(0, 1, 30, dtype=np.float32)
+    model = gx.load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 22)], ir_version=10))
+    with gx.Worker(model, backend=backend) as worker:
+        for _ in range(2):
+            np.testing.assert_allclose(worker.run(x), np.exp(np.random.RandomState(2).binomial(1, x)), rtol=1e-6)
+        calls = [(row.operator, row.why) for row in worker.report().host_calls]
+    own = [("Bernoulli", "with a seed it draws from NumPy's own generator")]
+    assert calls == (own if backend is gx.BackendType.SIMULATOR else [])
+
+
 # ---- distributions: bounds that a fair generator breaks once in some 10**9 times, for the one sample these seeds give
 
 
@@ -200,7 +245,7 @@ def bound_kolmogorov(chance: float) -> float:
 def test_attributes_are_those_of_onnx(name: str) -> None:
     op = build(name, {"shape": (2,)} if name in ("RandomUniform", "RandomNormal") else {})
     schema = onnx.defs.get_schema(name)
-    assert set(op.__slots__) - set(schema.attributes) == {"stream"}
+    assert {field.name for field in dataclasses.fields(op)} - set(schema.attributes) == {"stream"}  # type: ignore[arg-type]
     for key, attribute in schema.attributes.items():
         if attribute.default_value.type:
             assert getattr(type(op)(), key) == onnx.helper.get_attribute_value(attribute.default_value)

@@ -49,6 +49,7 @@ CASES = [
     scatter("circular", PAST, UPDATE, [4, 0, 13], mode="circular"),
     scatter("circular_from_below", PAST, UPDATE, [-1, -5, -6], mode="circular"),
     scatter("circular_far", PAST, UPDATE, [ENDLESS, -ENDLESS, ENDLESS + 3], mode="circular"),
+    scatter("circular_extremes", PAST, UPDATE, [2**63 - 1, -(2**63), 2**63 - 2], mode="circular"),
     scatter("whole", PAST, -PAST, [0, 0, 0]),
     scatter("whole_turned", PAST, -PAST, [3, 0, 1], mode="circular"),
     scatter("first_of_the_others", cache(2, 5, 3), -cache(2, 1, 3), [4, 2], axis=1),

@@ -15,7 +15,7 @@ from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.execute import run_template, specs_of
-from tests.operators import FLOAT, INT, Extents, GraphBuilder, Join, Reshaped, Scale, Sum, compute_graph
+from tests.operators import FLOAT, INT, Extents, GraphBuilder, Join, Reshaped, Room, Scale, Sum, compute_graph
 
 
 def plan(graph: Graph, specs: dict[str, TensorSpec], target: str = "cpu") -> Template:
@@ -139,3 +139,32 @@ def test_large_values_are_not_propagated() -> None:
     got = run_template(template, graph, {}, CpuDevice())
     for one, expected in zip(got, compute_graph(graph, {}), strict=True):
         np.testing.assert_array_equal(one, expected)
+
+
+def room_specs(first: int, second: int, total: int) -> dict[str, TensorSpec]:
+    inputs = {"x": TensorSpec((first, 4), FLOAT), "y": TensorSpec((second, 4), FLOAT)}
+    return {**inputs, "total": TensorSpec.of(np.array(total))}
+
+
+def test_numbers_that_are_all_the_same_to_a_reader_are_told_as_one() -> None:
+    build = GraphBuilder()
+    rows = [build.input(name, "n", 4) for name in ("x", "y")]
+    total = build.input("total", dtype=INT)
+    graph = build.graph(*(build.node(Room(), x, total, name=x.name) for x in rows))
+    template = plan(graph, room_specs(3, 4, 7))
+    variants = {
+        (held, count): template.specialise(room_specs(held, 4, count)) for count in (1, 2, 6) for held in (2, 3)
+    }
+    for (held, count), variant in variants.items():
+        assert [spec.shape for spec in variant.outputs] == [(max(held, count), 4), (max(4, count), 4)]
+        assert variant.reads == (Read("total", "x", "total", held), Read("total", "y", "total", 4))
+    told = {key: [read.tell(np.array(key[1])) for read in variant.reads] for key, variant in variants.items()}
+    assert told[2, 1] == told[2, 2] != told[2, 6] and told[2, 2] != told[3, 2] == told[3, 1]
+
+
+def test_a_number_that_is_computed_is_read_whole() -> None:
+    build = GraphBuilder()
+    total = build.node(Sum(), build.input("total", dtype=INT), build.constant(np.array(1)))
+    graph = build.graph(build.node(Room(), build.input("x", "n", 4), total, name="x"))
+    template = plan(graph, {"x": TensorSpec((3, 4), FLOAT), "total": TensorSpec.of(np.array(1))})
+    assert template.plan.reads == (Read("total", "x", "total"),)

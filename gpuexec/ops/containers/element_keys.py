@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.containers import hold, make_sequence, read_sequence
 from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
+from gpuexec.ops.containers.sequence import HOST_REASON, SEQUENCE_SPEC, check_sequence
 from gpuexec.ops.random_key import NextKey, check_key
 from gpuexec.spec import TensorSpec
 
@@ -20,6 +20,7 @@ class ElementKeys(Operator):
     """A sequence of keys, one of its own for each element of another sequence; see `gpuexec.ops.random_key`."""
 
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, key: TensorSpec, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a sequence."""

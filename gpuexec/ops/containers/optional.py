@@ -10,6 +10,7 @@ import numpy as np
 from gpuexec.containers import hold, make_optional, read_optional
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const
+from gpuexec.ops.containers.sequence import HOST_REASON
 from gpuexec.ops.layout import Slots
 from gpuexec.spec import OPTIONAL, DeclaredSpec, TensorSpec
 
@@ -23,6 +24,7 @@ class Optional(Operator):
 
     type: DeclaredSpec | None = None
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return an optional."""

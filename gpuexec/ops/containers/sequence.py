@@ -13,6 +13,7 @@ from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
 from gpuexec.spec import SEQUENCE, TensorSpec, dtype_row, name_dtype
 
 SEQUENCE_SPEC = TensorSpec((), SEQUENCE)
+HOST_REASON = "sequences and optionals are containers on the host"
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
@@ -22,6 +23,7 @@ class SequenceConstruct(Operator):
     """A sequence of the inputs, which are of one element type."""
 
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -43,6 +45,7 @@ class SequenceEmpty(Operator):
 
     dtype: int = 1
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -60,6 +63,7 @@ class SequenceAt(Operator):
     """The element at a position; negative ones count from the back."""
 
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec, position: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the element's spec: no two elements need be alike, so sequence and position must be known."""
@@ -81,6 +85,7 @@ class SequenceInsert(Operator):
     """The sequence with a tensor put in before a position, from -n to n; without one, at the end."""
 
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(
         self, sequence: TensorSpec, tensor: TensorSpec, position: TensorSpec | None = None
@@ -110,6 +115,7 @@ class SequenceErase(Operator):
     """The sequence without the element at a position; negative ones count from the back; without one, the last."""
 
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec, position: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -131,6 +137,7 @@ class SequenceLength(Operator):
     """How many elements there are, as one int64."""
 
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of one int64."""

@@ -12,7 +12,7 @@ from gpuexec.containers import describe, hold, make_sequence, read_sequence
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
 from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
-from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
+from gpuexec.ops.containers.sequence import HOST_REASON, SEQUENCE_SPEC, check_sequence
 from gpuexec.spec import TensorSpec
 
 
@@ -28,6 +28,7 @@ class SplitToSequence(Operator):
     axis: int = 0
     keepdims: int = 1
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, x: TensorSpec, split: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -57,6 +58,7 @@ class ConcatFromSequence(Operator):
     axis: int
     new_axis: int = 0
     tolerance = Tolerance.EXACT
+    host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of the whole; the sequence must be known for that."""

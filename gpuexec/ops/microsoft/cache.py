@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_at_least
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_engine import UNSIGNED_BY_SIZE
 from gpuexec.ops.layout import Slots
@@ -23,6 +23,7 @@ from gpuexec.spec import TensorSpec
 _SOURCE = "cache.cu"
 _THREADS = 256  # kThreads of cache.cu
 _INDEX, _COUNT = np.dtype(np.int64), np.dtype(np.int32)
+_TOTAL = "total_sequence_length"
 instantiate(_SOURCE, ["cache_places", *(f"place_rows<{UNSIGNED_BY_SIZE[size]}>" for size in (2, 4))])
 
 
@@ -51,8 +52,8 @@ class CachePlaces(Operator):
         counts = check_dtype(self.name, counts, (_COUNT, _INDEX), "counts")
         if x is None or x.rank < 2 or counts.size not in (1, x.shape[0]):
             raise InputError(f"{self.name} expects a count for each sequence of {x}, or one, got {counts}.")
-        if total is not None and check_dtype(self.name, total, (_COUNT,), "total_sequence_length").size != 1:
-            raise InputError(f"{self.name} expects total_sequence_length to hold one number, got {total}.")
+        if total is not None and check_dtype(self.name, total, (_COUNT,), _TOTAL).size != 1:
+            raise InputError(f"{self.name} expects {_TOTAL} to hold one number, got {total}.")
         each = TensorSpec((x.shape[0],), _INDEX)
         return each, each, TensorSpec(x.shape[:2], _INDEX)
 
@@ -133,8 +134,8 @@ class PlaceRows(Operator):
                 raise InputError(f"{self.name} expects the past to go with {new} but for its rows, got {old}.")
         if total is not None:
             if total.size != 1:
-                raise InputError(f"{self.name} expects total_sequence_length to hold one number, got {total}.")
-            rows = max(rows, int(require_const(total, "total_sequence_length", 3).reshape(())))
+                raise InputError(f"{self.name} expects {_TOTAL} to hold one number, got {total}.")
+            rows = require_at_least(total, _TOTAL, 3, rows)
         return (new.with_shape((*new.shape[:-2], rows, new.shape[-1])),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
@@ -158,7 +159,7 @@ class PlaceRows(Operator):
         y = outputs[0]
         assert new is not None and starts is not None and y is not None
         if total is not None:
-            require_const(total.spec, "total_sequence_length", 3)
+            require_at_least(total.spec, _TOTAL, 3, 0 if old is None else old.shape[-2])
         if old is not None and old.shape == y.shape and old.is_contiguous:
             emit.in_place(y, old)
         rank = y.spec.rank

@@ -94,9 +94,12 @@ class GatherBlockQuantized(Operator):
         """Gather narrow, then widen what was gathered."""
         found, per_byte = self._find_blocks(data.shape, data.dtype), self._per_byte(data.dtype)
         extent = found.shape[found.gather]
+        made = (*found.shape[: found.gather], *indices.shape, *found.shape[found.gather + 1 :])
+        if not extent:
+            return (np.zeros(made, scales.dtype),)
         flat = np.where(indices < 0, indices + extent, indices).reshape(-1)
         is_inside = (flat >= 0) & (flat < extent)
-        rows = np.where(is_inside, flat, 0) if extent else flat[:0]
+        rows = np.where(is_inside, flat, 0)
         table = make_table(data.dtype)
         codes = unpack(np.take(_as_bytes(data), rows, found.gather), 8 // per_byte)
         scales = np.broadcast_to(scales, found.scales)
@@ -117,8 +120,7 @@ class GatherBlockQuantized(Operator):
             values *= spread(scales).astype(FLOAT)
         shape = [1] * values.ndim
         shape[found.gather] = -1
-        values = np.where(is_inside[: rows.size].reshape(shape), values, FLOAT.type(0))
-        made = (*found.shape[: found.gather], *indices.shape, *found.shape[found.gather + 1 :])
+        values = np.where(is_inside.reshape(shape), values, FLOAT.type(0))
         return (values.reshape(made).astype(scales.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:

@@ -55,8 +55,8 @@ def unpack(packed: Array, bits: int, *, is_high_first: bool = False) -> Array:
 class MatMulNBits(Operator):
     """``A @ W' + bias``, where ``W[n, k] = (B[n, k] - zero_point) * scale`` by blocks along k.
 
-    A zero point is half the range of ``bits`` where none is given. ``accuracy_level`` would allow to round A;
-    nothing is rounded here.
+    A zero point is half the range of ``bits`` where none is given. A block that g_idx names and that there is not is an
+    error on the host; on a device it counts as nothing. ``accuracy_level`` would allow to round A; nothing is here.
     """
 
     K: int
@@ -96,13 +96,20 @@ class MatMulNBits(Operator):
         return (TensorSpec((*a.shape[:-1], self.N), a.dtype),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
-        """Widen a part of the weights, multiply; half and bfloat16 in float, rounded once."""
+        """Widen a part of the weights, multiply; half and bfloat16 in float, rounded once.
+
+        Raises:
+            InputError: A place of g_idx is no block's.
+        """
         a, b, scales, zeros, groups, bias = (*inputs, *(None,) * 4)[:6]
         assert a is not None and b is not None and scales is not None
         blocks = ceil_div(self.K, self.block_size)
         places = np.arange(self.K) // self.block_size if groups is None else groups.reshape(-1)[: self.K]
-        codes, scales = b.reshape(self.N, -1), scales.reshape(self.N, blocks)
-        wide = None if zeros is None else zeros.reshape(self.N, -1)
+        outside = places[(places < 0) | (places >= blocks)]
+        if outside.size:
+            raise InputError(f"{self.name} expects g_idx from 0 to {blocks - 1}, got {outside[0]}.")
+        codes, scales = (x.reshape(self.N, x.size // max(1, self.N)) for x in (b, scales))
+        wide = None if zeros is None else zeros.reshape(self.N, zeros.size // max(1, self.N))
         if wide is not None and wide.dtype == UINT8:
             wide = unpack(wide, self.bits)[:, :blocks]
         y = np.empty((*a.shape[:-1], self.N), FLOAT)

@@ -21,6 +21,7 @@ from gpuexec.ops.elementwise_engine import BOOL, launch_units
 from gpuexec.ops.integer import FLOAT, Quantized, check_bytes, check_one, offset_of, round_to_bytes
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.rational import rational_sigmoid
 from gpuexec.spec import TensorSpec
 
 _SOURCE = "quantized_elementwise.cu"
@@ -112,13 +113,12 @@ class QLinearLeakyRelu(QuantizedUnary):
 @operator("QLinearSigmoid", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class QLinearSigmoid(QuantizedUnary):
-    """``1 / (1 + exp(-x))``."""
+    """``1 / (1 + exp(-x))``, as a rational function: the same bytes on every device."""
 
     kind: ClassVar[int] = _SIGMOID
 
     def _apply(self, numbers: Array) -> Array:
-        one = FLOAT.type(1)
-        return np.asarray(one / (one + np.exp(-numbers)))
+        return rational_sigmoid(numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from gpuexec.ops.ml import feature_rows as feature_rows
 from gpuexec.ops.ml import features as features
 from gpuexec.ops.ml import label_encoder as label_encoder
 from gpuexec.ops.ml import linear as linear
+from gpuexec.ops.ml import maps as maps
 from gpuexec.ops.ml import one_hot_encoder as one_hot_encoder
 from gpuexec.ops.ml import svm as svm
 from gpuexec.ops.ml import trees as trees

@@ -6,7 +6,7 @@ tree; so a result does not depend on how many rows there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, instantiate
 from gpuexec.ops.ml.forest import Aggregate, Forest
+from gpuexec.ops.ml.forest_host import HostForest, prepare_forest
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, THREADS, as_rows, count_rows, show_as
 from gpuexec.ops.ml.scores import Finish
 from gpuexec.spec import TensorSpec, dtype_row
@@ -33,6 +34,10 @@ class Ensemble:
     aggregate: Aggregate
     base: Array | None
     finish: Finish
+    host: HostForest = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", prepare_forest(self.forest, self.targets))
 
     @property
     def columns(self) -> int:
@@ -52,10 +57,9 @@ class Ensemble:
 
     def compute(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """Return the raw scores, for a result of a type."""
-        forest, wide = self.forest, self._choose_type(x.dtype)
         real = self._choose_sum(dtype)
-        leaves = forest.find_leaves(as_rows(x).astype(wide, copy=False))
-        scores = forest.vote(leaves, self.targets, self.aggregate, real)
+        leaves = self.host.find_leaves(as_rows(x).astype(self._choose_type(x.dtype), copy=False))
+        scores = self.host.vote(leaves, self.targets, self.aggregate, real)
         return scores if self.base is None else scores + self.base.astype(real)
 
     def lower(self, emit: Emitter, x: Slot, rows: int, scores: Slot | None, labels: Slot | None) -> None:

@@ -12,10 +12,8 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.operator import Array
 
-_MISSING_BIT, _TEST_BITS, _FEATURE_SHIFT = 8, 7, 4  # of Split in trees.cu
+MISSING_BIT, TEST_BITS, FEATURE_SHIFT = 8, 7, 4  # of Split in trees.cu
 _MOST_FEATURES = 1 << 28
-_MOST_PLACES = 1 << 20  # of trees times rows (times targets), followed at once on the host
-_COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)  # by Test
 
 
 class Test(IntEnum):
@@ -54,6 +52,7 @@ class Forest:
         first: Where the votes of a leaf begin, ``[leaves + 1]``.
         targets: What a vote is for; those of a leaf in rising order.
         weights: Of the votes, float32 or float64.
+        depth: How many nodes a way has at most.
     """
 
     thresholds: Array
@@ -66,11 +65,12 @@ class Forest:
     first: Array
     targets: Array
     weights: Array
+    depth: int
 
     @property
     def features(self) -> int:
         """How many features rows have at least."""
-        return int((self.tests >> _FEATURE_SHIFT).max(initial=-1)) + 1 if len(self.tests) else 0
+        return int((self.tests >> FEATURE_SHIFT).max(initial=-1)) + 1 if len(self.tests) else 0
 
     def pack(self, dtype: np.dtype[Any]) -> Array:
         """Return the nodes as trees.cu has them, with thresholds of a type."""
@@ -80,86 +80,6 @@ class Forest:
         for name, column in columns:
             nodes[name][: len(column)] = column
         return nodes.view(np.uint32)
-
-    def find_leaves(self, x: Array) -> Array:
-        """Return the leaf of each tree that each row falls into, ``[trees, rows]``; ``x`` in the type of thresholds."""
-        trees, rows = len(self.roots), len(x)
-        leaves = np.empty((trees, rows), np.int32)
-        chunk = max(1, _MOST_PLACES // max(1, trees))
-        for begin in range(0, rows, chunk):
-            piece = x[begin : begin + chunk]
-            leaves[:, begin : begin + chunk] = self._follow(piece)
-        return leaves
-
-    def vote(self, leaves: Array, targets: int, aggregate: Aggregate, dtype: np.dtype[Any]) -> Array:
-        """Return what the votes of the leaves come to, ``[rows, targets]``: tree by tree, in the type given."""
-        trees, rows = leaves.shape
-        if aggregate <= Aggregate.SUM and (table := self._spread_votes(targets, dtype)) is not None:
-            chunk = max(1, _MOST_PLACES // max(1, trees * targets))
-            parts = [table[leaves[:, i : i + chunk]].sum(0) for i in range(0, rows, chunk)]
-            scores = np.concatenate(parts) if parts else np.zeros((0, targets), dtype)
-            return scores / dtype.type(trees) if aggregate is Aggregate.AVERAGE else scores
-        weights = self.weights.astype(dtype, copy=False)
-        scores = np.zeros((rows, targets), dtype)
-        is_voted = np.zeros((rows, targets), np.bool_)
-        with np.errstate(all="ignore"):
-            for fallen in leaves:
-                low, end = self.first[fallen], self.first[fallen + 1]
-                for step in range(int((end - low).max(initial=0))):
-                    row = np.flatnonzero(low + step < end)
-                    vote = low[row] + step
-                    place = row, self.targets[vote]
-                    weight, before = weights[vote], scores[place]
-                    if aggregate > Aggregate.SUM:
-                        is_less = weight < before if aggregate is Aggregate.MIN else weight > before
-                        scores[place] = np.where(is_voted[place] & ~is_less, before, weight)
-                        is_voted[place] = True
-                    else:
-                        scores[place] = before + weight
-            return scores / scores.dtype.type(trees) if aggregate is Aggregate.AVERAGE else scores
-
-    def _spread_votes(self, targets: int, dtype: np.dtype[Any]) -> Array | None:
-        """Return the weight of each leaf for each target, where that is no large table and no leaf has two of one."""
-        leaves = len(self.first) - 1
-        places = np.repeat(np.arange(leaves), np.diff(self.first)) * targets + self.targets
-        if leaves * targets > _MOST_PLACES or (np.diff(places) == 0).any():
-            return None
-        table = np.zeros(leaves * targets, dtype)
-        table[places] = self.weights
-        return np.asarray(table.reshape(leaves, targets))
-
-    def _follow(self, x: Array) -> Array:
-        places = np.repeat(self.roots[:, None], len(x), 1).reshape(-1).astype(np.int64)
-        rows = np.tile(np.arange(len(x)), len(self.roots))
-        going, kinds = np.flatnonzero(places >= 0), np.unique(self.tests & _TEST_BITS).tolist()
-        while going.size:
-            node = places[going]
-            value = x[rows[going], self.tests[node] >> _FEATURE_SHIFT]
-            places[going] = np.where(self._test(node, value, kinds), self.yes[node], self.no[node])
-            going = going[places[going] >= 0]
-        return (~places).reshape(len(self.roots), len(x))
-
-    def _test(self, node: Array, value: Array, kinds: Sequence[int]) -> Array:
-        """Return where the tests of nodes, of these kinds, hold for values."""
-        test, threshold = self.tests[node], self.thresholds[node].astype(value.dtype, copy=False)
-        if len(kinds) == 1 and kinds[0] < len(_COMPARISONS):
-            holds = _COMPARISONS[kinds[0]](value, threshold)
-        else:
-            holds = np.zeros(len(node), np.bool_)
-            for kind in kinds:
-                at = np.flatnonzero(test & _TEST_BITS == kind)
-                if kind < len(_COMPARISONS):
-                    holds[at] = _COMPARISONS[kind](value[at], threshold[at])
-                else:
-                    holds[at] = self._is_member(value[at], threshold[at].astype(np.int64))
-        return np.asarray(np.where(np.isnan(value), (test & _MISSING_BIT) != 0, holds))
-
-    def _is_member(self, value: Array, sets: Array) -> Array:
-        holds = np.zeros(len(value), np.bool_)
-        for number in np.unique(sets):
-            at = sets == number
-            holds[at] = np.isin(value[at], self.members[self.starts[number] : self.starts[number + 1]])
-        return holds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,11 +130,11 @@ class Nodes:
             raise InputError(f"membership_values expects {len(of_sets)} sets, one by node, got {len(sets)}.")
         thresholds[of_sets] = np.arange(len(of_sets))
         yes, no, starts = (np.array(column, np.int64) for column in (self.yes, self.no, roots))
-        _check_trees(starts, yes, no, leaves)
+        depth = _measure_trees(starts, yes, no, leaves)
         order = np.lexsort((votes.targets, votes.leaves))
         return Forest(
             thresholds,
-            (features << _FEATURE_SHIFT | missing * _MISSING_BIT | tests).astype(np.int64),
+            (features << FEATURE_SHIFT | missing * MISSING_BIT | tests).astype(np.int64),
             yes.astype(np.int32),
             no.astype(np.int32),
             starts.astype(np.int32),
@@ -223,11 +143,12 @@ class Nodes:
             np.cumsum([0, *np.bincount(votes.leaves, minlength=leaves)]).astype(np.int32),
             votes.targets[order].astype(np.int32),
             votes.weights[order],
+            depth,
         )
 
 
-def _check_trees(roots: Array, yes: Array, no: Array, leaves: int) -> None:
-    """Check that whoever follows children from a root comes to a leaf.
+def _measure_trees(roots: Array, yes: Array, no: Array, leaves: int) -> int:
+    """Return after how many nodes at most whoever follows children from a root comes to a leaf.
 
     Raises:
         InputError: A child is out of range, or a way leads back.
@@ -239,9 +160,9 @@ def _check_trees(roots: Array, yes: Array, no: Array, leaves: int) -> None:
             f"{~ends.min()}."
         )
     level = np.unique(roots[roots >= 0])
-    for _ in range(len(yes) + 1):
+    for depth in range(len(yes) + 1):
         if not level.size:
-            return
+            return depth
         below = np.concatenate((yes[level], no[level]))
         level = np.unique(below[below >= 0])
     raise InputError("a node is among its own descendants; expected trees without cycles.")

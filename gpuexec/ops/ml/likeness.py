@@ -16,7 +16,9 @@ from gpuexec.ops.ml.scores import Finish
 
 SOURCE = "svm.cu"
 _TILE = 32  # kTile of svm.cu
-_MOST_DIFFERENCES = 1 << 22  # held at once on the host
+_MOST_DIFFERENCES = 1 << 16  # held at once on the host
+_FEW_ROWS = 8  # for which nothing is made of the vectors first
+_LARGE = 2.0**20  # squares whose last bits in double, times gamma, are nothing to a float that was 1
 instantiate(SOURCE, ["compare_with_vectors"])
 
 
@@ -82,13 +84,25 @@ class Vectors:
         )
 
     def _measure(self, x: Array) -> Array:
-        """Return squared distances; of differences, since squares of far vectors would cancel."""
-        chunk = max(1, _MOST_DIFFERENCES // max(1, self.rows.size))
-        pieces = [
-            np.square(x[first : first + chunk, None] - self.rows).sum(2, dtype=np.float32)
-            for first in range(0, len(x), chunk)
-        ]
-        return np.concatenate(pieces) if pieces else np.zeros((0, self.count), np.float32)
+        """Return squared distances."""
+        if len(x) < _FEW_ROWS:
+            return _measure_differences(x, self.rows)
+        wide, rows = x.astype(np.float64), self.rows.astype(np.float64)
+        squares = np.square(wide).sum(1)[:, None] + np.square(rows).sum(1)
+        # Of differences where the squares of far vectors would cancel so much that it shows in the result.
+        if not squares.max(initial=0) * abs(self.gamma) < _LARGE:
+            return _measure_differences(x, self.rows)
+        squares -= wide @ (rows.T + rows.T)
+        return np.asarray(np.maximum(squares, 0, out=squares).astype(np.float32))
+
+
+def _measure_differences(x: Array, vectors: Array) -> Array:
+    chunk = max(1, _MOST_DIFFERENCES // max(1, vectors.size))
+    distances = np.empty((len(x), len(vectors)), np.float32)
+    for first in range(0, len(x), chunk):
+        differences = x[first : first + chunk, None] - vectors
+        distances[first : first + chunk] = np.square(differences, out=differences).sum(2, dtype=np.float32)
+    return distances
 
 
 def launch_likeness(emit: Emitter, vectors: Vectors, x: Slot, rows: int) -> Slot:

@@ -58,16 +58,17 @@ class Pairs:
         return self.classes if self.has_probabilities else len(self.members)
 
     def score(self, likeness: Array) -> Array:
-        """Return the scores of the pairs: products in float, sums in double."""
-        scores = np.empty((len(likeness), len(self.members)), np.float32)
+        """Return the scores of the pairs: products and sums in double."""
+        first, second = self.members.T
+        # By row of the coefficients and class: the vectors of the class, weighed by that row.
+        sums = np.zeros((len(likeness), self.classes - 1, self.classes))
         with np.errstate(all="ignore"):
-            for pair, (left, right) in enumerate(self.members.tolist()):
-                total = np.zeros(len(likeness))
-                for own, row in ((left, right - 1), (right, left)):
-                    part = slice(self.starts[own], self.starts[own + 1])
-                    total += (likeness[:, part] * self.coefficients[row, part]).sum(1, dtype=np.float64)
-                scores[:, pair] = total + self.rho[pair]
-        return scores
+            for own in range(self.classes):
+                part = slice(self.starts[own], self.starts[own + 1])
+                factors = self.coefficients[:, part].astype(np.float64)
+                sums[:, :, own] = likeness[:, part].astype(np.float64) @ factors.T
+            scores = sums[:, second - 1, first] + sums[:, first, second] + self.rho
+            return np.asarray(scores.astype(np.float32))
 
     def count_votes(self, scores: Array) -> Array:
         """Return the class of each row that wins most pairs, the first of equals."""
@@ -97,22 +98,11 @@ class Pairs:
                 qp = np.add.accumulate(q[going] * p[going, None], axis=2)[:, :, -1]
                 total = np.add.accumulate(p[going] * qp, axis=1)[:, -1]
                 is_unfit = ~(np.abs(qp - total[:, None]).max(1, initial=0) < np.float32(0.005) / classes)
-                going, qp, total = going[is_unfit], qp[is_unfit], total[is_unfit]
+                going = going[is_unfit]
                 if not going.size:
                     break
-                self._improve(p, q, going, qp, total)
+                p[going] = _improve(p[going].T, q[going], qp[is_unfit].T, total[is_unfit]).T
         return p
-
-    def _improve(self, p: Array, q: Array, going: Array, qp: Array, total: Array) -> None:
-        """Better the probabilities of the rows that go on, class by class."""
-        for i in range(self.classes):
-            diagonal = q[going, i, i]
-            step = (total - qp[:, i]) / diagonal
-            scale = 1 + step
-            p[going, i] += step
-            total = (total + step * (step * diagonal + 2 * qp[:, i])) / scale / scale
-            qp = (qp + step[:, None] * q[going, i]) / scale[:, None]
-            p[going] /= scale[:, None]
 
     def launch_scores(self, emit: Emitter, likeness: Slot) -> Slot:
         """Launch a thread per row and pair; return the scores."""
@@ -168,6 +158,19 @@ class Pairs:
             writes=[3, 4],
         )
         return p
+
+
+def _improve(p: Array, q: Array, qp: Array, total: Array) -> Array:
+    """Return better probabilities ``[classes, rows]``, class by class, by ``q`` p for each row and p' q p."""
+    p, qp = p.copy(), qp.copy()
+    for i, (diagonal, column) in enumerate(zip(np.einsum("rii->ir", q), q.transpose(1, 2, 0), strict=True)):
+        step = (total - qp[i]) / diagonal
+        scale = 1 + step
+        p[i] += step
+        total = (total + step * (step * diagonal + 2 * qp[i])) / scale / scale
+        qp = (qp + step * column) / scale
+        p /= scale
+    return p
 
 
 def read_pairs(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError
-from gpuexec.ops.text.pattern import Choice, Class, Place, Repeat, Sequence, Tree
+from gpuexec.ops.text.characters import Class
+from gpuexec.ops.text.pattern import Choice, Place, Repeat, Sequence, Tree
 
 _MOST_STATES = 50_000
 _MOST_STEPS_KEPT = 10_000

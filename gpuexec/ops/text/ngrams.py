@@ -53,8 +53,9 @@ class Grams:
 
 
 def build_grams(pool: tuple[Any, ...], starts: tuple[int, ...], least: int, most: int) -> Grams:
-    """Return the tree of the n-grams of ``least`` to ``most`` tokens in a pool, where those of n tokens begin at
-    ``starts[n - 1]``. All n-grams count for their numbers; of equal ones the last stands.
+    """Return the tree of the n-grams of ``least`` to ``most`` tokens in a pool.
+
+    Those of n tokens begin at ``starts[n - 1]``. All n-grams count for their numbers; of equal ones the last stands.
 
     Raises:
         InputError: The starts are not in order, outside the pool, or not whole n-grams apart.

@@ -37,10 +37,10 @@ class StringConcat(Operator):
 @operator("StringSplit")
 @dataclass(frozen=True, slots=True)
 class StringSplit(Operator):
-    """The parts of each string between delimiters, along a new last axis that is filled up with empty ones, and how many.
+    """The parts of each string between delimiters, along a new last axis, and how many they are.
 
-    Without a delimiter, white space of any length (as Unicode has it) delimits, and there is none at either end. After
-    ``maxsplit`` delimiters the rest is the last part.
+    Missing parts are empty strings. Without a delimiter, white space of any length (as Unicode has it) delimits, and
+    there is none at either end. After ``maxsplit`` delimiters the rest is the last part.
     """
 
     delimiter: str | None = None

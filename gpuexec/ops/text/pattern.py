@@ -1,75 +1,24 @@
-"""Regular expressions in RE2's syntax, read into trees: https://github.com/google/re2/blob/2025-08-12/doc/syntax.txt.
+r"""Regular expressions in RE2's syntax, read into trees: https://github.com/google/re2/blob/2025-08-12/doc/syntax.txt.
 
 What RE2 refuses (references to groups, looking around, possessive repetition, more than 1000 times) is refused. Of its
-syntax two things are too: ``\\C``, a byte, since text has none here, and ``\\p{Greek}`` and other scripts, which Python
-does not know; general categories like ``\\pL`` are there.
+syntax two things are too: ``\C``, a byte, since text has none here, and ``\p{Greek}`` and other scripts, which Python
+does not know; general categories like ``\pL`` are there.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpuexec.errors import InputError
+from gpuexec.ops.text.characters import CATEGORIES, PERL, POSIX, Class, Members, pair, spread
 
 MOST_TIMES = 1000
 _DEEPEST = 200
 _ESCAPES = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
-_PERL = {"d": "09", "w": "09AZaz__", "s": "\t\n\f\r  "}  # first and last of each range
-_POSIX = {
-    "alnum": "09AZaz",
-    "alpha": "AZaz",
-    "ascii": "\x00\x7f",
-    "blank": "\t\t  ",
-    "cntrl": "\x00\x1f\x7f\x7f",
-    "digit": "09",
-    "graph": "!~",
-    "lower": "az",
-    "print": " ~",
-    "punct": "!/:@[`{~",
-    "space": "\t\r  ",
-    "upper": "AZ",
-    "word": "09AZaz__",
-    "xdigit": "09AFaf",
-}
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _GROUP = re.compile(r"\(\?(?:P?<(?P<name>\w+)>|(?P<flags>[imsU]*(?:-[imsU]+)?)(?P<end>[:)]))")
 _COUNTS = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
-_CATEGORIES = frozenset(
-    "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C Cc Cf Cs Co".split()
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """Some characters: those of ranges (both ends inclusive) and of a general category, or all others."""
-
-    ranges: tuple[tuple[str, str], ...] = ()
-    category: str | None = None
-    is_negated: bool = False
-
-    def has(self, forms: frozenset[str]) -> bool:
-        """Return whether a character is one of these, in any of its cases."""
-        found = any(low <= char <= high for char in forms for low, high in self.ranges)
-        if self.category is not None:
-            found |= any(unicodedata.category(char).startswith(self.category) for char in forms)
-        return found != self.is_negated
-
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """One character that is a member of any of these, or of none; where ``folds``, in whichever case."""
-
-    members: tuple[Members, ...]
-    is_negated: bool = False
-    folds: bool = False
-
-    def has(self, char: str) -> bool:
-        """Return whether a character is in the class."""
-        forms = fold(char) if self.folds else frozenset((char,))
-        return any(each.has(forms) for each in self.members) != self.is_negated
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +56,10 @@ Tree = Class | Place | Sequence | Choice | Repeat
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """i: in any case; m: ``^`` and ``$`` are of lines; s: ``.`` is a newline too. (U, what is tried first, is nothing here.)"""
+    """i: in any case; m: ``^`` and ``$`` are of lines; s: ``.`` is a newline too.
+
+    U, what is tried first, makes no difference to whether all of a text matches.
+    """
 
     i: bool = False
     m: bool = False
@@ -118,13 +70,6 @@ class Flags:
         on, _, off = text.partition("-")
         wanted = {name: True for name in on if name != "U"} | {name: False for name in off if name != "U"}
         return replace(self, **wanted)
-
-
-def fold(char: str) -> frozenset[str]:
-    """Return a character in all its cases."""
-    upper, lower = char.upper(), char.lower()
-    forms = (char, upper, lower, upper.lower(), lower.upper(), char.casefold())
-    return frozenset(form for form in forms if len(form) == 1)
 
 
 def parse(pattern: str) -> Tree:
@@ -260,9 +205,9 @@ class _Reader:
     def _take_members(self) -> Members | None:
         """Read a class with a name behind a backslash, if there is one."""
         name = self.text[self.at : self.at + 1]
-        if name.lower() in _PERL:
+        if name.lower() in PERL:
             self.at += 1
-            return Members(_pair(_PERL[name.lower()]), is_negated=name.isupper())
+            return Members(pair(PERL[name.lower()]), is_negated=name.isupper())
         if name not in ("p", "P"):
             return None
         self.at += 1
@@ -272,7 +217,7 @@ class _Reader:
             category, self.at = self.text[self.at : end], end + 1 if end >= 0 else len(self.text)
         is_negated = (name == "P") != category.startswith("^")
         category = category.removeprefix("^")
-        if category != "Any" and category not in _CATEGORIES:
+        if category != "Any" and category not in CATEGORIES:
             raise self.complain(f"{category!r}, no general category of Unicode, before what stands")
         return Members(category="" if category == "Any" else category, is_negated=is_negated)
 
@@ -310,39 +255,29 @@ class _Reader:
         found = re.compile(r"\[:(\^?)(\w*):\]").match(self.text, self.at)
         if found is None:
             return None
-        if found[2] not in _POSIX:
+        if found[2] not in POSIX:
             raise self.complain(f"the unknown class {found[0]}")
         self.at = found.end()
-        return Members(_pair(_POSIX[found[2]]), is_negated=bool(found[1]))
+        return Members(pair(POSIX[found[2]]), is_negated=bool(found[1]))
 
     def _read_members(self, flags: Flags) -> Members:
         """Read a character of a class, a range, or a class within it."""
-        read: Callable[[], str] = lambda: self._read_escaped() if self._take("\\") else self._next("closing ]")  # noqa: E731
         if self._take("\\"):
             members = self._take_members()
             if members is not None:
                 return members
             self.at -= 1
-        low = high = read()
+        low = high = self._read_member()
         if self.text.startswith("-", self.at) and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
             self.at += 1
-            high = read()
+            high = self._read_member()
         if high < low:
             raise self.complain(f"the range {low}-{high}, not in order, before what stands")
-        return _spread(low, high, flags)
+        return spread(low, high, flags.i)
+
+    def _read_member(self) -> str:
+        return self._read_escaped() if self._take("\\") else self._next("closing ]")
 
 
 def _literal(char: str, flags: Flags) -> Class:
-    return Class((_spread(char, char, flags),), folds=flags.i)
-
-
-def _spread(low: str, high: str, flags: Flags) -> Members:
-    """Return a range, with other cases of its characters where that matters and they are few."""
-    ranges = [(low, high)]
-    if flags.i and ord(high) - ord(low) < MOST_TIMES:
-        ranges += [(form, form) for code in range(ord(low), ord(high) + 1) for form in sorted(fold(chr(code)))]
-    return Members(tuple(dict.fromkeys(ranges)))
-
-
-def _pair(ends: str) -> tuple[tuple[str, str], ...]:
-    return tuple(zip(ends[::2], ends[1::2], strict=True))
+    return Class((spread(char, char, flags.i),), folds=flags.i)

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer: how often n-grams occur in rows of tokens. Integers are counted on the device, strings on the host."""
+"""TfIdfVectorizer: n-grams counted in rows of tokens. Integers are counted on the device, strings on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuexec.geometry import ceil_div
 from gpuexec.operator import Array, Emitter, Tolerance, instantiate, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
-from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, Prepared
+from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, Prepared, as_rows
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.text.ngrams import Grams, build_grams
 from gpuexec.spec import STRING, TensorSpec, dtype_row
@@ -49,11 +49,10 @@ class Weighing:
 @operator("TfIdfVectorizer")
 @dataclass(frozen=True, slots=True)
 class TfIdfVectorizer(Prepared[Weighing]):
-    """Count n-grams of a pool in each row, in the column that the n-gram has; tokens of one may have up to
-    ``max_skip_count`` others between them, always as many.
+    """Count n-grams of a pool in each row, each in the column that it has.
 
-    IDF counts each n-gram once at most; it and TFIDF multiply by the n-gram's weight. Where n-grams share a column they
-    add up.
+    Tokens of one may have up to ``max_skip_count`` others between them, always as many. IDF counts an n-gram once at
+    most; it and TFIDF multiply by the n-gram's weight. Where n-grams share a column they add up.
     """
 
     max_gram_length: int
@@ -104,7 +103,7 @@ class TfIdfVectorizer(Prepared[Weighing]):
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Follow all n-grams at once, token by token, from each place and with each distance."""
-        tables, rows = self.tables, x.reshape(-1, x.shape[-1])
+        tables, rows = self.tables, as_rows(x)
         numbers, grams = tables.grams.number(rows), tables.grams
         counts = np.zeros((len(rows), grams.count), np.int64)
         for distance in range(1, self.max_skip_count + 2):
@@ -118,9 +117,9 @@ class TfIdfVectorizer(Prepared[Weighing]):
         weighed = counts.astype(FLOAT) if self.mode != "IDF" else (counts > 0).astype(FLOAT)
         if self.mode != "TF":
             weighed *= tables.weights
-        y = np.zeros((len(rows), tables.columns), FLOAT)
-        np.add.at(y, (slice(None), np.array(self.ngram_indexes, np.int64)), weighed)
-        return (y.reshape(*x.shape[:-1], tables.columns),)
+        y = np.zeros((tables.columns, len(rows)), FLOAT)
+        np.add.at(y, np.array(self.ngram_indexes, np.int64), weighed.T)
+        return (np.ascontiguousarray(y.T).reshape(*x.shape[:-1], tables.columns),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per place and distance, which counts, and one per element of the result."""

@@ -109,6 +109,15 @@ CASES = [
     gather("scalar_index", (5, 12), 3),
     gather("no_indices", (5, 12), np.zeros((0, 2), np.int64)),
     Case(
+        "no_rows",
+        "GatherBlockQuantized",
+        (np.zeros((0, 8), U8), np.array([[0, -1]]), np.zeros((0, 1), F16)),
+        {"block_size": 16},
+        opset=1,
+        domain=DOMAIN,
+        expected=(np.zeros((1, 2, 16), F16),),
+    ),
+    Case(
         "by_onnxruntime",
         "GatherBlockQuantized",
         (

@@ -21,7 +21,7 @@ F32, F16, U8 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint8)
 def codes_of(packed: Array, bits: int) -> Array:
     """The codes of a row of bytes, by the definition: bit by bit."""
     flat = np.unpackbits(packed, axis=-1, bitorder="little")
-    places = flat.reshape(*flat.shape[:-1], -1, bits).astype(np.int64)
+    places = flat.reshape(*flat.shape[:-1], flat.shape[-1] // bits, bits).astype(np.int64)
     return (places << np.arange(bits)).sum(-1)
 
 
@@ -52,7 +52,7 @@ def nbits(
         zero = RNG.uniform(0, 1 << bits, (n, blocks)).astype(dtype)
         wide = zero.astype(np.float64)
     places = RNG.integers(0, blocks, k).astype(np.int32) if groups else np.arange(k) // block
-    weights = codes_of(packed.reshape(n, -1), bits)[:, :k] - wide[:, places]
+    weights = codes_of(packed.reshape(n, blocks * block * bits // 8), bits)[:, :k] - wide[:, places]
     weights *= scales.astype(np.float64)[:, places]
     expected = x.astype(np.float64) @ weights.T
     added = RNG.normal(0, 1, n).astype(dtype) if bias else None
@@ -106,6 +106,8 @@ NBITS = [
     nbits("batches", (2, 3, 40), 6),
     nbits("vector", (40,), 6),
     nbits("empty", (0, 40), 6),
+    nbits("no_columns", (5, 40), 0, zeros="packed"),
+    nbits("no_inner", (5, 0), 6, bias=True),
     nbits("rank8", (1, 2, 1, 2, 1, 2, 1, 40), 3),
 ]
 NBITS += [by_onnxruntime(case) for case in NBITS if case.id in ("2bits_packed", "4bits_packed", "4bits_wide", "bias")]
@@ -151,6 +153,20 @@ BNB4 = [
 @pytest.mark.parametrize("case", [*NBITS, *BNB4], ids=lambda case: f"{case.op}_{case.id}")
 def test_products_with_packed_weights(case: Case) -> None:
     run_case(case)
+
+
+@pytest.mark.parametrize("outside", [3, -1, 1 << 30])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_place_without_a_block_counts_as_nothing(rows: int, outside: int) -> None:
+    x, packed, scales = np.ones((rows, 40), F32), np.full((6, 3, 8), 0x99, U8), np.ones((6, 3), F32)
+    groups = np.array([outside, *(0,) * 39], np.int32)
+    attributes = {"K": 40, "N": 6, "block_size": 16}
+    expected = (np.full((rows, 6), 39, F32),)
+    refusal = f"g_idx from 0 to 2, got {outside}"
+    inputs = (x, packed, scales, None, groups)
+    run_case(
+        Case("beyond", "MatMulNBits", inputs, attributes, opset=1, domain=DOMAIN, expected=expected, refusal=refusal)
+    )
 
 
 def spec(dtype: Any, *shape: int) -> TensorSpec:

@@ -16,6 +16,9 @@ _STUMP = [Branch("BRANCH_LEQ", 0, 0.5, (), False, Leaf(((0, 0.25),)), Leaf(((0, 
 REQUIRED: dict[str, dict[str, Any]] = {
     "ArrayFeatureExtractor": {},
     "Binarizer": {},
+    "CastMap": {},
+    "CategoryMapper": {},
+    "DictVectorizer": {"string_vocabulary": ("a",)},
     "FeatureVectorizer": {},
     "Imputer": {},
     "LabelEncoder": {"keys_int64s": (1,), "values_int64s": (2,)},
@@ -29,6 +32,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "TreeEnsemble": modern(_STUMP, "float32"),
     "TreeEnsembleClassifier": {"classlabels_int64s": (1, 2), **legacy(_STUMP, "class")},
     "TreeEnsembleRegressor": legacy(_STUMP, "target"),
+    "ZipMap": {"classlabels_int64s": (1,)},
 }
 # Attributes of opsets before the newest, which what is given says how to read.
 KEPT = {"LabelEncoder": {"classes_strings"}}

@@ -135,6 +135,20 @@ def test_machines_of_any_size(counts: list[int], features: int, prob: bool, kern
     run_case(replace(case, terms=4 * (features + sum(counts))))
 
 
+@pytest.mark.parametrize("place", [0.0, 3e7])
+@pytest.mark.parametrize("count", [1, 30])
+def test_far_vectors_are_as_alike_as_near_ones(place: float, count: int) -> None:
+    attributes = regression(supports=9)
+    vectors = (RNG.normal(size=(9, 4)) + [place, 0, 0, 0]).astype(np.float32)
+    x = (vectors[RNG.integers(0, 9, count)] + RNG.normal(0, 0.5, (count, 4))).astype(np.float32)
+    attributes |= {"support_vectors": vectors.reshape(-1).tolist(), "rho": [0.0]}
+    distances = np.square(x[:, None].astype(np.float64) - vectors).sum(2)
+    expected = np.exp(-0.5 * distances) @ np.array(attributes["coefficients"])[:, None]
+    (y,) = build("ai.onnx.ml.SVMRegressor", attributes).compute(x)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+    run_case(svr("far", x, attributes, expected=(expected.astype(np.float32),)))
+
+
 @pytest.mark.parametrize("transform", ["SOFTMAX", "SOFTMAX_ZERO"])
 def test_one_score_of_two_classes_is_transformed_as_a_pair(transform: str) -> None:
     attributes = machine([3, 2])

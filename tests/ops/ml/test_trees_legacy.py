@@ -211,6 +211,30 @@ def test_legacy_trees(case: Case) -> None:
     run_case(case)
 
 
+def chain(rng: Any, depth: int, kinds: int) -> Tree:
+    """Return a tree of whose nodes one child is a leaf."""
+    tree: Tree = Leaf(((0, 1.0),))
+    for level in range(depth):
+        leaf = Leaf(((level % kinds, float(rng.random())),))
+        sides = (leaf, tree) if rng.random() < 0.5 else (tree, leaf)
+        tree = Branch("BRANCH_LEQ", int(rng.integers(4)), float(rng.normal()) * 2, (), bool(rng.integers(2)), *sides)
+    return tree
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+@pytest.mark.parametrize("trees", [1, 70])
+def test_rows_leave_deep_trees_at_any_level_and_each_is_by_itself(kinds: int, trees: int) -> None:
+    rng = np.random.default_rng(trees)
+    grown: list[Tree] = [chain(rng, int(rng.integers(1, 30)), kinds) for _ in range(trees)]
+    x = rows(trees, 900)
+    op = build("ai.onnx.ml.TreeEnsembleRegressor", legacy(grown, "target") | {"n_targets": kinds})
+    (y,) = op.compute(x)
+    assert y is not None
+    np.testing.assert_allclose(y[::9], score(grown, x[::9], kinds), rtol=1e-5)
+    for number in (0, 1, 898):
+        np.testing.assert_array_equal(op.compute(x[number : number + 1])[0], y[number : number + 1])
+
+
 @settings(max_examples=15, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(2, 9), st.integers(1, 9), st.integers(0, 6))
 def test_any_legacy_trees(seed: int, trees: int, kinds: int, votes: int, depth: int) -> None:

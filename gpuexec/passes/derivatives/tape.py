@@ -1,0 +1,141 @@
+"""The tape: nodes being made for one Gradient, and what its rules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import UnsupportedError
+from gpuexec.graph import Array, Node, Value
+from gpuexec.operator import build
+
+Derivatives = Iterable[Value | None]
+
+
+class Tape:
+    """Nodes being made: ``name`` is that of the Gradient, ``taken`` are the names of values in use."""
+
+    def __init__(self, name: str, taken: set[str]) -> None:
+        self.nodes: list[Node] = []
+        self.constants: dict[Value, Array] = {}
+        self._name, self._taken = name, taken
+
+    def apply(self, operator: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """Put a node on the tape and return the first value it makes."""
+        return self.apply_all(operator, 1, *inputs, **attributes)[0]
+
+    def apply_all(self, operator: str, count: int, *inputs: Value | None, **attributes: Any) -> tuple[Value, ...]:
+        """Put a node on the tape and return so many values that it makes."""
+        values = tuple(self.make_value() for _ in range(count))
+        self.nodes.append(Node(build(operator, attributes), inputs, values, values[0].name))
+        return values
+
+    def make_value(self) -> Value:
+        """Return a value of a name that is free."""
+        name = f"{self._name}/{len(self._taken)}"
+        while name in self._taken:
+            name += "'"
+        self._taken.add(name)
+        return Value(name)
+
+    def add(self, nodes: Iterable[Node]) -> None:
+        """Put nodes on the tape; their values have names of their own."""
+        for node in nodes:
+            self.nodes.append(node)
+            self._taken.update(value.name for value in node.outputs if value is not None)
+
+    def constant(self, array: Any) -> Value:
+        """Return a constant."""
+        value = self.make_value()
+        self.constants[value] = np.asarray(array)
+        self.constants[value].flags.writeable = False
+        return value
+
+    def ints(self, *numbers: int) -> Value:
+        """Return a constant vector of int64."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def number(self, number: float, like: Value) -> Value:
+        """Return a number in the type of another value."""
+        return self.apply("gpuexec.NumberLike", like, value=float(number))
+
+    def full(self, number: float, like: Value) -> Value:
+        """Return a number in the type and shape of another value."""
+        return self.spread(self.number(number, like), like)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """Return x times a number."""
+        return x if factor == 1 else self.apply("Mul", x, self.number(factor, x))
+
+    def shift(self, x: Value, number: float) -> Value:
+        """Return x plus a number."""
+        return self.apply("Add", x, self.number(number, x))
+
+    def times(self, *factors: Value) -> Value:
+        """Return a product of two or more."""
+        product, *rest = factors
+        for factor in rest:
+            product = self.apply("Mul", product, factor)
+        return product
+
+    def select(self, condition: Value, x: Value) -> Value:
+        """Return x where a condition holds, else 0."""
+        return self.apply("Where", condition, x, self.number(0, x))
+
+    def sum_to(self, x: Value, like: Value) -> Value:
+        """Return x summed to the shape of a value that was stretched."""
+        return self.apply("gpuexec.SumTo", x, like)
+
+    def spread(self, x: Value, like: Value) -> Value:
+        """Return x stretched to the shape of a value."""
+        return self.apply("Expand", x, self.apply("Shape", like))
+
+    def reshape_like(self, x: Value, like: Value) -> Value:
+        """Return x in the shape of a value of as many elements."""
+        return self.apply("Reshape", x, self.apply("Shape", like), allowzero=1)
+
+    def flatten(self, x: Value) -> Value:
+        """Return x as a vector."""
+        return self.apply("Reshape", x, self.apply("Reshape", self.apply("Size", x), self.ints(1)), allowzero=1)
+
+    def axes_from(self, first: int, x: Value) -> Value:
+        """Return the axes of x from one on, counted from the end where that is negative."""
+        if first < 0:
+            return self.ints(*range(first, 0))
+        rank = self.apply("Size", self.apply("Shape", x))
+        return self.apply("Range", self.constant(np.int64(first)), rank, self.constant(np.int64(1)))
+
+
+# By the derivative by the node's first output: those by its inputs, in order; None where nothing passes.
+Rule = Callable[[Tape, Node, Value], Derivatives]
+# Puts on the tape what makes the node's outputs, in other operators, and returns these.
+Parts = Callable[[Tape, Node], tuple[Value, ...]]
+
+
+def refuse(node: Node, what: str) -> UnsupportedError:
+    """Return the error for a form of an operator that has no derivative here."""
+    return UnsupportedError(f"{node} has no derivative here {what}.")
+
+
+def first_of(node: Node) -> Value:
+    """Return the first input, which must be there."""
+    assert node.inputs[0] is not None
+    return node.inputs[0]
+
+
+def output_of(node: Node) -> Value:
+    """Return the first output, which somebody wants."""
+    assert node.outputs[0] is not None
+    return node.outputs[0]
+
+
+def given(node: Node) -> list[Value]:
+    """Return the inputs that are there."""
+    return [value for value in node.inputs if value is not None]
+
+
+def input_at(node: Node, index: int) -> Value | None:
+    """Return an input, None where it is absent."""
+    return node.inputs[index] if index < len(node.inputs) else None
