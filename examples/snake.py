@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.spec import TensorSpec
 
 KERNEL = Kernel(f"{__name__}:snake.cu", "snake<float>")  # the file beside this module
@@ -29,8 +30,7 @@ class Snake(Operator):
         return (TensorSpec(x.shape, x.dtype),)
 
     def compute(self, x: Array, frequency: Array, out: Any = None) -> tuple[Array, ...]:
-        a = frequency[:, None]
-        return (x + np.sin(a * x) ** 2 / a,)
+        return (x + np.sin(frequency[:, None] * x) ** 2 / frequency[:, None],)
 
     def lower(self, emit: Any, inputs: Any, outputs: Any) -> None:
         x, frequency = (emit.contiguous(slot) for slot in inputs)

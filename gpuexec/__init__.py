@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from gpuexec.inspecting.gaps import Gap as Gap
     from gpuexec.inspecting.gaps import gap_of as gap_of
     from gpuexec.inspecting.statistics import Statistics as Statistics
+    from gpuexec.loading import load as load
     from gpuexec.memories import Memory as Memory
     from gpuexec.model import Model as Model
-    from gpuexec.model import load as load
     from gpuexec.profiling.complexity import count_work as count_work
     from gpuexec.profiling.profiler import Profiler as Profiler
     from gpuexec.programs.contents import Verification as Verification
@@ -77,7 +77,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "gpuexec.editing.named_data": ("NamedDataMap",),
     "gpuexec.array_program": ("SymbolicArray", "fn", "graph"),
-    "gpuexec.model": ("Model", "load"),
+    "gpuexec.loading": ("load",),
+    "gpuexec.model": ("Model",),
     "gpuexec.profiling.complexity": ("count_work",),
     "gpuexec.profiling.profiler": ("Profiler",),
     "gpuexec.programs.data_loader": (

@@ -6,6 +6,7 @@ may give it what nobody thought of.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from gpuexec.errors import DeviceError, GpuexecError, InputError, OutOfMemoryError
 from gpuexec.operator import Operator
-from gpuexec.spec import TensorSpec, check_size
+from gpuexec.spec import OPTIONAL, TensorSpec, check_size, is_container
 
 Array = np.ndarray[Any, Any]
 
@@ -25,15 +26,35 @@ def infer_specs(operator: Operator, inputs: Sequence[TensorSpec | None]) -> tupl
         InputError: The inputs don't fit the operator, or an output could not exist; the caller adds the node.
         NeedsHostValue: A shape depends on content that is not known.
     """
+    if not operator.takes_containers:
+        _refuse_containers(operator, inputs)
     try:
         specs = operator.infer(*inputs)
     except GpuexecError:
         raise
     except Exception as error:
-        raise InputError(f"{operator.name} can't infer its outputs: {type(error).__name__}: {error}.") from error
+        raise InputError(_explain(operator, inputs, error)) from error
     for spec in specs:
         check_size(spec.shape, spec.dtype)
     return specs
+
+
+def _refuse_containers(operator: Operator, inputs: Sequence[TensorSpec | None]) -> None:
+    for index, spec in enumerate(inputs):
+        if spec is not None and is_container(spec.dtype):
+            got = f"{'an' if spec.dtype == OPTIONAL else 'a'} {spec}"
+            raise InputError(f"{operator.name} expects tensors, got {got} as input {index}.")
+
+
+def _explain(operator: Operator, inputs: Sequence[TensorSpec | None], error: Exception) -> str:
+    """Say that inputs are too few or too many, else what `infer` raised."""
+    signature = inspect.signature(operator.infer)
+    try:
+        signature.bind(*inputs)
+    except TypeError:
+        names = [key if each.default is each.empty else f"[{key}]" for key, each in signature.parameters.items()]
+        return f"{operator.name} expects inputs {', '.join(names)}, got {len(inputs)}."
+    return f"{operator.name} can't infer its outputs: {type(error).__name__}: {error}."
 
 
 def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[Array | None, ...]:

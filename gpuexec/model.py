@@ -5,42 +5,25 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuexec.editing import choosing, joining, naming
 from gpuexec.editing.parts import Parts, put_together, take_apart
 from gpuexec.editing.weights import WeightSource, read_weights, replace_weights
 from gpuexec.errors import InputError, ModelError, StateError
-from gpuexec.graph import Array, Graph, Value, walk
-from gpuexec.importer.load import ImportedModel, load_graph
-from gpuexec.importer.read import Source
+from gpuexec.graph import Array, Graph, walk
+from gpuexec.importer.load import ImportedModel
 from gpuexec.importer.save import save_graph
-from gpuexec.mapped import drop_pages_of
 from gpuexec.memories import Memory, bind_pairs, make_memory
-from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, compress, run_passes
-from gpuexec.passes.add_memories import add_memories
+from gpuexec.passes import AT_PLAN, Pass, compress
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
-from gpuexec.phases import phase
 from gpuexec.plan import Plan
-from gpuexec.planner.classes import DeclaredDims, check_declared
-from gpuexec.progress import Tell
+from gpuexec.planner.classes import DeclaredDims
+from gpuexec.ports import make_port
 from gpuexec.runtime.stored_code import StoredCode
-from gpuexec.spec import DeclaredSpec
-from gpuexec.starts import bind_shapes
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPort:
-    """An input or output of a model: name, dtype, and dims that may be free."""
-
-    name: str
-    spec: DeclaredSpec
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.spec}"
 
 
 class Model:
@@ -70,10 +53,10 @@ class Model:
         self.disabled_passes, self.memories = disabled_passes, tuple(memories)
         given, taken = {memory.input for memory in memories}, {memory.output for memory in memories}
         # All inputs of the graph: those callers give, and then what memories hold.
-        ports = [_port(value) for value in graph.inputs]
+        ports = [make_port(value) for value in graph.inputs]
         self.inputs = tuple(port for port in ports if port.name not in given)
         self.ports = (*self.inputs, *(port for port in ports if port.name in given))
-        self.outputs = tuple(_port(value) for value in graph.outputs if value.name not in taken)
+        self.outputs = tuple(make_port(value) for value in graph.outputs if value.name not in taken)
         # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.weights`.
         self.slabs: dict[Any, Any] = {}
         # What is run on the graph once the specs of its inputs are known.
@@ -301,58 +284,9 @@ class Model:
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
 
 
-@phase("load model")
 def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
     """Return a model with other content for weights; the arrays are used as they are. See `Model.with_weights`."""
     parts = model._parts()
     changed = model._edit(Parts(replace_weights(parts.graph, arrays), parts.memories, parts.dims))
     changed.plans = model.plans
     return changed
-
-
-def load(
-    source: Source,
-    *,
-    dims: Mapping[str, int | tuple[int, int]] | None = None,
-    outputs: Sequence[str] | None = None,
-    disabled_passes: Iterable[str] = (),
-    memories: str | None = None,
-    progress: Tell | None = None,
-) -> Model:
-    """Load an ONNX model.
-
-    Args:
-        source: A path, the file's bytes, a binary file object, or an onnx.ModelProto.
-        dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0,
-            128)}``), so that one plan serves all of it.
-        outputs: Names of the values that shall be the outputs, inner ones too, in this order; what none of them needs
-            is left out, supported or not. None: those the model declares.
-        disabled_passes: Names of passes to leave out, at load and when planning.
-        memories: ``"implicit"`` lets recurrent layers that start from nothing go on from where the run before left
-            them: each is given an input and an output for its state, listed in `Model.memories`.
-        progress: Called with a `Progress` for each large weight that is read from the model's own file. Weights in
-            files beside it are not read now, but mapped.
-
-    Raises:
-        ModelError: The file is broken, or the graph is.
-        UnsupportedError: Operators or forms that are not supported; lists all of them with their nodes.
-        InputError: A dimension, output or pass of that name does not exist, or ``memories`` is something else.
-    """
-    if memories not in (None, "implicit"):
-        raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
-    info = load_graph(source, outputs=outputs, progress=progress)
-    declared = check_declared(info.graph, dims or {})
-    disabled = frozenset(disabled_passes)
-    graph = run_passes(info.graph, AT_LOAD, disabled)
-    drop_pages_of(array for each in walk(graph) for array in each.constants.values())
-    if memories is None:
-        return Model(info, graph, declared, disabled)
-    graph, pairs = add_memories(graph)
-    kept = [make_memory(held, output, declared, is_implicit=True) for held, output in pairs]
-    return Model(info, graph, declared, disabled, bind_shapes(graph, kept, declared))
-
-
-def _port(value: Value) -> ModelPort:
-    if value.declared is None:
-        raise ModelError(f"{value} is an input or output whose type the model does not declare.", value=value.name)
-    return ModelPort(value.name, value.declared)

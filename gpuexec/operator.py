@@ -17,7 +17,7 @@ other way.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -115,6 +115,8 @@ class Operator:
     tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
     # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
     uses_all_cores: ClassVar[bool] = False
+    # Whether an input may be a sequence, an optional or a map; else whoever calls `infer` refuses those (`apply`).
+    takes_containers: ClassVar[bool] = False
     # Absent where there is no kernel for the operator: the host computes it then, or refuses it by name where it must
     # not; `host_reason` says why there is none.
     lower: ClassVar[Callable[..., None] | None] = None
@@ -194,7 +196,6 @@ OperatorType = TypeVar("OperatorType", bound=type[Operator])
 _OPERATORS: dict[str, type[Operator]] = {}
 _UPGRADES: dict[str, list[tuple[int, Callable[..., Any]]]] = {}
 _DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
-_INSTANTIATIONS: dict[str, dict[str, None]] = {}
 
 
 def operator(name: str, domain: str = "") -> Callable[[OperatorType], OperatorType]:
@@ -307,21 +308,6 @@ def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def decomposition_for(name: str) -> Callable[..., Any] | None:
     """Return the function registered for an operator's qualified name, or None."""
     return _DECOMPOSITIONS.get(name)
-
-
-def instantiate(source: str, expressions: Iterable[str]) -> None:
-    """Add instances of the kernels in ``source`` to the one table of instantiations."""
-    _INSTANTIATIONS.setdefault(source, {}).update(dict.fromkeys(expressions))
-
-
-def instantiations(source: str) -> tuple[str, ...]:
-    """Return the instances of one kernel file; none where the file is not in the table."""
-    return tuple(_INSTANTIATIONS.get(source, ()))
-
-
-def kernel_table() -> dict[str, tuple[str, ...]]:
-    """Return every kernel instance a lowering can launch, by source file. Complete once `gpuexec.ops` is imported."""
-    return {source: tuple(expressions) for source, expressions in sorted(_INSTANTIATIONS.items())}
 
 
 def _is_required(f: dataclasses.Field[Any]) -> bool:

@@ -429,7 +429,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) attention_scores(
   state = team.fold(state, shared, State::merge);
   if (sinks != nullptr) state.sum += exp_of(widen(sinks[head]) - state.largest);
   for (i64 key = team.lane; key < end; key += kWarpThreads) {
-    const A score = score_of(key);
-    y[key] = cast<T>(score == limits<A>::negative_inf() ? A(0) : exp_of(score - state.largest) / state.sum);
+    // A row of no keys is zero; one with a NaN is NaN, even where a key takes no part.
+    const A score = score_of(key), weight = score == limits<A>::negative_inf() ? A(0) : exp_of(score - state.largest);
+    y[key] = cast<T>(state.largest == limits<A>::negative_inf() ? A(0) : weight / state.strict_sum());
   }
 }

@@ -67,6 +67,7 @@ struct SampleLoader {
     tap = k - channel * u32(windows.taps());
     const i64 c = first_channel + channel, outputs = i64(sizes.by_outputs.divisor);
     const i64 moved = i64(sizes.by_offset_channels.divide(u32(c), unused)) * windows.taps() + tap;
+    const Acc<T> weight = mask ? widen(mask[moved * outputs]) : Acc<T>(1);
     int base[3];
     Acc<T> fraction[3];
 #pragma unroll
@@ -74,13 +75,12 @@ struct SampleLoader {
       const int plain = starts[axis] + int(t[axis]) * windows.dilations[axis], own = axis - (3 - sizes.axes);
       const Acc<T> at = Acc<T>(plain) + (own < 0 ? Acc<T>(0) : widen(offset[(moved * sizes.axes + own) * outputs]));
       // Beyond the input by an element or more: nothing of it is seen. So is what is no number.
-      if (!(at > Acc<T>(-1) && at < Acc<T>(windows.extents[axis]))) return Acc<T>(0);
+      if (!(at > Acc<T>(-1) && at < Acc<T>(windows.extents[axis]))) return weight * Acc<T>(0);
       const Acc<T> before = floor(at);
       base[axis] = int(before);
       fraction[axis] = at - before;
     }
-    const Acc<T> value = blend<0, T>(image, c * strides.channel, windows, strides, base, fraction);
-    return mask ? value * widen(mask[moved * outputs]) : value;
+    return weight * blend<0, T>(image, c * strides.channel, windows, strides, base, fraction);
   }
 
   __device__ void load(i64 k, Acc<T> (&values)[4]) const {

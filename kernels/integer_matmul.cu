@@ -68,8 +68,8 @@ struct Results {
   __device__ void store(const IntegerGemm& gemm, const Batch& at, i64 row, i64 column, i32 sum, float scale,
                         float result_scale, i32 result_zero) const {
     if (addend) sum = wrapping_add(sum, addend[row * gemm.addend_row + column * gemm.addend_column]);
-    float added = 0.0f;
-    if constexpr (kIsFloat<Y>) added = bias ? widen(bias[column * gemm.bias_column]) : 0.0f;
+    float added = -0.0f;  // what changes no sum, -0 included
+    if constexpr (kIsFloat<Y>) added = bias ? widen(bias[column * gemm.bias_column]) : -0.0f;
     y[at.y + row * gemm.y_row + column] = finish_sum<Y>(sum, scale, result_scale, result_zero, added, finish.y_offset);
   }
 };

@@ -12,14 +12,13 @@ __global__ void __launch_bounds__(kThreads) order_tokens(
     const i32* __restrict__ counts, i32* __restrict__ places, i32* __restrict__ sums, i32* __restrict__ most,
     i64* __restrict__ total, i64 batches, i64 rows) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x, places_in_all = batches * rows;
-  const bool is_last = index == 0;  // writes what there is once
-  if (index >= places_in_all && !is_last) return;
+  const bool is_first = index == 0;  // writes what there is once
   const i64 batch = rows > 0 ? index / rows : 0, row = rows > 0 ? index % rows : 0;
   i64 before = 0, all = 0, own = 0, largest = 0;
   for (i64 i = 0; i < batches; ++i) {
     i64 count = counts[i];
     count = count < 0 ? 0 : count > rows ? rows : count;
-    if (is_last) sums[i] = i32(all);
+    if (is_first) sums[i] = i32(all);
     if (i == batch) {
       before = all;
       own = count;
@@ -27,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) order_tokens(
     all += count;
     largest = count > largest ? count : largest;
   }
-  if (is_last) {
+  if (is_first) {
     sums[batches] = i32(all);
     most[0] = i32(largest);
     total[0] = all;

@@ -13,7 +13,7 @@ struct ScaleWalk {
   FastDiv64 block;  // elements of the axis that share a scale
   i64 outer_stride, axis_stride, inner_stride;
   i32 scale_kind;    // 0 float, 1 half, 2 bf16, 3 i32, 4 e8m0
-  i32 divisor_kind;  // the same, of the type x / scale is rounded to
+  i32 divisor_kind;  // the same, of the type of the division x / scale
 
   __device__ i64 find_scale(i64 i) const {
     u64 within, place, rest;
@@ -41,7 +41,7 @@ __device__ inline Y scale_difference(X x, X zero, float scale) {
 }
 
 __device__ inline float divide(float x, float scale, int divisor_kind) {
-  return round_to(round_to(x, divisor_kind) / scale, divisor_kind);
+  return round_to(round_to(x, divisor_kind) / round_to(scale, divisor_kind), divisor_kind);
 }
 
 __device__ inline i32 round_and_add(float quotient, i32 zero, i32 lowest, i32 highest) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
 // Shapes    as dequantize
 // Grid      one thread per element: x = element / 256
 // Needs     all dense
-// Numerics  the quotient in float, rounded to the type that `divisor_kind` says; NaN gives zero
+// Numerics  in float; x, scale and quotient are rounded to the type that `divisor_kind` says; NaN gives zero
 template <class X, class Y>
 __global__ void __launch_bounds__(kThreads)
     quantize(const X* __restrict__ x, const u8* __restrict__ scale, const Y* __restrict__ zero, Y* __restrict__ y,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from gpuexec.apply import compute_arrays, host_failure, infer_specs
 from gpuexec.errors import DeviceError, InputError, NeedsHostValue, OutOfMemoryError
-from gpuexec.operator import Operator, require_const
+from gpuexec.operator import Operator, build, require_const
 from gpuexec.spec import MOST_AXES, TensorSpec, check_size
 
 F32 = np.dtype(np.float32)
@@ -44,6 +45,13 @@ def test_raw_error_of_infer_is_ours_and_keeps_its_cause(error: Exception) -> Non
     with pytest.raises(InputError, match=f"Odd can't infer its outputs: {type(error).__name__}") as caught:
         infer_specs(Odd(error=error), [])
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_wrong_number_of_inputs_is_said_with_their_names(count: int) -> None:
+    x = TensorSpec((3,), F32)
+    with pytest.raises(InputError, match=re.escape(f"expects inputs x, scale, [zero], got {count}.")):
+        infer_specs(build("DequantizeLinear", {}), [x] * count)
 
 
 def test_errors_of_ours_pass_as_they_are() -> None:

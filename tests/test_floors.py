@@ -14,7 +14,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
 # package anything goes. The rooms of what users hold have an order, so each is a floor of its own here.
 HELD = (
-    *("memories", "starts", "editing", "model", "array_program"),
+    *("memories", "ports", "starts", "editing", "model", "loading", "array_program"),
     *("inspecting", "profiling", "weights"),
     *("resources", "results", "running", "state"),
     *("run_binder", "engine", "replay", "programs", "report", "flushing", "scheduling", "worker", "diagnosing"),
@@ -24,7 +24,7 @@ FLOORS = (
     ("errors", "knobs", "phases", "replacing", "version"),
     ("attributes", "extensions", "geometry", "spec", "target", "progress", "mapped"),
     ("command", "containers"),
-    ("operator",),
+    ("instances", "operator"),
     ("graph", "plan", "apply"),
     ("conform",),
     ("plan_json", "graph_json"),  # beside what they write down

@@ -71,6 +71,25 @@ LOOPS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {"n": np.int64(0), "x": WORDS},
         [np.empty((0, 3), object), WORDS],
     ),
+    # What a first trip would fail at is no error where there is none; rows are as declared then.
+    "no trips over nothing": (
+        """(int64 n, seq(float[]) s, optional(float[2]) o, float[k, 2] x) => (float[r, 2] y, float[2, q] z) {
+          y = Loop (n, ) <body = b (int64 i, bool c) => (bool d, float[2] w) {
+            d = Identity (c) e = SequenceAt (s, i) f = OptionalGetElement (o) w = Add (e, f) }>
+          z = Scan <num_scan_inputs = 1, scan_output_axes = [1], body = b2 (float[2] a) => (float[2] f2)
+            <int64 p = {0}> { e2 = SequenceAt (s, p) f2 = Add (a, e2) }> (x)
+        }""",
+        {"n": np.int64(0), "s": [], "o": None, "x": np.empty((0, 2), np.float32)},
+        [np.empty((0, 2), np.float32), np.empty((2, 0), np.float32)],
+    ),
+    "no slices": (
+        """(seq(float[]) s, float[k, 2] x) => (float[r, 2] y) {
+          y = Scan <num_scan_inputs = 1, body = b (float[2] a) => (float[?] f) <int64 p = {0}> {
+            e = SequenceAt (s, p) f = Add (a, e) }> (x)
+        }""",
+        {"s": [ONE], "x": np.empty((0, 2), np.float32)},
+        [np.empty((0, 2), np.float32)],
+    ),
     "captured": (
         """(int64 n, seq(float[]) s, float[2] x) => (float[2] y) {
           y = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w) {
@@ -125,6 +144,45 @@ def test_branches_give_host_objects(condition: bool) -> None:
         }"""
     )
     check_everywhere(model, {"c": np.array(condition), "s": [ONE, TWO], "w": WORDS})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "node",
+    ["Shape (s)", "Size (s)", "Transpose (s)", "Squeeze (s)", "Dropout (s)", "Expand (s, n)", "Add (s, s)",
+     "SequenceConstruct (s)", "Concat <axis = 0> (n, s)"],
+)  # fmt: skip
+def test_operators_of_tensors_refuse_containers(backend: gx.BackendType, node: str) -> None:
+    model = parse(f"(seq(float[]) s, int64[1] n) => (float[] y) {{ y = {node} }}")
+    name = node.split()[0]
+    place = node.removesuffix(")").split("(")[1].split(", ").index("s")
+    with pytest.raises(
+        gx.InputError, match=f"{name} '{name}_0': {name} expects tensors, got a sequence as input {place}"
+    ):
+        run_on(backend, model, {"s": [ONE], "n": np.ones(1, np.int64)})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "given", "got"),
+    [
+        ("seq(float[])", [ONE], "sequence"),
+        ("string", np.array("a", object), r"string\[\]"),
+        ("float", np.float32(1), r"float32\[\]"),
+        ("bool[n]", np.array([True, False]), r"bool\[2\]"),
+        ("bool[n]", np.empty(0, bool), r"bool\[0\]"),
+    ],
+)
+def test_an_if_takes_one_bool_alone(backend: gx.BackendType, kind: str, given: Any, got: str) -> None:
+    model = parse(
+        f"""({kind} c, float[n] x) => (float[n] y) {{
+          y = If (c) <then_branch = a () => (float[n] y1) {{ y1 = Neg (x) }},
+                      else_branch = b () => (float[n] y2) {{ y2 = Abs (x) }}>
+        }}"""
+    )
+    inputs = {"c": given, "x": np.ones(len(given) if kind == "bool[n]" else 2, np.float32)}
+    with pytest.raises(gx.InputError, match=f"If 'If_0': the condition must be one bool, got {got}"):
+        run_on(backend, model, inputs)
 
 
 def test_an_if_decided_by_an_optional_takes_its_branch_anew_each_run() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.runtime.budgets import LARGER, Use
 from gpuexec.runtime.compile_all import find_strays, read_launches
 from tests.launches import collect_launches

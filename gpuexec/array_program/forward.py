@@ -11,9 +11,10 @@ from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer, find_tracer
 from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value, bodies, with_bodies
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
 from gpuexec.operator import Operator
 from gpuexec.passes.add_random_key import find_keys
+from gpuexec.ports import ModelPort
 from gpuexec.spec import DeclaredSpec
 
 __all__ = ["forward"]

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec import model as models
 from gpuexec.cli.feeds import make_random
 from gpuexec.cli.sources import SUFFIX
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.model import Model, ModelPort
+from gpuexec.loading import load
+from gpuexec.model import Model
+from gpuexec.ports import ModelPort
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.cases import Case, make_case
 from gpuexec.programs.container import write_contents
@@ -72,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     named = _name_models(options.models)
     _check_output(options.output, named.values())
-    methods = {name: models.load(path) for name, path in named.items()}
+    methods = {name: load(path) for name, path in named.items()}
     bounds = {name: parse_bound(text) for name, text in _split_items(options.dim, "--dim").items()}
     shapes = {
         name: tuple([parse_bound(part) for part in text.split(",") if part])

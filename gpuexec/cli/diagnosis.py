@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec import model as models
 from gpuexec.cli.feeds import add_input_arguments, parse_dims
 from gpuexec.cli.sources import is_program, open_model, read_inputs
 from gpuexec.diagnosing.bisecting import RTOL, bisect, measure_output
@@ -18,6 +17,7 @@ from gpuexec.errors import InputError
 from gpuexec.importer.oracle import ENGINES, run_oracle
 from gpuexec.inspecting.gaps import ATOL
 from gpuexec.inspecting.gaps import RTOL as GAP_RTOL
+from gpuexec.loading import load
 from gpuexec.model import Model
 from gpuexec.runtime.backend import Backend, BackendType
 
@@ -120,7 +120,7 @@ def _compare(
 def _read_against(text: str) -> BackendType | str | Model:
     if text == "cpu":
         return BackendType.CPU
-    return text if text in ENGINES else models.load(text)
+    return text if text in ENGINES else load(text)
 
 
 def _choose_atol(options: argparse.Namespace) -> float:

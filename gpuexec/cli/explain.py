@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gpuexec import model as models
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.containers import pack
+from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut, find_cut
 from gpuexec.planner.template import plan_graph
+from gpuexec.ports import ModelPort
 from gpuexec.profiling.stays import name_values
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec, is_container
@@ -105,9 +106,7 @@ def _print_cut(console: Console, cut: Cut) -> None:
         console.print(f"then {len(cut.rest.nodes)} nodes are planned from what is known by then")
 
 
-def _print_run(
-    console: Console, model: models.Model, feeds: dict[str, Array], options: argparse.Namespace
-) -> list[Plan]:
+def _print_run(console: Console, model: Model, feeds: dict[str, Array], options: argparse.Namespace) -> list[Plan]:
     """Run once, and print what was planned on the way and what it cost the host; return all plans in order."""
     with Worker(model, backend=BackendType(options.backend)) as worker:
         worker.run(feeds)
@@ -117,7 +116,7 @@ def _print_run(
         return list(worker.plans[::-1])
 
 
-def _find_array(port: models.ModelPort, given: Any) -> Array:
+def _find_array(port: ModelPort, given: Any) -> Array:
     """Return the array that stands for an input as it is given."""
     return pack(given, port.spec) if is_container(port.spec.dtype) else given
 

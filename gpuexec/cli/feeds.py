@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.cli.leaves import read_json
 from gpuexec.containers import make_blank, pack, to_strings, unpack
 from gpuexec.errors import InputError
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
+from gpuexec.ports import ModelPort
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec, is_container, is_host_object
 

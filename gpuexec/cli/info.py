@@ -6,10 +6,10 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from gpuexec import model as models
 from gpuexec.cli.program_rows import print_program
 from gpuexec.cli.sources import is_program
 from gpuexec.graph import walk
+from gpuexec.loading import load
 
 
 def add_parser(commands: Any) -> None:
@@ -31,7 +31,7 @@ def main(options: argparse.Namespace) -> int:
     if is_program(options.model):
         print_program(console, options.model)
         return 0
-    model = models.load(options.model)
+    model = load(options.model)
     info = model.info
     console.print(
         f"[bold]{options.model}[/bold]: opset {info.opset}, IR {info.ir_version}, by {info.producer or 'unknown'}"

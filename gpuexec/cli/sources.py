@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec import model as models
 from gpuexec.cli.feeds import parse_dims, parse_rows, read_feeds
 from gpuexec.errors import InputError
+from gpuexec.loading import load
 from gpuexec.model import Model
 from gpuexec.programs.container import read_contents
 from gpuexec.programs.contents import Contents, StoredMethod
@@ -54,7 +54,7 @@ def open_model(path: str, method: str | None, progress: Tell | None = None) -> O
     if not is_program(path):
         if method is not None:
             raise InputError(f"{path} is no program ({SUFFIX}) and has no methods.")
-        return Opened(models.load(path, progress=progress))
+        return Opened(load(path, progress=progress))
     found = pick_method(open_program(path), method)
     return Opened(found.model, found)
 

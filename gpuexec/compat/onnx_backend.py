@@ -32,7 +32,8 @@ from onnx import (
 from onnx.backend import base
 
 from gpuexec.errors import DeviceError, InputError, ModelError, UnsupportedError
-from gpuexec.model import Model, load
+from gpuexec.loading import load
+from gpuexec.model import Model
 from gpuexec.report import Report
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import BackendType, open_backend

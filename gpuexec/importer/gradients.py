@@ -6,10 +6,12 @@ is taken for unused. What is written has the attributes alone again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
 from gpuexec.errors import ModelError
-from gpuexec.importer.order import describe_node, walk_nodes
+from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.ops.training import DOMAIN
 
 _NAME = "Gradient"
@@ -19,32 +21,24 @@ def bind_gradients(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the values that its Gradients name among their inputs; itself where it has none.
 
     Raises:
-        ModelError: A Gradient names none, one twice, or has another number of inputs than names.
+        ModelError: A Gradient lacks a name, has another number of inputs than names, or names what is not independent.
     """
-    if not _find(model):
+    if not any(_is_gradient(node) for row in _find_scopes(model) for node in row):
         return model
     bound = onnx.ModelProto()
     bound.CopyFrom(model)
-    for node in _find(bound):
-        xs, zs, y = (_read_names(node, key) for key in ("xs", "zs", "y"))
-        if not xs or len(y) != 1:
-            raise ModelError(f"{describe_node(node)} lacks its attribute {'y' if xs else 'xs'!r}.", node=node.name)
-        if len(node.input) != len(xs) + len(zs):
-            what = f"an input for each of {', '.join((*xs, *zs))}, got {len(node.input)}"
-            raise ModelError(f"{describe_node(node)} expects {what}.", node=node.name)
-        if len(node.output) > len(xs):
-            what = f"at most an output for each of {', '.join(xs)}, got {len(node.output)}"
-            raise ModelError(f"{describe_node(node)} expects {what}.", node=node.name)
-        twice = [name for name in (*xs, *zs) if (*xs, *zs).count(name) > 1]
-        if twice:
-            raise ModelError(f"{describe_node(node)} names %{twice[0]} twice.", node=node.name, value=twice[0])
-        node.input.extend((*xs, *zs, *y))
+    for row in _find_scopes(bound):
+        named = [(node, _read_attributes(node)) for node in row if _is_gradient(node)]
+        for node, (variables, _) in named:
+            _check_independent(node, variables, row)
+        for node, (variables, y) in named:
+            node.input.extend((*variables, y))
     return bound
 
 
 def unbind_gradient(node: onnx.NodeProto) -> None:
     """Give a node written with the values it is about as inputs the form that ONNX has; others stay as they are."""
-    if (node.domain, node.op_type) != (DOMAIN, _NAME):
+    if not _is_gradient(node):
         return
     attributes = {attribute.name: attribute for attribute in node.attribute}
     first, second = (len(attributes[key].strings) if key in attributes else 0 for key in ("xs", "zs"))
@@ -57,13 +51,60 @@ def unbind_gradient(node: onnx.NodeProto) -> None:
     attributes["y"].s = named[-1].encode()
 
 
-def _find(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Return the Gradients, those in bodies and functions too."""
-    rows = (model.graph.node, *(function.node for function in model.functions))
-    return [node for row in rows for node in walk_nodes(row) if (node.domain, node.op_type) == (DOMAIN, _NAME)]
+def _is_gradient(node: onnx.NodeProto) -> bool:
+    return (node.domain, node.op_type) == (DOMAIN, _NAME)
+
+
+def _find_scopes(model: onnx.ModelProto) -> list[Sequence[onnx.NodeProto]]:
+    """Return the nodes of the graph, of each function, and of all bodies in these."""
+    whole = [model.graph.node, *(function.node for function in model.functions)]
+    return [*whole, *(body.node for row in whole for body in walk_graphs(row))]
+
+
+def _read_attributes(node: onnx.NodeProto) -> tuple[list[str], str]:
+    """Return the names of xs and zs, and that of y.
+
+    Raises:
+        ModelError: They don't fit the node.
+    """
+    xs, zs, y = (_read_names(node, key) for key in ("xs", "zs", "y"))
+    if not xs or len(y) != 1:
+        raise ModelError(f"{describe_node(node)} lacks its attribute {'y' if xs else 'xs'!r}.", node=node.name)
+    if len(node.input) != len(xs) + len(zs):
+        what = f"an input for each of {', '.join((*xs, *zs))}, got {len(node.input)}"
+        raise ModelError(f"{describe_node(node)} expects {what}.", node=node.name)
+    if len(node.output) > len(xs):
+        what = f"at most an output for each of {', '.join(xs)}, got {len(node.output)}"
+        raise ModelError(f"{describe_node(node)} expects {what}.", node=node.name)
+    return [*xs, *zs], y[0]
 
 
 def _read_names(node: onnx.NodeProto, key: str) -> list[str]:
     found = [attribute for attribute in node.attribute if attribute.name == key]
     names = [name for attribute in found for name in (attribute.strings or ([attribute.s] if attribute.s else []))]
     return [name.decode(errors="replace") for name in names]
+
+
+def _check_independent(gradient: onnx.NodeProto, names: Sequence[str], nodes: Sequence[onnx.NodeProto]) -> None:
+    """Check that no name comes twice, and that no value follows from others that are named.
+
+    Arguments of a function are independent there, whatever it is called with.
+
+    Raises:
+        ModelError: It is not so.
+    """
+    makers = {name: node for node in nodes for name in node.output if name}
+    for place, name in enumerate(names):
+        what = f"{describe_node(gradient)} names %{name}"
+        if name in names[:place]:
+            raise ModelError(f"{what} twice.", node=gradient.name, value=name)
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            maker = makers.get(waiting.pop())
+            read = set() if maker is None else {each for node in walk_nodes([maker]) for each in node.input} - seen
+            for other in read.intersection(names):
+                message = f"{what}, which follows from %{other}, named too; leave one out."
+                raise ModelError(message, node=gradient.name, value=name)
+            seen |= read
+            waiting += read

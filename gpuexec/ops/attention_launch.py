@@ -10,7 +10,8 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import Strides, broadcast_strides, ceil_div
-from gpuexec.operator import Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Emitter
 from gpuexec.ops.attention_host import Rule
 from gpuexec.ops.team import BLOCK_THREADS
 from gpuexec.spec import BFLOAT16, accumulator, dtype_row, dtypes_of

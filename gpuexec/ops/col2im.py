@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.elementwise_engine import UNSIGNED_BY_SIZE
 from gpuexec.ops.layout import Slots, read_ints

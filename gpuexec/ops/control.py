@@ -26,8 +26,8 @@ from gpuexec.ops.trips import (
     IN_SEGMENTS,
     check_condition,
     check_count,
-    declared_row,
     forget,
+    infer_first_rows,
     infer_trip,
     read_count,
     read_flag,
@@ -53,6 +53,7 @@ class If(Operator):
     then_branch: Graph
     else_branch: Graph
     tolerance = Tolerance.REDUCTION
+    takes_containers = True
 
     def __post_init__(self) -> None:
         sizes = [(len(branch.inputs), len(branch.outputs)) for branch in bodies(self)]
@@ -91,6 +92,7 @@ class Loop(Operator):
     body: Graph
     carried: int
     tolerance = Tolerance.REDUCTION
+    takes_containers = True
 
     def __post_init__(self) -> None:
         fixed = 2 + self.carried
@@ -158,13 +160,10 @@ class Loop(Operator):
         return min(limit, 1) if is_once else limit
 
     def _empty_rows(self, carried: Sequence[Array], captures: Sequence[Array]) -> list[Array]:
-        """Return scan outputs of no rows, shaped as in a first trip, or else as declared with 0 for free extents."""
+        """Return scan outputs of no rows."""
         number, again = (scalar_shape(value) for value in self.body.inputs[:2])
         first = (np.zeros(number, _INT64), np.ones(again, _BOOL), *carried, *captures)
-        try:
-            specs = infer_graph(self.body, [TensorSpec.of(array) for array in first])[1 + self.carried :]
-        except InputError:
-            specs = tuple(map(declared_row, self.body.outputs[1 + self.carried :]))
+        specs = infer_first_rows(self.body, [TensorSpec.of(array) for array in first], 1 + self.carried)
         return [np.empty((0, *spec.shape), spec.dtype) for spec in specs]
 
 

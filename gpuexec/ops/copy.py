@@ -20,7 +20,8 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, Walk, join
@@ -99,8 +100,8 @@ class Concat(Operator):
             expected = (*first.shape[:axis], *x.shape[axis : axis + 1], *first.shape[axis + 1 :])
             if x.dtype != first.dtype or x.rank != first.rank or x.shape != expected:
                 raise InputError(
-                    f"Concat joins tensors of one dtype whose shapes agree beside axis {axis}: input {index} is {x}, "
-                    f"input 0 is {first}."
+                    f"Concat expects tensors of one dtype whose shapes agree beside axis {axis}, got: input {index} is "
+                    f"{x}, input 0 is {first}."
                 )
         total = sum(x.shape[axis] for x in inputs)
         return (first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :])),)

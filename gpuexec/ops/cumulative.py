@@ -16,7 +16,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.team import BLOCK_THREADS, choose_team

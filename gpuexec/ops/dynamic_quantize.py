@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.integer import BYTES, FLOAT, Quantized, round_to_bytes
 from gpuexec.ops.layout import Slots

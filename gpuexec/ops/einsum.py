@@ -17,7 +17,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, broadcast, coalesce
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.einsum_equation import Contraction, Equation, Labels, measure, order_contractions, parse
 from gpuexec.ops.einsum_host import contract, diagonal, sum_to

@@ -18,7 +18,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.elementwise_cast import widen_narrow
 from gpuexec.ops.elementwise_engine import (
     FLOATS,

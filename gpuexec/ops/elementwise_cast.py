@@ -10,7 +10,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
 from gpuexec.ops.narrow_types import (
     check_rounding,
@@ -207,6 +208,7 @@ class Identity(Operator):
     """x itself, as a view."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""

@@ -10,7 +10,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.elementwise_engine import FLOATS, NUMBERS, DType, apply, launch_units, require_inputs
 from gpuexec.spec import TensorSpec, dtype_row

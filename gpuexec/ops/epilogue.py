@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.operator import Array, Emitter, Operator, build, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, build
 from gpuexec.ops.elementwise import Elementwise
 from gpuexec.ops.elementwise_binary import ROWS as BINARY_ROWS
 from gpuexec.ops.elementwise_select import Clip

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Emitter
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.integer import BYTES, FLOAT, SCALES, Quantized, check_one
+from gpuexec.ops.layout import window
 from gpuexec.ops.matmul import MatMul
 from gpuexec.ops.quantize import DequantizeLinear, QuantizeLinear
 from gpuexec.spec import TensorSpec, dtype_row
@@ -64,10 +66,16 @@ def launch_float8(emit: Emitter, a: Quantized, b: Quantized, y: Quantized) -> No
     wide = []
     for x in (a, b):
         wide.append(emit.temp(x.values.shape, FLOAT))
-        DequantizeLinear(output_dtype=_CODE).lower(emit, (x.values, x.scale, x.zero), (wide[-1],))
+        DequantizeLinear(output_dtype=_CODE).lower(
+            emit, (x.values, _as_number(x.scale), _as_number(x.zero)), (wide[-1],)
+        )
     product = emit.temp(y.values.shape, FLOAT)
     MatMul().lower(emit, tuple(wide), (product,))
-    QuantizeLinear(precision=_CODE).lower(emit, (product, y.scale, y.zero), (y.values,))
+    QuantizeLinear(precision=_CODE).lower(emit, (product, _as_number(y.scale), _as_number(y.zero)), (y.values,))
+
+
+def _as_number(slot: Slot | None) -> Slot | None:
+    return None if slot is None else window(slot, (), ())
 
 
 def _one(number: Array) -> Array:

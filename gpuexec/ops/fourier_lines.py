@@ -11,7 +11,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter
 from gpuexec.ops.strided import join
 from gpuexec.spec import dtype_row, dtypes_of
 

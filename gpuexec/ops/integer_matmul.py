@@ -18,7 +18,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
 from gpuexec.ops.integer import (

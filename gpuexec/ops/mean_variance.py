@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel
 from gpuexec.geometry import coalesce, normalize_axes
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import Walk

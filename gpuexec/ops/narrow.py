@@ -143,7 +143,8 @@ class Narrowed(Operator):
     def scaled_axes(cls, rank: int) -> tuple[int, ...]:
         """Return the axes of a weight that its scales may run along."""
         if cls.form.consumer in (Conv, ConvTranspose):
-            return (0,) if cls.form.consumer is Conv else (1,)
+            axis = 0 if cls.form.consumer is Conv else 1
+            return (axis,) if axis < rank else ()
         return tuple(range(rank) if cls.form.consumer is Gather else range(max(rank - 2, 0), rank))
 
     def _out_axis(self, rank: int) -> int | None:

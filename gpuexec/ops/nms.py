@@ -17,7 +17,8 @@ from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graph import Node, Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, instantiate, operator, require_const
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator, require_const
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.nonzero import add_up_counts, cut

@@ -11,7 +11,8 @@ import numpy as np
 from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import pack_fast_div64

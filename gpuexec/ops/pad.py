@@ -14,15 +14,17 @@ from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, dtypes_of
 
 _MODES = ("constant", "reflect", "edge", "wrap")  # PadMode of pad.cu
 _TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _THREADS = 256  # kThreads of pad.cu
+_FLOATS = dtypes_of("float")
 instantiate("pad.cu", [f"pad<{bits}>" for bits in _TYPES.values()])
 
 
@@ -64,6 +66,8 @@ class Pad(Operator):
         if constant_value is not None and constant_value.size != 1:
             raise InputError(f"constant_value must hold one element, got {constant_value}.")
         if constant_value is not None and constant_value.dtype != x.dtype:
+            if not {constant_value.dtype, x.dtype} <= set(_FLOATS):
+                raise InputError(f"Pad expects a constant_value of the type of {x}, got {constant_value}.")
             require_const(constant_value, "constant_value", 2)
         return (x.with_shape(tuple(axis.output for axis in plan)),)
 
@@ -175,11 +179,16 @@ def _constant_slot(emit: Emitter, constant: Slot | None, dtype: np.dtype[Any]) -
         return emit.constant(np.zeros((), dtype))
     if constant.dtype == dtype:
         return constant
-    return emit.constant(require_const(constant.spec, "constant_value", 2).reshape(()).astype(dtype))
+    return emit.constant(_convert(require_const(constant.spec, "constant_value", 2), dtype))
+
+
+def _convert(constant: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        return constant.reshape(()).astype(dtype)
 
 
 def _pad_with_constant(x: Array, plan: Sequence[PadAxis], constant: Array | None) -> Array:
-    value = make_blank((), x.dtype) if constant is None else constant.reshape(()).astype(x.dtype)
+    value = make_blank((), x.dtype) if constant is None else _convert(constant, x.dtype)
     y = np.full([axis.output for axis in plan], value, x.dtype)
     to, source = [], []
     for axis in plan:

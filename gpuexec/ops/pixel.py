@@ -22,7 +22,8 @@ import numpy as np
 from gpuexec.command import Kernel, Launch, Slot
 from gpuexec.errors import UnsupportedError
 from gpuexec.geometry import ceil_div, coalesce
-from gpuexec.operator import Emitter, instantiate, kernel_table
+from gpuexec.instances import instantiate, kernel_table
+from gpuexec.operator import Emitter
 from gpuexec.ops import (  # noqa: F401  (they list the kernels that have blits)
     batch_norm,
     conv,

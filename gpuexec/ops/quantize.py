@@ -1,8 +1,8 @@
 """QuantizeLinear and DequantizeLinear: integers, or narrow floats, that stand for numbers by a scale and a zero point.
 
 A scale is of the whole tensor, of each place along an axis, or of each block of places along it. Arithmetic is in
-float, rounded once to the type of the result; the quotient of QuantizeLinear is rounded to ``precision`` before, as
-ONNX says.
+float, rounded once to the type of the result; in QuantizeLinear dividend, divisor and quotient are rounded to
+``precision`` before, as ONNX says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.narrow_types import is_narrow, limits, pack_mode, to_narrow_float, widen
@@ -112,7 +113,7 @@ class QuantizeLinear(Operator):
         find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
         if dtype not in (*NARROW, *NARROWER):
             names = ", ".join(dtype_row(each).name for each in (*NARROW, *NARROWER))
-            raise InputError(f"{self.name} gives {names}, not {dtype_row(dtype).name}.")
+            raise InputError(f"{self.name} gives {names}, got {dtype_row(dtype).name}.")
         if self._find_precision(scale.dtype) not in WIDE:
             raise InputError(f"{self.name} expects precision float32, float16 or bfloat16, got {self.precision}.")
         return (TensorSpec(x.shape, dtype),)
@@ -123,7 +124,8 @@ class QuantizeLinear(Operator):
         places = find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
         with np.errstate(all="ignore"):
             value = x.astype(np.float32).astype(precision).astype(np.float32)
-            quotient = (value / places.spread(scale.astype(np.float32))).astype(precision).astype(np.float32)
+            divisor = scale.astype(np.float32).astype(precision).astype(np.float32)
+            quotient = (value / places.spread(divisor)).astype(precision).astype(np.float32)
             if dtype_row(dtype).kind == "narrow float":
                 if zero is not None:
                     quotient = (quotient + places.spread(widen(zero))).astype(precision).astype(np.float32)
@@ -131,7 +133,7 @@ class QuantizeLinear(Operator):
             whole = np.nan_to_num(np.clip(np.rint(quotient), -_LARGEST, _LARGEST), nan=0.0).astype(np.int32)
         if zero is not None:
             whole += places.spread(zero.astype(np.int32))
-        return (np.clip(whole, *limits(dtype)).astype(dtype),)
+        return (np.asarray(np.clip(whole, *limits(dtype))).astype(dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""

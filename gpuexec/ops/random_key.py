@@ -15,7 +15,8 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.philox import Draw
 from gpuexec.spec import TensorSpec

@@ -20,7 +20,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, require_const, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import MAX_RANK, Walk, join

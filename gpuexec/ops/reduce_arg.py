@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.reduce import SOURCE, launch_rows
 from gpuexec.ops.reduce_host import reduced_shape

@@ -10,7 +10,8 @@ import numpy as np
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.reduce import SOURCE, Finish, launch_rows

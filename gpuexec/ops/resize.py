@@ -18,7 +18,8 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_floats, require_ints
 from gpuexec.ops.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64

@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import ceil_div, contiguous_strides
-from gpuexec.operator import Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Emitter
 from gpuexec.ops.elementwise_cast import Cast
 from gpuexec.ops.layout import window
 from gpuexec.ops.matmul import MatMul

@@ -17,7 +17,8 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.layout import Slots

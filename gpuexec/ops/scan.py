@@ -13,7 +13,7 @@ from gpuexec.geometry import normalize_axis
 from gpuexec.graph import Graph, Node, RawNode, Value
 from gpuexec.operator import Array, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.interpret import compute_graph
-from gpuexec.ops.trips import forget, infer_trip, stack_rows
+from gpuexec.ops.trips import forget, infer_first_rows, infer_trip, stack_rows
 from gpuexec.spec import TensorSpec
 
 
@@ -34,6 +34,7 @@ class Scan(Operator):
     scan_output_axes: tuple[int, ...] = ()
     scan_output_directions: tuple[int, ...] = ()
     tolerance = Tolerance.REDUCTION
+    takes_containers = True
 
     def __post_init__(self) -> None:
         fixed = self.states + self.num_scan_inputs
@@ -56,13 +57,8 @@ class Scan(Operator):
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Infer the body for one slice; states keep their shape."""
         states, scanned, captures = self.divide(inputs)
-        axes = self.find_axes([spec.shape for spec in scanned])
         length = self.find_length([spec.shape for spec in scanned])
-        slices = [
-            spec.with_shape((*spec.shape[:axis], *spec.shape[axis + 1 :]))
-            for spec, axis in zip(scanned, axes, strict=True)
-        ]
-        made = infer_trip(self.body, (*map(forget, states), *slices), captures)
+        made = infer_trip(self.body, (*map(forget, states), *_take_slices(self, scanned)), captures)
         self.check_states(states, made)
         outputs = [
             TensorSpec((*row.shape[:axis], length, *row.shape[axis:]), row.dtype)
@@ -89,8 +85,8 @@ class Scan(Operator):
             for column, row in zip(rows, made[self.states :], strict=True):
                 column.append(row)
         if not length:
-            specs = self.infer(*(TensorSpec.of(array) for array in inputs))
-            return (*states, *(np.empty(spec.shape, spec.dtype) for spec in specs[self.states :]))
+            specs = infer_empty(self, [TensorSpec.of(array) for array in inputs])
+            return (*states, *(np.empty(spec.shape, spec.dtype) for spec in specs))
         stacked = []
         output_axes = self.output_axes([*[()] * self.states, *(column[0].shape for column in rows)])
         for index, (column, axis) in enumerate(zip(rows, output_axes, strict=True)):
@@ -138,6 +134,22 @@ class Scan(Operator):
                 raise InputError(f"state {index} must keep its shape and type, comes as {came} and leaves as {left}.")
 
 
+def infer_empty(op: Scan, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs of a Scan's scan outputs where there is nothing to walk.
+
+    Args:
+        op: Whose.
+        inputs: Specs of the node's inputs, with content where it is known.
+
+    Raises:
+        InputError: A first slice would fail, and the body declares no rank.
+    """
+    states, scanned, captures = op.divide(inputs)
+    rows = infer_first_rows(op.body, (*map(forget, states), *_take_slices(op, scanned), *captures), op.states)
+    axes = op.output_axes([*[()] * op.states, *(row.shape for row in rows)])
+    return [row.with_shape((*row.shape[:at], 0, *row.shape[at:])) for row, at in zip(rows, axes, strict=True)]
+
+
 @upgrade("Scan", below=9)
 def walk_batch(raw: RawNode) -> RawNode:
     """Walk a leading batch axis too: as a Scan over the batch, whose body is the Scan over a sequence."""
@@ -155,6 +167,13 @@ def walk_batch(raw: RawNode) -> RawNode:
         inputs=tuple(inputs),
         attributes={"body": batch, "states": 0, "num_scan_inputs": states + number},
     )
+
+
+def _take_slices(op: Scan, scanned: Sequence[TensorSpec]) -> list[TensorSpec]:
+    axes = op.find_axes([spec.shape for spec in scanned])
+    return [
+        spec.with_shape((*spec.shape[:axis], *spec.shape[axis + 1 :])) for spec, axis in zip(scanned, axes, strict=True)
+    ]
 
 
 def _fill(given: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_computed
 from gpuexec.ops.gather import INDEX_TYPES, resolve_indices
 from gpuexec.ops.layout import Slots

@@ -16,7 +16,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import require_ints, require_scalar
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.spec import STRING, TensorSpec, accumulator, dtype_row, dtypes_of
@@ -215,8 +216,8 @@ class Range(Operator):
         for index, (spec, role) in enumerate(zip(specs, ("start", "limit", "delta"), strict=True)):
             if spec.size != 1 or spec.dtype != start.dtype or spec.dtype not in RANGE_DTYPES:
                 known = ", ".join(dtype.name for dtype in RANGE_DTYPES)
-                given = f"input {index} ({role}) is {spec}"
-                raise InputError(f"Range takes three scalars of one type among {known}; {given}.")
+                given = f"got input {index} ({role}) {spec}"
+                raise InputError(f"Range expects three scalars of one type among {known}, {given}.")
         return (TensorSpec((_count(*_read_bounds(specs)),), start.dtype),)
 
     def compute(self, start: Array, limit: Array, delta: Array, out: Any = None) -> tuple[Array, ...]:
@@ -265,7 +266,7 @@ def _count(start: Array, limit: Array, delta: Array) -> int:
         return max(0, ceil_div(int(limit) - int(start), int(delta)))
     quotient = (float(limit) - float(start)) / float(delta)
     if not np.isfinite(quotient):
-        raise InputError(f"Range from {start} to {limit} by {delta} has no countable number of elements.")
+        raise InputError(f"Range expects a countable number of elements, got {start} to {limit} by {delta}.")
     return max(0, ceil(quotient))
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import normalize_axis
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of

@@ -13,7 +13,8 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter
 from gpuexec.spec import COMPUTED, STRING, dtype_row
 
 SOURCE = "sort.cu"

@@ -15,7 +15,8 @@ import numpy as np
 from gpuexec.command import Argument, Command, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import widen_narrow
 from gpuexec.ops.layout import Slots

@@ -38,7 +38,7 @@ class StridedView(Operator):
         first = self.start + sum(min(step, 0) for step in steps)
         last = self.start + sum(max(step, 0) for step in steps)
         if element_count(self.shape) and not 0 <= first <= last < x.size:
-            raise InputError(f"{self} reaches from element {first} to {last}, but {x} has {x.size}.")
+            raise InputError(f"{self} reaches from element {first} to {last}, got {x}, which has {x.size}.")
         return (x.with_shape(self.shape),)
 
     def compute(self, x: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:

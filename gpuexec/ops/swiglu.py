@@ -10,7 +10,8 @@ import numpy as np
 
 from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.elementwise_engine import FLOATS, apply, launch_units, require_inputs, require_same_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.spec import TensorSpec, dtype_row

@@ -17,7 +17,8 @@ from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
 from gpuexec.graph import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator, upgrade
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.sort import TILE, sort_keys

@@ -16,7 +16,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.spec import TensorSpec, dtype_row
@@ -80,7 +81,7 @@ class _Optimizer(Operator):
         assert rate is not None
         slots = [slot for slot in tensors if slot is not None]
         count = len(slots) // self.groups
-        buffers = [slot.buffer for slot in slots]
+        buffers = [slot.buffer for slot in inputs if slot is not None]  # a rate may be what is optimised, too
         norm, *numbers = self._numbers()
         for i in range(count):
             x, gradient, *kept = (emit.contiguous(slot) for slot in slots[i::count])

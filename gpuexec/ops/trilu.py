@@ -11,7 +11,8 @@ from gpuexec.command import Kernel
 from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import join, pack_fast_div64
 from gpuexec.spec import TensorSpec

@@ -61,7 +61,24 @@ def read_count(array: Array) -> int:
     return max(int(array.reshape(())), 0)
 
 
-def declared_row(value: Value) -> TensorSpec:
+def infer_first_rows(body: Graph, given: Sequence[TensorSpec], first: int) -> tuple[TensorSpec, ...]:
+    """Return the specs of scan outputs' rows where there is no trip: as a first one would make them, or as declared.
+
+    Args:
+        body: What no trip runs through.
+        given: Specs of its inputs, with content where it is known.
+        first: The body's first scan output.
+
+    Raises:
+        InputError: A first trip would fail, and the body declares no rank.
+    """
+    try:
+        return infer_graph(body, given)[first:]
+    except InputError:
+        return tuple(map(_declared_row, body.outputs[first:]))
+
+
+def _declared_row(value: Value) -> TensorSpec:
     """Return the spec of a row of a scan output by what the body declares, free extents being 0.
 
     Raises:

@@ -16,7 +16,8 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.containers import make_blank
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graph import Node, Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, instantiate, operator, require_const
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator, require_const
 from gpuexec.ops.checks import check_computed
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.nonzero import compact, cut

@@ -22,7 +22,7 @@ def differentiate(graph: Graph) -> Graph:
     """Replace each Gradient by the operators that compute it.
 
     Raises:
-        ModelError: What a Gradient names does not determine the value, or follows from something else it names.
+        ModelError: What a Gradient names does not determine the value.
         UnsupportedError: An operator between has no rule in `gpuexec.passes.derivatives`.
     """
     if not any(isinstance(node.operator, Gradient) for node in graph.nodes):
@@ -39,6 +39,7 @@ def differentiate(graph: Graph) -> Graph:
             _differentiate_one(tape, node, node.operator, nodes, set(graph.inputs))
         except ModelError as error:
             raise locate(error, node, node.name) from None
+        tape.keep_needed(node.outputs)
         nodes += tape.nodes
         constants.update(tape.constants)
     return replace(graph, nodes=tuple(nodes), constants=constants)
@@ -55,7 +56,6 @@ def _differentiate_one(tape: Tape, node: Node, op: Gradient, before: Sequence[No
     xs = named[: len(op.xs)]
     for value in (*xs, y):
         _check_type(value)
-    _check_independent(before, named)
     path = _find_path(before, y, named, inputs)
     stands_for = {value: at for value, at in zip(named, _require(given), strict=True) if at is not value}
     if stands_for:
@@ -81,25 +81,6 @@ def _check_type(value: Value) -> None:
             f"there are no derivatives of or by {value}, of {dtype_row(dtype).name}; put a Cast to float before it.",
             value=value.name,
         )
-
-
-def _check_independent(before: Sequence[Node], named: Sequence[Value]) -> None:
-    """Check that none of some values follows from others of them.
-
-    Raises:
-        ModelError: One does.
-    """
-    follows: dict[Value, Value] = {}  # what a value follows from, of those named
-    chosen = set(named)
-    for node in before:
-        source = next((v if v in chosen else follows[v] for v in node.inputs if v in chosen or v in follows), None)
-        if source is None:
-            continue
-        for value in node.outputs:
-            if value in chosen:
-                raise ModelError(f"%{value.name} follows from {source}, and both are named; leave one out.")
-            if value is not None:
-                follows[value] = source
 
 
 def _find_path(nodes: Sequence[Node], y: Value, given: Sequence[Value], inputs: set[Value]) -> list[Node]:

@@ -101,7 +101,7 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
         # NOTE: to NumPy, None equals float64.
         return given[0] in dtypes and dtypes[given[0]] == dtype_row(getattr(operator, "to")).numpy  # noqa: B009
     if name == "CastLike":
-        return given[0] in dtypes and dtypes[given[0]] == dtypes.get(given[-1])
+        return all(value in dtypes for value in given) and dtypes[given[0]] == dtypes[given[-1]]
     if name == "Transpose":
         perm = getattr(operator, "perm", None)
         return perm is not None and tuple(perm) == tuple(range(len(perm)))

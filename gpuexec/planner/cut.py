@@ -18,9 +18,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from gpuexec.apply import infer_specs
-from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
+from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
 from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.ops.control import LOOPS, If, Loop, inline_branch
+from gpuexec.ops.trips import check_condition
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, Walk, evaluate_node
 from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.divide import Sorting, divide
@@ -167,10 +168,13 @@ class _Cutter:
         if condition in self._sorting.later:
             return None
         try:
+            check_condition(self._specs[condition])
             content = self._walk.demand(node, condition, "condition").value
         except NeedsHostValue:
             self._read(node, condition, "condition")
             return None
+        except InputError as error:
+            raise locate(error, node, node.name) from None
         assert content is not None
         if condition not in self._sorting.constants:
             self._decided_by.update(dict.fromkeys(getattr(content.log, "inputs", ())))

@@ -8,9 +8,10 @@ from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.cut import find_cut
+from gpuexec.ports import ModelPort
 from gpuexec.profiling.layers import count_node_flops
 from gpuexec.spec import TensorSpec
 from gpuexec.starts import find_starts

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from gpuexec.errors import ErrorCode, InputError
 from gpuexec.graph import Graph, Value
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
+from gpuexec.ports import ModelPort
 from gpuexec.programs.contents import Bound
 from gpuexec.spec import DeclaredSpec, Dim, TensorSpec
 

@@ -12,9 +12,10 @@ import numpy as np
 from gpuexec.containers import pack
 from gpuexec.errors import InputError
 from gpuexec.graph import Array, Graph, walk
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
 from gpuexec.operator import Tolerance
 from gpuexec.ops.interpret import compute_graph
+from gpuexec.ports import ModelPort
 from gpuexec.programs.contents import Allowance, StoredCase, check_allowed
 from gpuexec.programs.limiting import limit_trips
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row, is_container, is_host_object

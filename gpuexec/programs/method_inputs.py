@@ -11,6 +11,7 @@ from gpuexec.errors import InputError, StaleError
 from gpuexec.graph import Value
 from gpuexec.programs.memory_manager import Sharing
 from gpuexec.programs.method_places import Places
+from gpuexec.programs.slot_marks import SlotMarks
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
@@ -60,8 +61,7 @@ class SlotBinder:
         self._uses: dict[str, Fence] = {}
         # What was brought to the places, when (as the sharing counts), and to which memory.
         self._there: dict[str, tuple[GivenInput, int, Memory]] = {}
-        # When what inputs are set to got into a slot.
-        self._marks: dict[str, int] = {}
+        self._marks = SlotMarks(places, sharing)
 
     def set(self, name: str, item: GivenInput) -> None:
         """Set an input for the runs to come. Host arrays are copied, unless they are borrowed and dense."""
@@ -86,7 +86,7 @@ class SlotBinder:
         self.kept[name] = DeviceArray(
             tensor._content.place, tensor, tensor._content.fence, tensor._content.lease.readers
         )
-        self._mark(name)
+        self._marks.note(name)
         return tensor
 
     def check_apart(self, region: Region, what: str) -> None:
@@ -150,8 +150,9 @@ class SlotBinder:
         for name in list(self._blocks):
             self._backend.staging.give_back(self._blocks.pop(name))
         self._places.clear()
-        for each in (self.kept, self._uses, self._there, self._marks):
+        for each in (self.kept, self._uses, self._there):
             each.clear()
+        self._marks.clear()
 
     # ---- setting
 
@@ -167,7 +168,7 @@ class SlotBinder:
         window = view_region(region).view(spec.dtype).reshape(spec.shape)
         np.copyto(window, array)
         self.kept[name] = HostArray(spec, window)
-        self._mark(name)
+        self._marks.note(name)
 
     def _wait_for_window(self, name: str) -> None:
         """Wait until no run reads the window: there is but one."""
@@ -185,8 +186,9 @@ class SlotBinder:
 
     def _let_go(self, name: str) -> None:
         """Forget what an input is set to; runs in flight may use it still."""
-        for each in (self.kept, self._there, self._marks):
+        for each in (self.kept, self._there):
             each.pop(name, None)
+        self._marks.forget(name)
         block, use = self._blocks.pop(name, None), self._uses.pop(name, None)
         if block is None:
             return
@@ -196,21 +198,11 @@ class SlotBinder:
         else:
             use.when_issued(lambda: staging.give_back(block, *use.events[:1]))
 
-    def _mark(self, name: str) -> None:
-        """Note when what an input is set to got into its slot."""
-        if self._places.find_slot(name) is not None:
-            self._marks[name] = self._enter()
-
-    def _enter(self) -> int:
-        """Say that the slots are this Method's now; return when, as the sharing counts."""
-        return 0 if self._sharing is None else self._sharing.enter(self)
-
     # ---- binding
 
     def _check_marks(self) -> None:
         """Check that nobody else has used the slots since they were written."""
-        now = self._enter()
-        lost = [name for name, mark in self._marks.items() if mark != now]
+        lost = self._marks.list_lost()
         for name in lost:
             self._let_go(name)
         if lost:
@@ -239,7 +231,7 @@ class SlotBinder:
         bound.keep += [item.source, source.memory, region.memory]
         bound.env[value] = Held(spec, region)
         self._keep(name, region, spec, copied)
-        self._mark(name)
+        self._marks.note(name)
 
         def put() -> None:
             if spec.nbytes:
@@ -272,7 +264,7 @@ class SlotBinder:
         region = self._places.reserve(value.name, raw.nbytes)
         bound.keep.append(region.memory)
         bound.env[value] = Held(item.spec, region, item.array)
-        now = self._enter()
+        now = self._marks.enter()
         there, since, memory = self._there.get(value.name, (None, 0, None))
         if there is item and since == now and memory is region.memory and not item.is_borrowed:
             return []

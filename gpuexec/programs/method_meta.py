@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
+from gpuexec.ports import ModelPort
 from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_state import lay_out_state
 from gpuexec.results.arenas import make_bytes

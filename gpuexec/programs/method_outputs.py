@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuexec.errors import InputError
-from gpuexec.model import ModelPort
+from gpuexec.ports import ModelPort
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.results.arenas import is_on_host, take_memory
 from gpuexec.runtime.backend import Backend

@@ -7,8 +7,11 @@ import operator
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.model import ModelPort
+from gpuexec.ports import ModelPort
 from gpuexec.spec import is_host_object
+
+# An input or output, by index or name.
+Key = int | str
 
 
 def find_port(method: str, ports: tuple[ModelPort, ...], index: object, what: str) -> ModelPort:

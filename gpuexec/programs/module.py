@@ -11,8 +11,9 @@ import numpy as np
 
 from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.programs.contents import Bound, Verification
-from gpuexec.programs.method import Key, Method
+from gpuexec.programs.method import Method
 from gpuexec.programs.method_meta import MethodMeta
+from gpuexec.programs.method_ports import Key
 from gpuexec.programs.program import Program
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import Backend, BackendType

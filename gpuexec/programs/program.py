@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from dataclasses import replace
+from typing import BinaryIO
 
 from gpuexec.editing.weights import WeightSource, find_weights, read_weights
 from gpuexec.errors import InputError
 from gpuexec.importer.read import Source
-from gpuexec.model import Model, exchange_weights, load
+from gpuexec.loading import load
+from gpuexec.model import Model, exchange_weights
 from gpuexec.phases import phase
 from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.programs.building import build_contents
@@ -19,11 +19,12 @@ from gpuexec.programs.cases import Case
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.contents import Bound, Contents, Verification
 from gpuexec.programs.fetching import open_loader
-from gpuexec.programs.memory_manager import HierarchicalAllocator, MemoryManager
+from gpuexec.programs.memory_manager import MemoryManager
 from gpuexec.programs.method import Method
-from gpuexec.programs.method_meta import INPUTS, STAGING, STATE, MethodMeta, allocate_buffers, share_buffers
-from gpuexec.programs.method_plan import MethodPlan, plan_method
+from gpuexec.programs.method_meta import MethodMeta
+from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_storage import MethodMemory
+from gpuexec.programs.sharing import MethodPlans, SharedArenas
 from gpuexec.progress import Tell
 from gpuexec.resources.weights import weights_of
 from gpuexec.running.memory_limit import MemoryLimit
@@ -31,14 +32,6 @@ from gpuexec.runtime.backend import Backend, BackendType, find_backend
 from gpuexec.state.state import State
 
 MethodShapes = Mapping[str, Sequence[Bound | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What the plans and shared arenas of a program are found by."""
-
-    method: str
-    device: int
 
 
 class Program:
@@ -53,9 +46,8 @@ class Program:
         self._contents, self._default = contents, backend
         # What the weights may be mapped from.
         self._loader: object | None = None
-        self._lock = threading.Lock()
-        self._plans: dict[_Key, MethodPlan] = {}
-        self._arenas: dict[int, HierarchicalAllocator] = {}
+        self._plans = MethodPlans()
+        self._arenas = SharedArenas()
 
     @staticmethod
     def build(
@@ -268,7 +260,8 @@ class Program:
                     "share_arenas=True shares memory of the program's; Methods over one HierarchicalAllocator share it"
                     " as it is."
                 )
-            planned = self._share(chosen, name)
+            metas = {each: self.method_meta(each, backend=chosen) for each in self.method_names}
+            planned = self._arenas.open(chosen, name, metas)
         meta = self.method_meta(name, backend=chosen, planned_inputs=planned_inputs, planned_outputs=planned_outputs)
         is_whole = memory is not None and memory.planned_memory is not None
         limit = None
@@ -299,28 +292,4 @@ class Program:
         return find_backend(wanted, None)[0]
 
     def _plan(self, name: str, backend: Backend) -> MethodPlan:
-        """Return the plan of a method, made once for a device."""
-        model, key = self._find(name), _Key(name, id(backend.device))
-        with self._lock:
-            found = self._plans.get(key)
-        if found is None:
-            found = plan_method(model, backend.device.target)
-            with self._lock:
-                found = self._plans.setdefault(key, found)
-        return found
-
-    def _share(self, backend: Backend, name: str) -> HierarchicalAllocator:
-        """Return blocks for a method whose temporaries and outputs are shared with all methods on a device."""
-        metas = [self.method_meta(each, backend=backend) for each in self.method_names]
-        with self._lock:
-            shared = self._arenas.get(id(backend.device))
-            if shared is None:
-                shared = self._arenas[id(backend.device)] = HierarchicalAllocator(share_buffers(metas))
-        own = self.method_meta(name, backend=backend).memory_planned_buffers
-        blocks: list[Any] = list(shared.buffers)
-        for index in (INPUTS, STATE, STAGING):
-            if index < len(own):
-                blocks[index] = allocate_buffers(backend, own[index : index + 1])[0]
-        allocator = HierarchicalAllocator(blocks)
-        allocator.sharing, allocator.shares_inputs = shared.sharing, False
-        return allocator
+        return self._plans.find(name, self._find(name), backend)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.model import ModelPort
+from gpuexec.ports import ModelPort
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import Acceptor, GivenInput, HostArray, check_shapes, name_inputs
 from gpuexec.spec import TensorSpec

@@ -10,7 +10,8 @@ import numpy as np
 
 from gpuexec.containers import pack
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
+from gpuexec.ports import ModelPort
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Readers
 from gpuexec.results.exchange import import_cuda, import_dlpack

@@ -17,9 +17,9 @@ from gpuexec.containers import hold, make_sequence
 from gpuexec.errors import GpuexecError, ModelError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.ops.control import Loop, Scan, SequenceMap, count_own_inputs
-from gpuexec.ops.interpret import infer_graph
 from gpuexec.ops.layout import Transpose
-from gpuexec.ops.trips import read_count, read_flag, scalar_shape
+from gpuexec.ops.scan import infer_empty
+from gpuexec.ops.trips import infer_first_rows, read_count, read_flag, scalar_shape
 from gpuexec.planner.cut import HostRead
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.running.held import Held
@@ -134,8 +134,7 @@ class Looper:
             for index, (stack, row) in enumerate(zip(stacks, made[op.states :], strict=True)):
                 stack.add(row, index)
         if not length:
-            specs = op.infer(*(held.spec for held in given))
-            return [*states, *(self._blank(spec) for spec in specs[op.states :])]
+            return [*states, *map(self._blank, infer_empty(op, [held.describe() for held in given]))]
         results: list[Held] = []
         directions = op.scan_output_directions or (0,) * len(stacks)
         for stack, back, axis in zip(stacks, directions, op.output_axes([row.spec.shape for row in made]), strict=True):
@@ -210,8 +209,8 @@ class Looper:
         return env[part.graph.outputs[0]]
 
     def _empty(self, body: Graph, given: Sequence[Held | None], first: int) -> list[Held]:
-        """Return scan outputs of no rows, of the shape that a first trip would have given."""
-        specs = infer_graph(body, [held.describe() for held in given if held is not None])[first:]
+        """Return scan outputs of no rows."""
+        specs = infer_first_rows(body, [held.describe() for held in given if held is not None], first)
         return [self._blank(TensorSpec((0, *spec.shape), spec.dtype)) for spec in specs]
 
     def _blank(self, spec: TensorSpec) -> Held:

@@ -143,7 +143,7 @@ def _open_simulator_pixel(ordinal: int) -> Backend:
 
 def _simulate(ordinal: int, target: str, type: BackendType) -> Backend:
     import gpuexec.ops  # noqa: F401  (fills the table of instantiations)
-    from gpuexec.operator import instantiations
+    from gpuexec.instances import instantiations
     from gpuexec.runtime.simulator.device import SimulatorDevice
 
     _check_ordinal("simulator", ordinal, ["simulated"] * knobs.simulated_devices())

@@ -24,7 +24,7 @@ from pathlib import Path
 from gpuexec import knobs
 from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError, KernelError
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.budgets import Use, find_excess, shared_limit
 from gpuexec.runtime.kernel_cache import KernelCache, make_key

@@ -62,7 +62,7 @@ def flatten(path: Path) -> str:
     An include is looked for beside the file that asks for it, then among the package's kernels.
 
     Raises:
-        KernelError: The file, or a file it includes, does not exist.
+        KernelError: The file, or a file it includes, does not exist or is no text.
     """
     return "\n".join(_inline(path, set())) + "\n"
 
@@ -87,6 +87,8 @@ def _inline(path: Path, seen: set[Path]) -> list[str]:
         text = path.read_text()
     except OSError as error:
         raise KernelError(f"Kernel source {path.name} can't be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise KernelError(f"Kernel source {path.name} is no text in UTF-8.") from error
     # The file name alone, so that the text (and the key made of it) is the same wherever the package lies.
     lines = [f'#line 1 "{path.name}"']
     for number, line in enumerate(text.splitlines(), 1):

@@ -12,9 +12,10 @@ from gpuexec.apply import compute_arrays
 from gpuexec.errors import GpuexecError, InputError, locate
 from gpuexec.graph import Array, Graph, Node, Value, walk
 from gpuexec.inspecting.gaps import Gap, gap_of
-from gpuexec.model import Model, ModelPort
+from gpuexec.model import Model
 from gpuexec.ops.narrow import Narrowed
 from gpuexec.ops.narrow_weight import widen
+from gpuexec.ports import ModelPort
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def open_device(name: str, **options: Any) -> Device:
     """
     if name == "simulator":
         import gpuexec.ops  # noqa: F401 (fills the table of instantiations)
-        from gpuexec.operator import kernel_table
+        from gpuexec.instances import kernel_table
         from gpuexec.runtime.simulator.device import SimulatorDevice
 
         return SimulatorDevice(lambda source: kernel_table()[source])

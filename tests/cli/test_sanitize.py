@@ -112,6 +112,12 @@ def test_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert "Kernel source absent.cu can't be read" in capsys.readouterr().err
 
 
+def test_file_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x0a\xf9")
+    assert main(["sanitize", str(tmp_path / "model.onnx")]) == 2
+    assert "gpuexec sanitize: Kernel source model.onnx is no text in UTF-8." in capsys.readouterr().err
+
+
 def test_help_documents_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sanitize", "--help"])

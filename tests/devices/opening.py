@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 import gpuexec.ops  # noqa: F401 (fills the table of instantiations)
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.runtime.device import Device
 from gpuexec.runtime.driver import probe

@@ -13,7 +13,8 @@ import gpuexec as gx
 from gpuexec import extensions
 from gpuexec.command import Kernel
 from gpuexec.errors import KernelError
-from gpuexec.operator import find_operator, instantiations
+from gpuexec.instances import instantiations
+from gpuexec.operator import find_operator
 from gpuexec.runtime.kernel_source import find_source, flatten
 from gpuexec.runtime.nvrtc import compile_cubin
 from tests.ops.harness import Case, run_case
@@ -116,7 +117,8 @@ def _install(
 ) -> None:
     """Put a package into a folder as an installer would, with an operator and the domain that it announces."""
     (folder / f"{module}.py").write_text(
-        f"{first}from gpuexec.operator import Operator, instantiate, operator\n"
+        f"{first}from gpuexec.instances import instantiate\n"
+        "from gpuexec.operator import Operator, operator\n"
         f"instantiate(__name__ + ':half.cu', ['half_of<float>'])\n"
         f"@operator({name!r}, {domain!r})\nclass {name}(Operator):\n    pass\n"
     )

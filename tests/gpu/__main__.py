@@ -65,7 +65,7 @@ def describe() -> dict[str, str]:
 def compile_kernels(architecture: str) -> str:
     """Compile all kernels into the cache, so that no test waits for it; return what it took."""
     import gpuexec.ops  # noqa: F401 (fills the table)
-    from gpuexec.operator import kernel_table
+    from gpuexec.instances import kernel_table
 
     rows = [(source, expression) for source, table in kernel_table().items() for expression in table]
     started, processes = time.monotonic(), os.cpu_count() or 1

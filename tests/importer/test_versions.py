@@ -82,8 +82,12 @@ def test_every_attribute_of_a_constant_is_read(version: int) -> None:
     given: dict[str, Any] = {
         "value": helper.make_tensor("v", TensorProto.FLOAT, [2], [1.0, 2.0]),
         "sparse_value": make_sparse([2.0], [1], [2]),
-        **{"value_float": 1.5, "value_floats": [1.5, 2.0], "value_int": 3, "value_ints": [3, 4]},
-        **{"value_string": "a", "value_strings": ["a", "b"]},
+        "value_float": 1.5,
+        "value_floats": [1.5, 2.0],
+        "value_int": 3,
+        "value_ints": [3, 4],
+        "value_string": "a",
+        "value_strings": ["a", "b"],
     }
     for name in find("Constant", version).attributes:
         node = helper.make_node("Constant", [], ["y"], **{name: given[name]})

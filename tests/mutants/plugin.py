@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from gpuexec import operator
+from gpuexec import instances
 from gpuexec.runtime import kernel_source
 from gpuexec.runtime.simulator.library import Schedule
 from tests.devices import opening
@@ -126,9 +126,9 @@ def _change_kernels(row: Mapping[str, Any], folder: Path) -> None:
     for module in [module for name, module in sys.modules.items() if name.startswith(("gpuexec.", "tests."))]:
         if getattr(module, "kernels_dir", None) is original:
             vars(module)["kernels_dir"] = lambda: folder
-    operator._INSTANTIATIONS.clear()
+    instances._INSTANCES.clear()
     for source, expressions in row["instances"].items():
-        operator.instantiate(source, expressions)
+        instances.instantiate(source, expressions)
 
 
 def _shuffle_threads() -> None:

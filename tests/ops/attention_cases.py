@@ -164,5 +164,6 @@ def special_cases() -> list[Case]:
         attention("no-keys-but-past", (1, 2, 1, 3, 0, 4, 4), past=2, outputs=ALL[:3]),
         *(by_rows(case) for case in cases),
         by_rows(attention("special-mask", sizes, mask=masked)),
+        by_rows(attention("special-mask-weights", sizes, mask=masked, outputs=SCORES, qk_matmul_output_mode=3)),
         by_rows(dataclasses.replace(tiny, inputs=(q, k, v))),
     ]

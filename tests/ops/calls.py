@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 import gpuexec.ops  # noqa: F401
-from gpuexec.containers import make_blank, to_strings
+from gpuexec.containers import make_blank, make_map, to_strings
 from gpuexec.errors import InputError
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
 from gpuexec.operator import Array, Operator, operator_names, qualified
@@ -45,6 +45,10 @@ ML_CALLS = (
         for name, attributes in REQUIRED.items()
         if name != "ArrayFeatureExtractor"  # takes two tensors, and has a case
     ),
+    ml("numbers", "CategoryMapper", np.array([1])),
+    ml("words", "CategoryMapper", np.array(["a"], STRING)),
+    ml("map", "CastMap", make_map({1: np.array(1, np.float32)})),
+    ml("map", "DictVectorizer", make_map({"a": np.array(1)}), string_vocabulary=["a"]),
     ml("floats", "Imputer", ramp(2, 1), imputed_value_floats=[1.0]),
     ml("ints", "Imputer", ramp(2, 1, dtype=np.int64), imputed_value_int64s=[1]),
     ml("ints", "LabelEncoder", np.array([1]), keys_int64s=[1], values_int64s=[2]),

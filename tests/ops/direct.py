@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import contiguous_strides
-from gpuexec.operator import Array, Operator, kernel_table
+from gpuexec.instances import kernel_table
+from gpuexec.operator import Array, Operator
 from gpuexec.runtime.simulator.module import Function, load_file
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target

@@ -97,13 +97,14 @@ def fill_one(rng: np.random.Generator, x: Array, kind: str, terms: int) -> Array
     if is_container(x.dtype) or x.dtype == STRING or not x.size:
         return x
     if x.dtype.kind == "b":
-        return rng.random(x.shape) < 0.5
+        return np.asarray(rng.random(x.shape) < 0.5)
     if dtype_row(x.dtype).is_narrow:
-        return rng.choice(x.reshape(-1).view(np.uint8), x.shape).view(x.dtype)
+        return np.asarray(rng.choice(x.reshape(-1).view(np.uint8), x.shape)).view(x.dtype)
     if x.dtype.kind in "iu":
         info = np.iinfo(x.dtype)
         edges = np.array([info.min, info.min + 1, 0, 1, info.max - 1, info.max], x.dtype)
-        return rng.choice(edges, x.shape) if kind == EXTREME else rng.integers(x.min(), x.max(), x.shape, x.dtype, True)
+        ordinary = rng.integers(x.min(), x.max(), x.shape, x.dtype, endpoint=True)
+        return np.asarray(rng.choice(edges, x.shape) if kind == EXTREME else ordinary)
     wide = x.astype(np.float64)
     wide = wide[np.isfinite(wide)]
     low, high = (wide.min(), wide.max()) if wide.size and wide.min() < wide.max() else (-1.0, 1.0)

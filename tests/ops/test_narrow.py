@@ -197,6 +197,7 @@ def spec(dtype: Any, *shape: int) -> TensorSpec:
         ("MatMul", {"scale_axis": 1}, (spec("f4", 2, 3), spec("i1", 3, 4), spec("f4", 3)), "4 scales of float32"),
         ("MatMul", {"scale_axis": 0}, (spec("f4", 2, 3), spec("i1", 5, 3, 4), spec("f4", 5)), "got axis 0"),
         ("Conv", {"scale_axis": 1}, (spec("f4", 1, 2, 3), spec("i1", 4, 2, 3), None, spec("f4", 2)), "got axis 1"),
+        ("Conv", {"scale_axis": 0}, (spec("f4", 1, 2, 3), spec("i1"), None, spec("f4", 2)), "got axis 0"),
         ("MatMul", {}, (spec("f4", 2, 3), spec("i1", 3, 4), spec("f4"), spec("u1")), "zero points of int8"),
         ("MatMul", {}, (spec("f4", 2, 5), spec("i1", 3, 4), spec("f4")), "columns on the left"),
     ],

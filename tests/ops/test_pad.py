@@ -114,6 +114,7 @@ def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:
         ("edge", (spec(0), known(1, 1)), "needs an element on axis 0, got extent 0"),
         ("reflect", (spec(3), known(-3, 1)), "got extent 0 after cutting"),
         ("constant", (spec(3), known(1, 1), spec(2)), "constant_value must hold one element"),
+        ("constant", (spec(3, dtype=np.int32), known(1, 1), spec()), "constant_value of the type of int32"),
     ],
 )
 def test_infer_refuses(mode: str, specs: tuple[TensorSpec | None, ...], message: str) -> None:

@@ -111,6 +111,7 @@ QUANTIZE = [
     *(quantize(f"axis{axis}", floats(np.float32, 3, 3, 3), scales(np.float32, 3), axis=axis) for axis in (0, 2, -2)),
     quantize("blocks", floats(np.float32, 4, 6), scales(np.float32, 4, 2), integers(np.int8, 4, 2), block_size=3),
     quantize("precision", floats(np.float32, 4, 3), scales(np.float32, 3), precision=10),
+    quantize("precision_of_scale", np.arange(-90, 90, dtype=np.float32) / 3, np.array(0.37, np.float32), precision=16),
     Case(
         "scale_of_int32",
         "QuantizeLinear",
@@ -126,6 +127,7 @@ QUANTIZE = [
     ),
     quantize("empty", floats(np.float32, 0, 3), scales(np.float32, 3)),
     quantize("strided", floats(np.float32, 6, 4)[::-2].T, scales(np.float32, 3)),
+    quantize("one_number", np.array(2.6, np.float32), scales(np.float32), np.array(3, np.uint8)),
     Case("opset13", "QuantizeLinear", (floats(np.float32, 2, 3), scales(np.float32, 3)), opset=13),
     Case("opset10", "QuantizeLinear", (floats(np.float32, 2, 3), scales(np.float32)), opset=10),
 ]
@@ -256,11 +258,11 @@ def spec(dtype: Any, *shape: int) -> TensorSpec:
         (DequantizeLinear(), (spec(NARROWER[0], 3), spec(POWER)), "output_dtype"),
         (DequantizeLinear(), (spec(NARROWER[0], 3), spec("f4"), spec(NARROWER[1])), "zero point of float8e4m3fn"),
         (DequantizeLinear(), (spec(POWER, 3), spec("f4")), "x of type"),
-        (QuantizeLinear(output_dtype=24), (spec("f4", 3), spec("f4")), "not float8e8m0"),
+        (QuantizeLinear(output_dtype=24), (spec("f4", 3), spec("f4")), "got float8e8m0"),
         (QuantizeLinear(precision=24), (spec("f4", 3), spec("f4")), "precision"),
         (QuantizeLinear(), (spec("f8", 3), spec("f4")), "float64"),
         (QuantizeLinear(output_dtype=3), (spec("f4", 3), spec("f4"), spec("u1")), "output_dtype int8, got uint8"),
-        (QuantizeLinear(output_dtype=1), (spec("f4", 3), spec("f4")), "not float32"),
+        (QuantizeLinear(output_dtype=1), (spec("f4", 3), spec("f4")), "got float32"),
         (QuantizeLinear(precision=3), (spec("f4", 3), spec("f4")), "precision"),
     ],
 )

@@ -53,7 +53,7 @@ def test_window_of_a_dense_array_is_no_copy() -> None:
 @pytest.mark.parametrize(
     ("op", "words"),
     [
-        (StridedView((2, 3), (5, 1), 5), "from element 5 to 12, but int16.* has 12"),
+        (StridedView((2, 3), (5, 1), 5), "from element 5 to 12, got int16.*has 12"),
         (StridedView((3,), (-1,), 1), "from element -1 to 1"),
         (StridedView((3,), (1, 1)), "a stride for each extent"),
         (StridedView((-1,), (1,)), "a stride for each extent"),

@@ -1,7 +1,8 @@
-"""Gradient nodes, against differences in double and derivatives worked by hand."""
+"""What Gradients are about: names, stand-ins, order, bodies, functions, edits; and a network worked by hand."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,130 +11,60 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.ops.training import DOMAIN
+from gpuexec.passes.derivatives import tape
+from tests.passes.gradients import OPSETS, Array, differences, gradient, make, node, run, sample
 
-Array = np.ndarray[Any, Any]
-OPSETS = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
-STEP = 1e-6
-
-
-def sample(*shape: int, seed: int = 0) -> Array:
-    """Numbers from 0.5 to 1.5, where everything here has a derivative."""
-    return np.asarray(np.random.default_rng([*shape, seed]).uniform(0.5, 1.5, shape))
+A, B, ROW = sample(3, 4), sample(3, 4, seed=1), sample(4)
+BACKENDS = [gx.BackendType.CPU, gx.BackendType.SIMULATOR]
+PRODUCT = [node("Mul", "a b", "y"), gradient("a b", "by_a by_b", xs=["a", "b"], y="y")]
 
 
-def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), [output], name=output, **attributes)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_network_of_two_layers(backend: gx.BackendType) -> None:
+    """Half the mean of squares behind tanh(x w + c) v, with all derivatives worked by hand."""
+    nodes = [
+        node("Gemm", "x w c", "h"),
+        node("Tanh", "h", "t"),
+        node("MatMul", "t v", "p"),
+        node("Sub", "p target", "e"),
+        node("Mul", "e e", "s"),
+        node("ReduceMean", "s", "loss", keepdims=0),
+        gradient("w c v x target", "by_w by_c by_v", xs=["w", "c", "v"], zs=["x", "target"], y="loss"),
+    ]
+    x, w, c, v, target = sample(5, 3), sample(3, 4) - 1, sample(4), sample(4, 2), sample(5, 2)
+    inputs = {"w": w, "c": c, "v": v, "x": x, "target": target}
+    loss, by_w, by_c, by_v = run(make(nodes, inputs, ["loss", "by_w", "by_c", "by_v"]), inputs, backend)
+    t = np.tanh(x @ w + c)
+    error = t @ v - target
+    by_p = 2 * error / error.size
+    by_h = (by_p @ v.T) * (1 - t * t)
+    np.testing.assert_allclose(loss, np.mean(error**2))
+    np.testing.assert_allclose(by_v, t.T @ by_p)
+    np.testing.assert_allclose(by_c, by_h.sum(axis=0))
+    np.testing.assert_allclose(by_w, x.T @ by_h)
 
 
-def gradient(inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node("Gradient", inputs.split(), outputs.split(), name="slopes", domain=DOMAIN, **attributes)
-
-
-def make(nodes: list[onnx.NodeProto], inputs: dict[str, Array], outputs: list[str], **constants: Any) -> bytes:
-    graph = helper.make_graph(
-        nodes,
-        "differentiated",
-        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, x.shape) for name, x in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in outputs],
-        [onnx.numpy_helper.from_array(np.asarray(x), name) for name, x in constants.items()],
-    )
-    return bytes(helper.make_model(graph, opset_imports=OPSETS, ir_version=10).SerializeToString())
-
-
-def run(model: bytes, inputs: dict[str, Array], backend: gx.BackendType = gx.BackendType.CPU) -> list[Array]:
-    with gx.Worker(gx.load(model), backend=backend) as worker:
-        found = worker.run(inputs)
-        report = worker.report()
-    assert not report.host_calls
-    return (
-        list(found.values())
-        if isinstance(found, dict)
-        else list(found)
-        if isinstance(found, (list, tuple))
-        else [found]
-    )
-
-
-def differences(model: bytes, inputs: dict[str, Array], name: str) -> Array:
-    """The derivative of the sum of the model's output by one input, by differences."""
-    slopes = np.zeros_like(inputs[name])
-    with gx.Worker(gx.load(model), backend=gx.BackendType.CPU) as worker:
-
-        def total(shift: float, place: tuple[int, ...]) -> float:
-            moved = inputs[name].copy()
-            moved[place] += shift
-            return float(np.sum(worker.run({**inputs, name: moved})))
-
-        for place in np.ndindex(*slopes.shape):
-            slopes[place] = (total(STEP, place) - total(-STEP, place)) / (2 * STEP)
-    return slopes
-
-
-A, B, ROW, SQUARE = sample(3, 4), sample(3, 4, seed=1), sample(4), sample(4, 4)
-CURVES = ("Identity", "Neg", "Abs", "Exp", "Log", "Sqrt", "Reciprocal", "Sin", "Cos", "Tanh", "Sigmoid", "Relu")
-PAIRS = ((A, B), (A, ROW), (sample(3, 1), A))
-CUBE, MIXED = sample(2, 3, 4), sample(2, 3, 5)
-Example = tuple[str, list[onnx.NodeProto], dict[str, Array], dict[str, Any]]
-
-
-def weighted(name: str, inputs: dict[str, Array], weight: Array, op: str = "", **more: Any) -> Example:
-    """An operator whose result is weighted, so that its elements don't count alike."""
-    constants = {key: more.pop(key) for key in ("to", "axes") if key in more and isinstance(more[key], np.ndarray)}
-    made = node(op or name, " ".join([*inputs, *constants]), "y0", **more)
-    return name, [made, node("Mul", "y0 weight", "y")], inputs, {**constants, "weight": weight}
-
-
-def make_gemm(transposed: int) -> Example:
-    a_turned, b_turned = transposed & 1, transposed >> 1
-    inputs = {
-        "a": sample(4, 3) if a_turned else A,
-        "b": sample(5, 4) if b_turned else sample(4, 5),
-        "c": sample(5),
-    }
-    name, attributes = f"Gemm{transposed}", {"transA": a_turned, "transB": b_turned, "alpha": 0.5, "beta": 2.0}
-    return weighted(name, inputs, sample(3, 5), "Gemm", **attributes)
-
-
-LAST = np.array([-1])
-CASES: list[Example] = [
-    *((op, [node(op, "a", "y")], {"a": A - 1 if op in ("Abs", "Relu", "Tanh", "Sigmoid") else A}, {}) for op in CURVES),
-    *(weighted(f"{op}{x.shape}{y.shape}", {"a": x, "b": y}, B, op)
-      for op in ("Add", "Sub", "Mul", "Div", "Sum") for x, y in PAIRS),
-    ("square", [node("Mul", "a a", "y")], {"a": A}, {}),
-    ("Pow", [node("Pow", "a three", "y")], {"a": A}, {"three": np.float32(3)}),
-    ("Where", [node("Greater", "a b", "c"), node("Where", "c a b", "w"), node("Exp", "w", "y")], {"a": A, "b": B}, {}),
-    ("step", [node("Cast", "a", "s", to=7), node("Cast", "s", "t", to=11), node("Mul", "t a", "y")], {"a": A * 3}, {}),
-    weighted("MatMul", {"a": A, "b": SQUARE}, B),
-    weighted("batches", {"a": CUBE, "b": sample(4, 5)}, MIXED, "MatMul"),
-    *map(make_gemm, range(4)),
-    weighted("Transpose", {"a": CUBE}, sample(4, 2, 3), perm=[2, 0, 1]),
-    weighted("reversed", {"a": CUBE}, sample(4, 3, 2), "Transpose"),
-    weighted("Reshape", {"a": A}, sample(2, 6), to=np.array([2, 6])),
-    weighted("Unsqueeze", {"a": A}, sample(3, 4, 5), axes=LAST),
-    weighted("Squeeze", {"a": sample(3, 1)}, sample(3), axes=LAST),
-    weighted("Flatten", {"a": sample(3, 2, 2)}, B),
-    weighted("Expand", {"a": sample(3, 1)}, CUBE, to=np.array([2, 3, 4])),
-    *(weighted(f"{op}{keeps}", {"a": A}, sample(3, 1) if keeps else sample(3), op, axes=LAST, keepdims=keeps)
-      for op in ("ReduceSum", "ReduceMean") for keeps in (0, 1)),
-    ("ReduceMean_all", [node("ReduceMean", "a", "s", keepdims=0), node("Mul", "s s", "y")], {"a": A}, {}),
-    *(weighted(op, {"a": A}, B, axis=0) for op in ("Softmax", "LogSoftmax")),
-    ("chain", [node("MatMul", "a b", "h"), node("Tanh", "h", "t"), node("Mul", "t t", "u"), node("Add", "u a", "y")],
-     {"a": sample(4, 4, seed=3), "b": SQUARE}, {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "nodes", "inputs", "constants"), CASES, ids=[case[0] for case in CASES])
-@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.name)
-def test_slopes_are_those_of_differences(
-    backend: gx.BackendType, name: str, nodes: list[onnx.NodeProto], inputs: dict[str, Array], constants: dict[str, Any]
-) -> None:
-    slopes = [f"slope_{key}" for key in inputs]
-    whole = gradient(" ".join(inputs), " ".join(slopes), xs=list(inputs), y="y")
-    found = run(make([*nodes, whole], inputs, slopes, **constants), inputs, backend)
-    forward = make(nodes, inputs, ["y"], **constants)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_classifier_of_images(backend: gx.BackendType) -> None:
+    """Convolution, normalization, pool, and the loss of labels; held against differences."""
+    nodes = [
+        node("Conv", "x w c", "h", pads=[1, 1, 1, 1]),
+        node("InstanceNormalization", "h s o", "n"),
+        node("Gelu", "n", "u"),
+        node("MaxPool", "u", "m", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", "m", "f"),
+        node("MatMul", "f v", "z"),
+        node("SoftmaxCrossEntropyLoss", "z labels", "loss"),
+    ]
+    inputs = {"w": sample(2, 1, 3, 3) - 1, "c": sample(2), "s": sample(2), "o": sample(2, seed=1), "v": sample(8, 3)}
+    held = {"x": sample(2, 1, 4, 4), "labels": np.array([0, 2])}
+    slopes = [f"by_{key}" for key in inputs]
+    given = {**inputs, **held}
+    whole = gradient(" ".join(given), " ".join(slopes), xs=list(inputs), zs=list(held), y="loss")
+    found = run(make([*nodes, whole], given, slopes), given, backend)
     for key, got in zip(inputs, found, strict=True):
-        np.testing.assert_allclose(got, differences(forward, inputs, key), rtol=1e-6, atol=1e-7, err_msg=key)
+        expected = differences(make(nodes, given, ["loss"]), given, key)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7, err_msg=key)
 
 
 def test_slopes_pass_a_cast_between_floats() -> None:
@@ -154,6 +85,20 @@ def test_slopes_at_other_values() -> None:
     np.testing.assert_allclose(by_b, inputs["p"])
 
 
+def test_slopes_at_values_of_other_shapes() -> None:
+    inputs = {"a": A, "p": sample(2, 5)}
+    nodes = [node("Exp", "a", "y"), gradient("p", "g", xs=["a"], y="y")]
+    (slope,) = run(make(nodes, inputs, ["g"]), inputs)
+    np.testing.assert_allclose(slope, np.exp(inputs["p"]))
+
+
+def test_what_is_held_at_another_value_counts() -> None:
+    nodes = [node("Exp", "b", "e"), node("Mul", "a e", "y"), gradient("a q", "g", xs=["a"], zs=["b"], y="y")]
+    inputs = {"a": A, "b": B, "q": ROW}
+    (slope,) = run(make(nodes, inputs, ["g"]), inputs)
+    np.testing.assert_allclose(slope, np.broadcast_to(np.exp(ROW), A.shape))
+
+
 def test_what_is_held_has_no_slope_and_a_value_between_may_be_asked_for() -> None:
     nodes = [node("Exp", "a", "h"), node("Mul", "h b", "y"), gradient("h b", "by_h", xs=["h"], zs=["b"], y="y")]
     (by_h,) = run(make(nodes, {"a": A, "b": B}, ["by_h"]), {"a": A, "b": B})
@@ -168,9 +113,7 @@ def test_second_derivatives() -> None:
         node("Mul", "a r", "d"),
         node("Add", "c d", "y"),
         gradient("a r", "by_a", xs=["a"], zs=["r"], y="y"),
-        helper.make_node(
-            "Gradient", ["a", "r"], ["by_aa", "by_ar"], name="twice", domain=DOMAIN, xs=["a", "r"], y="by_a"
-        ),
+        gradient("a r", "by_aa by_ar", "twice", xs=["a", "r"], y="by_a"),
     ]
     inputs = {"a": A, "r": ROW}
     by_a, by_aa, by_ar = run(make(nodes, inputs, ["by_a", "by_aa", "by_ar"]), inputs)
@@ -186,25 +129,163 @@ def test_what_does_not_matter_has_slope_0() -> None:
     np.testing.assert_array_equal(by_b, np.zeros(4))
 
 
-def asked(op: str, inputs: str, given: str = "a", **names: Any) -> list[onnx.NodeProto]:
-    return [node(op, inputs, "y"), gradient(given, "g", **{"xs": ["a"], "y": "y", **names})]
+def test_a_value_by_itself_has_slope_1() -> None:
+    (slope,) = run(make([gradient("b", "g", xs=["a"], y="a")], {"a": A, "b": ROW}, ["g"]), {"a": A, "b": ROW})
+    np.testing.assert_array_equal(slope, np.ones(4))
 
 
-REFUSALS: list[tuple[list[onnx.NodeProto], type[Exception], str]] = [
-    (asked("Shrink", "a"), gx.UnsupportedError, "Gradient 'slopes': Shrink 'y' has no derivative here"),
-    (asked("Exp", "a", y="z"), gx.ModelError, "Gradient 'slopes': input %z is made by no node"),
-    (asked("Exp", "a", xs=["b"]), gx.ModelError, "Gradient 'slopes': input %b is made by no node"),
-    (asked("Exp", "a", given="a a"), gx.ModelError, "an input for each of xs and zs, got 2"),
-]
-
-
-@pytest.mark.parametrize(("nodes", "error", "message"), REFUSALS, ids=lambda item: str(item)[:20])
-def test_load_refuses(nodes: list[onnx.NodeProto], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        gx.load(make(nodes, {"a": A}, ["g"]))
+def test_outputs_without_a_name_are_not_made() -> None:
+    nodes = [node("Shrink", "a", "e"), node("Mul", "a b", "y")]
+    whole = helper.make_node("Gradient", ["a", "b"], ["", "g"], domain="ai.onnx.preview.training", xs=["a", "b"], y="y")
+    (slope,) = run(make([*nodes, whole], {"a": A, "b": B}, ["g"]), {"a": A, "b": B})
+    np.testing.assert_array_equal(slope, A)
 
 
 def test_operators_off_the_way_need_no_rule() -> None:
     nodes = [node("Shrink", "b", "e"), node("Mul", "a e", "y"), gradient("a b", "g", xs=["a"], zs=["b"], y="y")]
     e, g = run(make(nodes, {"a": A, "b": B}, ["e", "g"]), {"a": A, "b": B})
     np.testing.assert_allclose(g, e)
+
+
+def test_weights_of_the_file_need_no_name() -> None:
+    nodes = [node("Mul", "a w", "y"), gradient("a", "g", xs=["a"], y="y")]
+    (slope,) = run(make(nodes, {"a": A}, ["g"], {"w": ROW}), {"a": A})
+    np.testing.assert_allclose(slope, np.broadcast_to(ROW, A.shape))
+
+
+def test_nodes_stand_in_any_order() -> None:
+    nodes = [gradient("a", "g", xs=["a"], y="y"), node("Exp", "h", "y"), node("Neg", "a", "h")]
+    (slope,) = run(make(nodes, {"a": A}, ["g"]), {"a": A})
+    np.testing.assert_allclose(slope, -np.exp(-A))
+
+
+def test_free_extents() -> None:
+    nodes = [node("Mul", "a r", "m"), node("ReduceMean", "m", "y", keepdims=0)]
+    model = make([*nodes, gradient("a r", "by_a by_r", xs=["a", "r"], y="y")], {"a": A, "r": ROW}, ["by_a", "by_r"])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with gx.Worker(gx.load(model), backend=gx.BackendType.SIMULATOR) as worker:
+        for rows in (3, 5, 2):
+            a = sample(rows, 4)
+            by_a, by_r = worker.run({"a": a, "r": ROW})
+            np.testing.assert_allclose(by_a, np.broadcast_to(ROW / a.size, a.shape))
+            np.testing.assert_allclose(by_r, a.sum(axis=0) / a.size)
+
+
+def branch(nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:
+    return helper.make_graph(nodes, "body", [], [helper.make_tensor_value_info(output, TensorProto.DOUBLE, None)])
+
+
+def choose(nodes: list[onnx.NodeProto], **more: Any) -> onnx.NodeProto:
+    other = [node("Neg", "a", "other")]
+    return node("If", "is_on", "g", then_branch=branch(nodes, "by_a"), else_branch=branch(other, "other"), **more)
+
+
+def test_gradient_in_a_body_sees_values_around_it() -> None:
+    model = make([choose(PRODUCT)], {"a": A, "b": B, "is_on": np.array(True)}, ["g"])
+    (slope,) = run(model, {"a": A, "b": B, "is_on": np.array(True)})
+    np.testing.assert_array_equal(slope, B)
+
+
+def test_gradient_in_a_body_of_what_is_made_around_it_is_refused() -> None:
+    inner = [node("Mul", "a h", "y"), gradient("a", "by_a", xs=["a"], y="y")]
+    model = make([node("Exp", "a", "h"), choose(inner)], {"a": A, "is_on": np.array(True)}, ["g"])
+    with pytest.raises(gx.ModelError, match="Gradient 'slopes': %y depends on %h too; name it in xs, or in zs"):
+        gx.load(model)
+
+
+def test_gradient_in_a_function_means_the_names_there() -> None:
+    """Names of the function, a and y, are values of another meaning around it."""
+    function = helper.make_function("mine", "Slope", ["a", "b"], ["by_a"], PRODUCT, OPSETS)
+    nodes = [node("Exp", "a", "y"), node("Slope", "y a", "g", domain="mine")]
+    model = make(nodes, {"a": A}, ["g"])
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    (slope,) = run(model, {"a": A})
+    np.testing.assert_array_equal(slope, A)
+
+
+def test_edits_keep_what_a_gradient_is_about() -> None:
+    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a", "by_b"]))
+    kept = model.keep_outputs(["by_a"]).rename({"a": "left", "by_a": "slope"})
+    (slope,) = run(kept, {"left": A, "b": B})
+    np.testing.assert_array_equal(slope, B)
+    joined = gx.load(make([node("Exp", "a", "y")], {"a": A}, ["y"])).append(kept, {"y": "b"})
+    (slope,) = run(joined, {"a": A, "left": A})
+    np.testing.assert_allclose(slope, np.exp(A))
+
+
+def test_chosen_outputs_keep_what_a_gradient_is_about() -> None:
+    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a", "by_b"]), outputs=["by_b"])
+    (slope,) = run(model, {"a": A, "b": B})
+    np.testing.assert_array_equal(slope, A)
+
+
+def test_saved_models_have_the_form_of_the_standard(tmp_path: Path) -> None:
+    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a", "by_b"])).rename({"a": "left", "y": "product"})
+    model.save(tmp_path / "saved.onnx")
+    written = onnx.load(tmp_path / "saved.onnx")
+    (found,) = [each for each in written.graph.node if each.op_type == "Gradient"]
+    attributes = {each.name: helper.get_attribute_value(each) for each in found.attribute}
+    assert attributes == {"xs": [b"left", b"b"], "y": b"product"}
+    assert list(found.input) == ["left", "b"]
+    _, by_a, by_b = run(gx.load(tmp_path / "saved.onnx"), {"left": A, "b": B})
+    np.testing.assert_array_equal(by_a, B)
+    np.testing.assert_array_equal(by_b, A)
+
+
+def test_switched_off_the_node_is_refused() -> None:
+    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a"]), disabled_passes=["differentiate"])
+    with gx.Worker(model, backend=gx.BackendType.CPU) as worker, pytest.raises(gx.UnsupportedError, match="disable"):
+        worker.run({"a": A, "b": B})
+
+
+def asked(op: str = "Exp", inputs: str = "a", at: str = "a", to: str = "g", **names: Any) -> list[onnx.NodeProto]:
+    return [node(op, inputs, "y"), gradient(at, to, **{"xs": ["a"], "y": "y", **names})]
+
+
+WHOLE = np.arange(4)
+REFUSALS: list[tuple[str, list[onnx.NodeProto], dict[str, Array], type[Exception], str]] = [
+    ("no_y", asked(y="z"), {"a": A}, gx.ModelError, "input %z is made by no node"),
+    ("no_x", asked(xs=["b"]), {"a": A}, gx.ModelError, "input %b is made by no node"),
+    ("inputs", asked(at="a a"), {"a": A}, gx.ModelError, "expects an input for each of a, got 2"),
+    ("outputs", asked(to="g h"), {"a": A}, gx.ModelError, "at most an output for each of a, got 2"),
+    ("twice", asked(at="a a", xs=["a", "a"]), {"a": A}, gx.ModelError, "names %a twice"),
+    ("absent", [node("Exp", "a", "y"), gradient("a", "g", xs=["a"])], {"a": A}, gx.ModelError, "attribute 'y'"),
+    ("unnamed", asked("Mul", "a b"), {"a": A, "b": B}, gx.ModelError, "%y depends on %b too; name it in xs, or in zs"),
+    ("dependent", [node("Exp", "a", "h"), node("Neg", "h", "k"), node("Mul", "k a", "y"),
+                   gradient("a k", "g", xs=["a", "k"], y="y")], {"a": A}, gx.ModelError,
+     "names %k, which follows from %a, named too"),
+    ("integers", asked("Abs"), {"a": WHOLE}, gx.UnsupportedError, "by %a, of int64; put a Cast"),
+    ("control", [node("If", "c", "y", then_branch=branch([node("Exp", "a", "p")], "p"),
+                      else_branch=branch([node("Neg", "a", "q")], "q")),
+                 gradient("a c", "g", xs=["a"], zs=["c"], y="y")],
+     {"a": A, "c": np.array(True)}, gx.UnsupportedError, "If 'y' has no derivative here"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "inputs", "error", "message"), [row[1:] for row in REFUSALS],
+                         ids=[row[0] for row in REFUSALS])  # fmt: skip
+def test_load_refuses(
+    nodes: list[onnx.NodeProto], inputs: dict[str, Array], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"Gradient 'slopes'.*{message}"):
+        gx.load(make(nodes, inputs, ["g"]))
+
+
+def test_gradients_of_gradients_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "MOST_VALUES", 500)
+    nodes = [node("Exp", "a", "g0")]
+    nodes += [gradient("a", f"g{i + 1}", f"slopes{i}", xs=["a"], y=f"g{i}") for i in range(4)]
+    (slope,) = run(make(nodes, {"a": A}, ["g4"]), {"a": A})
+    np.testing.assert_allclose(slope, np.exp(A))
+    more = [gradient("a", f"g{i + 1}", f"slopes{i}", xs=["a"], y=f"g{i}") for i in range(4, 40)]
+    with pytest.raises(gx.ModelError, match=r"Gradient 'slopes.*': with what computes it the model has more than 500"):
+        gx.load(make([*nodes, *more], {"a": A}, ["g40"]))
+
+
+def test_integers_that_no_file_declares_are_refused_when_planned() -> None:
+    nodes = [node("Cast", "a", "i", to=7), node("Abs", "i", "j"), gradient("i", "g", xs=["i"], y="j")]
+    message = r"SumTo 'slopes/g'.*expects input of type .*float64.*, got int64"
+    model = gx.load(make(nodes, {"a": A}, ["g"]))
+    with gx.Worker(model, backend=gx.BackendType.CPU) as worker, pytest.raises(gx.InputError, match=message):
+        worker.run({"a": A})

@@ -38,6 +38,16 @@ def test_noop_goes(node: str) -> None:
     check_same(graph, after, x=X)
 
 
+def test_cast_to_an_unknown_type_stays() -> None:
+    """A double, and a type that only shapes and operators tell."""
+    text = """agraph (double[2, 3] x, float[2, 3] z) => (float[2, 3] y) {
+        a = Abs (x) like = Sign (z) b = CastLike (a, like) y = Neg (b) }"""
+    graph = load(text)
+    after = remove_noops(graph)
+    assert operators(after) == operators(graph)
+    check_same(graph, after, x=X.astype(np.float64), z=X)
+
+
 @pytest.mark.parametrize(
     "node",
     [

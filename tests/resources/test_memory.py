@@ -9,7 +9,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
 from gpuexec.resources.memory import Arena, BorrowedMemory

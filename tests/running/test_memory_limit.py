@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from tests.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, trace, two_inputs

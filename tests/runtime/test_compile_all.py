@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.runtime import compile_all
 from gpuexec.runtime.compile_all import ARCHITECTURES, CHUNK, compile_programs, find_problems, split_table
 from gpuexec.runtime.kernel_cache import KernelCache

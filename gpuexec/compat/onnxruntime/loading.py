@@ -20,7 +20,8 @@ from gpuexec.compat.onnxruntime.options import GraphOptimizationLevel, SessionOp
 from gpuexec.compat.onnxruntime.values import OrtValue
 from gpuexec.graph import Graph, Value
 from gpuexec.importer.save import save_graph
-from gpuexec.model import Model, load
+from gpuexec.loading import load
+from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.spec import DeclaredSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.compat.onnxruntime.described import find_dtype, name_type
 from gpuexec.compat.onnxruntime.devices import find_device, name_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, make_error, translating
-from gpuexec.model import ModelPort
+from gpuexec.ports import ModelPort
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.arenas import wrap_region
 from gpuexec.results.exchange import import_dlpack

@@ -20,6 +20,7 @@ class ElementKeys(Operator):
     """A sequence of keys, one of its own for each element of another sequence; see `gpuexec.ops.random_key`."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(self, key: TensorSpec, sequence: TensorSpec) -> tuple[TensorSpec, ...]:

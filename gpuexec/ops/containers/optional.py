@@ -24,6 +24,7 @@ class Optional(Operator):
 
     type: DeclaredSpec | None = None
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
@@ -45,6 +46,7 @@ class OptionalGetElement(Operator):
     """What an optional holds; a tensor or a sequence is taken for an optional of it."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of what it holds: an optional must be known for that.
@@ -74,6 +76,7 @@ class OptionalHasElement(Operator):
     """Whether an optional holds something: true for a tensor or a sequence, false for no input."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec of one bool, which is known but for an optional."""

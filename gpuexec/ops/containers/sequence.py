@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.containers import hold, make_sequence, read_sequence
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
-from gpuexec.spec import SEQUENCE, TensorSpec, dtype_row, name_dtype
+from gpuexec.spec import SEQUENCE, TensorSpec, dtype_row, is_container, name_dtype
 
 SEQUENCE_SPEC = TensorSpec((), SEQUENCE)
 HOST_REASON = "sequences and optionals are containers on the host"
@@ -63,6 +63,7 @@ class SequenceAt(Operator):
     """The element at a position; negative ones count from the back."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec, position: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -85,6 +86,7 @@ class SequenceInsert(Operator):
     """The sequence with a tensor put in before a position, from -n to n; without one, at the end."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(
@@ -93,6 +95,8 @@ class SequenceInsert(Operator):
         """Return a sequence."""
         check_sequence("SequenceInsert", sequence)
         check_position("SequenceInsert", position)
+        if is_container(tensor.dtype):
+            raise InputError(f"SequenceInsert expects a tensor to put in, got {tensor}.")
         return (SEQUENCE_SPEC,)
 
     def compute(
@@ -115,6 +119,7 @@ class SequenceErase(Operator):
     """The sequence without the element at a position; negative ones count from the back; without one, the last."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec, position: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
@@ -137,6 +142,7 @@ class SequenceLength(Operator):
     """How many elements there are, as one int64."""
 
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:

@@ -27,6 +27,7 @@ class SequenceMap(Operator):
     body: Graph
     given: int
     tolerance = Tolerance.REDUCTION
+    takes_containers = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.given <= len(self.body.inputs):

@@ -58,6 +58,7 @@ class ConcatFromSequence(Operator):
     axis: int
     new_axis: int = 0
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = HOST_REASON
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:

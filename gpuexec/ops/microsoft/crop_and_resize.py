@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.microsoft.activation import DOMAIN
@@ -82,7 +83,7 @@ class CropAndResize(Operator):
                 at_y, at_x = _places(top, bottom, rows, x.shape[2]), _places(left, right, columns, x.shape[3])
                 in_y, in_x = ((at >= 0) & (at <= extent - 1) for at, extent in ((at_y, x.shape[2]), (at_x, x.shape[3])))
                 found = self._sample(wide[image], at_y[in_y], at_x[in_x])
-                y[box][:, in_y[:, np.newaxis] & in_x] = found.reshape(x.shape[1], -1)
+                y[box][:, in_y[:, np.newaxis] & in_x] = found.reshape(x.shape[1], found.shape[1] * found.shape[2])
             return (y.astype(x.dtype, copy=False),)
 
     def _sample(self, image: Array, at_y: Array, at_x: Array) -> Array:

@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast_strides, ceil_div, normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.integer import BYTES, FLOAT, SCALES, dense
 from gpuexec.ops.layout import Slots, window

@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, Strides, broadcast, broadcast_strides, ceil_div
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.strided import join
@@ -123,11 +124,12 @@ class MaskBias(Operator):
         return (*broadcast(shape[:3], bias[:3]), keys)
 
     def _check(self, mask: Shape, batch: int, rows: int, keys: int) -> None:
+        first = mask[0] if mask else None
         fits = {
-            1: mask[0] in (batch, 2 * batch, 3 * batch + 2),
-            2: mask[0] == batch and mask[-1] <= keys,
-            3: mask[0] == batch and mask[1:2] == (rows,) and mask[-1] <= keys,
-            4: mask[0] == batch and mask[1:2] == (1,) and mask[-1] >= keys and mask[-2] >= keys,
+            1: first in (batch, 2 * batch, 3 * batch + 2),
+            2: first == batch and mask[-1] <= keys,
+            3: first == batch and mask[1:2] == (rows,) and mask[-1] <= keys,
+            4: first == batch and mask[1:2] == (1,) and mask[-1] >= keys and mask[-2] >= keys,
         }
         if not fits.get(len(mask), False):
             raise InputError(

@@ -12,7 +12,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.graph import Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.layout import Slots

@@ -15,7 +15,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, contiguous_strides, normalize_axis
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_engine import BOOL, launch_units
 from gpuexec.ops.integer import FLOAT, Quantized, check_bytes, check_one, offset_of, round_to_bytes

@@ -14,7 +14,8 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter
 from gpuexec.ops.ml.forest import Aggregate, Forest
 from gpuexec.ops.ml.forest_host import HostForest, prepare_forest
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, THREADS, as_rows, count_rows, show_as

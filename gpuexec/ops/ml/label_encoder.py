@@ -10,7 +10,8 @@ import numpy as np
 from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, INT64, THREADS, Prepared, freeze_arrays

@@ -10,7 +10,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter
 from gpuexec.ops.ml.prepared import FLOAT, THREADS, show_as
 from gpuexec.ops.ml.scores import Finish
 

@@ -35,8 +35,10 @@ class _Coefficients:
         rows, features = count_rows(name, x)
         columns = self.numbers.size // max(1, features)
         if columns * features != self.numbers.size or (self.intercepts is not None and columns != self.intercepts.size):
-            expected = "" if self.intercepts is None else f" in {self.intercepts.size} columns"
-            raise InputError(f"{name} has {self.numbers.size} coefficients{expected}, which does not fit {x}.")
+            columns_text = "" if self.intercepts is None else f" in {self.intercepts.size} columns"
+            raise InputError(
+                f"{name} expects features that {self.numbers.size} coefficients{columns_text} fit, got {x}."
+            )
         return Vectors(self.numbers.reshape(columns, features), bias=self.intercepts), rows
 
 

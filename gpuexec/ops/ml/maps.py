@@ -67,6 +67,7 @@ class CastMap(Operator):
     map_form: str = "DENSE"
     max_map: int = 1
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = _MAPS
 
     def __post_init__(self) -> None:
@@ -116,6 +117,7 @@ class DictVectorizer(Operator):
     int64_vocabulary: tuple[int, ...] | None = None
     string_vocabulary: tuple[str, ...] | None = None
     tolerance = Tolerance.EXACT
+    takes_containers = True
     host_reason = _MAPS
 
     def __post_init__(self) -> None:

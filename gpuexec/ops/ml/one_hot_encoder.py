@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuexec.command import Argument
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, instantiate, operator
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import convert
 from gpuexec.ops.layout import Slots

@@ -14,7 +14,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter
 from gpuexec.ops.ml.likeness import SOURCE
 from gpuexec.ops.ml.prepared import FLOAT, INT32, THREADS, read_numbers
 

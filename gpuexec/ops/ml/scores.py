@@ -15,7 +15,8 @@ import numpy as np
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.operator import Array, Emitter, instantiate
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT64, THREADS
 from gpuexec.spec import dtype_row
 
@@ -151,7 +152,8 @@ def transform_scores(x: Array, transform: Transform) -> Array:
         is_zero = ~((x > 1e-7) | (x < -1e-7))
         powers = np.where(is_zero, x * np.exp(-largest), powers)
     total = powers.sum(1, keepdims=True)
-    y = powers / total
+    with np.errstate(invalid="ignore"):
+        y = powers / total
     return np.asarray(np.where(total == 0, x.dtype.type(0.5), y) if transform is Transform.SOFTMAX_ZERO else y)
 
 

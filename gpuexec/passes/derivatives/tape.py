@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import UnsupportedError
+from gpuexec.errors import ModelError, UnsupportedError
 from gpuexec.graph import Array, Node, Value
 from gpuexec.operator import build
 
 Derivatives = Iterable[Value | None]
+# Gradients of gradients of gradients grow by a factor each; the largest models that are known have ten thousand values.
+MOST_VALUES = 1 << 17
 
 
 class Tape:
@@ -33,7 +35,13 @@ class Tape:
         return values
 
     def make_value(self) -> Value:
-        """Return a value of a name that is free."""
+        """Return a value of a name that is free.
+
+        Raises:
+            ModelError: There are too many.
+        """
+        if len(self._taken) >= MOST_VALUES:
+            raise ModelError(f"with what computes it the model has more than {MOST_VALUES} values.")
         name = f"{self._name}/{len(self._taken)}"
         while name in self._taken:
             name += "'"
@@ -45,6 +53,16 @@ class Tape:
         for node in nodes:
             self.nodes.append(node)
             self._taken.update(value.name for value in node.outputs if value is not None)
+
+    def keep_needed(self, wanted: Iterable[Value | None]) -> None:
+        """Drop what none of these values needs: rules give derivatives by all inputs."""
+        needed, kept = set(wanted), []
+        for node in reversed(self.nodes):
+            if any(value is not None and value in needed for value in node.outputs):
+                kept.append(node)
+                needed.update(node.inputs)
+        self.nodes = kept[::-1]
+        self.constants = {value: array for value, array in self.constants.items() if value in needed}
 
     def constant(self, array: Any) -> Value:
         """Return a constant."""

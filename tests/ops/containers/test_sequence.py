@@ -102,6 +102,7 @@ def test_elements_are_no_memory_of_others() -> None:
         ("SequenceErase", [make_sequence([])], "position -1 is outside the sequence of 0"),
         ("SequenceErase", [A], "expects a sequence"),
         ("SequenceInsert", [A, A], "expects a sequence"),
+        ("SequenceInsert", [make_sequence([]), make_sequence([A])], "a tensor to put in, got sequence"),
     ],
 )
 def test_wrong_input_is_refused_by_the_shape_rule_or_before_anything_is_made(

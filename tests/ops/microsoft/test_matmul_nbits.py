@@ -22,7 +22,7 @@ def codes_of(packed: Array, bits: int) -> Array:
     """The codes of a row of bytes, by the definition: bit by bit."""
     flat = np.unpackbits(packed, axis=-1, bitorder="little")
     places = flat.reshape(*flat.shape[:-1], flat.shape[-1] // bits, bits).astype(np.int64)
-    return (places << np.arange(bits)).sum(-1)
+    return np.asarray((places << np.arange(bits)).sum(-1))
 
 
 def nbits(

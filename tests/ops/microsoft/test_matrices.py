@@ -73,9 +73,22 @@ def crop_cases() -> list[Case]:
     fields = {"extrapolation_value": 0.5}
     outside = np.full((2, 3, 2, 2), 0.5, SINGLE)
     nothing = (x, boxes[:0], images[:0], ints(2, 2))
+    # Half a pixel beyond the last row, then beyond the last column, one place each.
+    edges = np.array([[6.5 / 6, 0, 6.5 / 6, 0], [0, 4.5 / 4, 0, 4.5 / 4]], SINGLE)
+    given = (x, edges, ints(0, 1), ints(1, 1))
     return [
         *cases,
+        Case("edges", "CropAndResize", given, fields, (3,), opset=1, expected=(outside[..., :1, :1],), domain=DOMAIN),
         Case("beyond", "CropAndResize", beyond, fields, (3,), opset=1, expected=(outside,), domain=DOMAIN),
+        Case(
+            "no-channels",
+            "CropAndResize",
+            (x[:, :0], *beyond[1:]),
+            const=(3,),
+            opset=1,
+            expected=(outside[:, :0],),
+            domain=DOMAIN,
+        ),
         Case("nothing", "CropAndResize", nothing, const=(3,), opset=1, expected=(outside[:0],), domain=DOMAIN),
     ]
 

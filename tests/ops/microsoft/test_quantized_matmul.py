@@ -48,6 +48,14 @@ TO_FLOAT = [
         for a, b in ((U8, U8), (U8, I8), (I8, I8))
     ),
     Case(
+        "nothing_times_a_negative",
+        "MatMulIntegerToFloat",
+        (np.array([[0]], I8), np.array([[255]], U8), F32(0.5).reshape(()), F32(-2).reshape(()), *(None,) * 3),
+        opset=1,
+        domain=DOMAIN,
+        expected=(np.array([[-0.0]], F32),),
+    ),
+    Case(
         "int8_uint8",
         "MatMulIntegerToFloat",
         (np.array([[-3, 5]], I8), np.array([[255], [7]], U8), F32(0.5).reshape(()), F32(2).reshape(()), *(None,) * 3),

@@ -215,7 +215,7 @@ def test_attributes_that_do_not_fit_are_refused(op: str, attributes: dict[str, A
 @pytest.mark.parametrize(
     ("op", "attributes", "x", "message"),
     [
-        ("LinearRegressor", {"coefficients": (1.0, 2.0)}, (3, 3), "2 coefficients, which does not fit"),
+        ("LinearRegressor", {"coefficients": (1.0, 2.0)}, (3, 3), "that 2 coefficients fit, got"),
         ("LinearRegressor", {"coefficients": (1.0, 2.0), "intercepts": (1.0, 2.0)}, (3, 2), "in 2 columns"),
         ("LinearRegressor", {"coefficients": (1.0, 2.0)}, (3, 1), "2 columns of coefficients for 1 targets"),
         ("LinearRegressor", {"coefficients": (1.0, 2.0)}, (3, 1, 2), "expects an input"),

@@ -8,7 +8,7 @@ import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
-from gpuexec.operator import kernel_table
+from gpuexec.instances import kernel_table
 from gpuexec.ops.pixel import find_blits
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.nvrtc import compile_cubin

@@ -1,0 +1,62 @@
+"""Loading: ONNX bytes to a model that can be run, the passes that need no shapes behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpuexec.errors import InputError
+from gpuexec.graph import walk
+from gpuexec.importer.load import load_graph
+from gpuexec.importer.read import Source
+from gpuexec.mapped import drop_pages_of
+from gpuexec.memories import make_memory
+from gpuexec.model import Model
+from gpuexec.passes import AT_LOAD, run_passes
+from gpuexec.passes.add_memories import add_memories
+from gpuexec.phases import phase
+from gpuexec.planner.classes import check_declared
+from gpuexec.progress import Tell
+from gpuexec.starts import bind_shapes
+
+
+@phase("load model")
+def load(
+    source: Source,
+    *,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    outputs: Sequence[str] | None = None,
+    disabled_passes: Iterable[str] = (),
+    memories: str | None = None,
+    progress: Tell | None = None,
+) -> Model:
+    """Load an ONNX model.
+
+    Args:
+        source: A path, the file's bytes, a binary file object, or an onnx.ModelProto.
+        dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0,
+            128)}``), so that one plan serves all of it.
+        outputs: Names of the values that shall be the outputs, inner ones too, in this order; what none of them needs
+            is left out, supported or not. None: those the model declares.
+        disabled_passes: Names of passes to leave out, at load and when planning.
+        memories: ``"implicit"`` lets recurrent layers that start from nothing go on from where the run before left
+            them: each is given an input and an output for its state, listed in `Model.memories`.
+        progress: Called with a `Progress` for each large weight that is read from the model's own file. Weights in
+            files beside it are not read now, but mapped.
+
+    Raises:
+        ModelError: The file is broken, or the graph is.
+        UnsupportedError: Operators or forms that are not supported; lists all of them with their nodes.
+        InputError: A dimension, output or pass of that name does not exist, or ``memories`` is something else.
+    """
+    if memories not in (None, "implicit"):
+        raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
+    info = load_graph(source, outputs=outputs, progress=progress)
+    declared = check_declared(info.graph, dims or {})
+    disabled = frozenset(disabled_passes)
+    graph = run_passes(info.graph, AT_LOAD, disabled)
+    drop_pages_of(array for each in walk(graph) for array in each.constants.values())
+    if memories is None:
+        return Model(info, graph, declared, disabled)
+    graph, pairs = add_memories(graph)
+    kept = [make_memory(held, output, declared, is_implicit=True) for held, output in pairs]
+    return Model(info, graph, declared, disabled, bind_shapes(graph, kept, declared))

@@ -1,0 +1,31 @@
+"""What callers of a model give and get: its inputs and outputs, as it declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuexec.errors import ModelError
+from gpuexec.graph import Value
+from gpuexec.spec import DeclaredSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPort:
+    """An input or output of a model: name, dtype, and dims that may be free."""
+
+    name: str
+    spec: DeclaredSpec
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.spec}"
+
+
+def make_port(value: Value) -> ModelPort:
+    """Return an input or output of a graph as callers see it.
+
+    Raises:
+        ModelError: The model does not declare its type.
+    """
+    if value.declared is None:
+        raise ModelError(f"{value} is an input or output whose type the model does not declare.", value=value.name)
+    return ModelPort(value.name, value.declared)

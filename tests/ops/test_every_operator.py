@@ -1,0 +1,94 @@
+"""Every operator with odd inputs: values at the edge of what types hold, nothing, one, eight axes, each type."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuexec.operator import Tolerance, find_operator, operator_names
+from tests.ops.agreement import check_agreement
+from tests.ops.calls import Call, find_schema
+from tests.ops.every_call import choose_calls, list_asked, list_calls
+from tests.ops.odd import EXTREME, ORDINARY, SPECIAL, Inputs, fill, vary_dtypes, vary_shapes
+from tests.ops.test_dtypes import UNCALLED, find_allowed
+
+BOTH = ("cpu", "simulator")
+# Inputs whose content is an agreement with whoever made them, which no kernel can hold against anything: what it is.
+AGREED = {
+    **dict.fromkeys(("gpuexec.RestoreRows", "com.microsoft.RestorePadding"), ((1,), "each place of a row once")),
+    "com.microsoft.GatedRelativePositionBias": ((6,), "each place of a row once"),
+    "com.microsoft.PackedAttention": ((3, 4), "each place of a row once, and running sums"),
+    "com.microsoft.PackedMultiHeadAttention": ((4, 5), "each place of a row once, and running sums"),
+    "gpuexec.Unravel": ((0,), "places within the extents"),
+}
+# Products of as many as there are reach the ends of a type whatever is drawn, in an order that is not NumPy's.
+UNBOUNDED = ("ReduceProd", "CumProd", "Det")
+NAMES = [
+    name
+    for name in operator_names()
+    if (found := find_operator(name)) is not None and found.__module__.startswith("gpuexec.") and name not in UNCALLED
+]
+
+
+def test_every_operator_is_called() -> None:
+    assert sorted(set(NAMES) - set(list_calls())) == [], "these need a case, or a call in every_call.py"
+
+
+@settings(max_examples=1)
+@given(seed=st.integers(0, 2**32 - 1))
+@pytest.mark.parametrize("name", NAMES)
+def test_values(name: str, seed: int) -> None:
+    """Fresh ones, what is no number among them, and the ends of what types hold."""
+    rng = np.random.default_rng(seed)
+    for call in choose_calls(name, 2):
+        kept, terms = list_kept(call), count_terms(call)
+        for kind in (ORDINARY, SPECIAL, EXTREME):
+            if kind is not EXTREME or name not in UNBOUNDED:
+                check(call, fill(rng, call.inputs, kept, kind, terms), kind, BOTH)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes(name: str) -> None:
+    """Extents of 0 and 1, inputs of no axis and of eight, where the operator takes them."""
+    (call,) = choose_calls(name, 1)
+    rng, kept = np.random.default_rng(zlib.crc32(name.encode())), list_kept(call)
+    for label, inputs in vary_shapes(call.inputs, list_asked(call.operator, call.inputs)):
+        check(call, fill(rng, inputs, kept, ORDINARY), label, BOTH)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_types(name: str) -> None:
+    """Every type that ONNX allows, or that the operator takes where ONNX has no word on it."""
+    (call,) = choose_calls(name, 1)
+    rng, kept = np.random.default_rng(zlib.crc32(name.encode())), list_kept(call)
+    allowed = {} if find_schema(name) is None else find_allowed(name)
+    for label, inputs in vary_dtypes(call):
+        pairs = zip(inputs, call.letters, strict=True)
+        if all(x is None or x.dtype.name in allowed.get(letter, (x.dtype.name,)) for x, letter in pairs):
+            check(call, fill(rng, inputs, kept, SPECIAL), label, BOTH)
+
+
+def check(call: Call, inputs: Inputs, label: str, devices: tuple[str, ...]) -> None:
+    """Check a call with other inputs, and say which ones they were if they fail."""
+    try:
+        check_agreement(call.operator, inputs, devices)
+    except Exception as error:
+        shown = ", ".join("-" if x is None else f"{x.dtype.name}{list(x.shape)}" for x in inputs)
+        error.add_note(f"{call.operator} of {shown}: {label}")
+        raise
+
+
+def list_kept(call: Call) -> set[int]:
+    """Return the inputs that stay as they are: what planning must know, and what is agreed upon."""
+    return list_asked(call.operator, call.inputs) | set(AGREED.get(call.operator.name, ((), ""))[0])
+
+
+def count_terms(call: Call) -> int:
+    """Return how many elements enter a sum at most; 0 where the operator adds up nothing."""
+    if call.operator.tolerance is not Tolerance.REDUCTION:
+        return 0
+    return 1 + max((x.size for x in call.inputs if x is not None), default=0)
