@@ -113,6 +113,17 @@ def pack(given: Any, declared: DeclaredSpec) -> Array:
     return to_strings(given) if declared.dtype == STRING else _pack_tensor(given, declared)
 
 
+def check_no_objects(given: Any, array: Array, declared: DeclaredSpec) -> None:
+    """Check that what NumPy made of something that is no array are not Python objects.
+
+    Raises:
+        InputError: They are.
+    """
+    if array.dtype == STRING and not isinstance(given, np.ndarray):
+        got = "Python objects" if array.ndim else f"a {type(given).__name__}"
+        raise InputError(f"expected {declared}, got {got}.")
+
+
 def unpack(array: Array) -> Any:
     """Return a host object as callers get it: lists, None, dicts, and arrays of their own, strings as arrays of str.
 
@@ -169,6 +180,7 @@ def _pack_freely(given: Any) -> Array:
 
 def _pack_tensor(given: Any, declared: DeclaredSpec) -> Array:
     array = np.asarray(given)
+    check_no_objects(given, array, declared)
     if isinstance(given, np.ndarray) or array.dtype == declared.dtype:
         array = array.copy()
     elif np.can_cast(array.dtype, declared.dtype, "same_kind"):

@@ -22,16 +22,17 @@ from gpuexec.resources.entrance import Entrance
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.resources.weights import weights_of
 from gpuexec.run_binder import RunBinder, check_strict
-from gpuexec.running.binding import Bound
+from gpuexec.running.bound import Bound
 from gpuexec.running.comparing import Comparer, Observe, Observer
-from gpuexec.running.course import Road
 from gpuexec.running.inputs import Acceptor, GivenInput
 from gpuexec.running.issuer import Issuer
 from gpuexec.running.part import Stage
-from gpuexec.running.plan_cache import Choice, Site
+from gpuexec.running.plan_cache import Choice
 from gpuexec.running.profiled import following, profile_run
 from gpuexec.running.release import close_storage, trim_storage
+from gpuexec.running.road import Road
 from gpuexec.running.run import Run, Step
+from gpuexec.running.site import Site
 from gpuexec.running.stepping import Stepping
 from gpuexec.running.stopwatch import Stopwatch
 from gpuexec.running.storage import OpenStorage, own_storage, watch_memory

@@ -25,7 +25,7 @@ import numpy as np
 
 from gpuexec.attributes import check_attributes
 from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.errors import InputError, NeedsHostValue
+from gpuexec.errors import InputError
 from gpuexec.extensions import load_domain
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
@@ -148,46 +148,6 @@ class Operator:
         it and return it, or return fresh arrays; the caller copies what is not already in place.
         """
         raise TypeError(f"{type(self).__name__} lacks compute")
-
-
-def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
-    """Return the content of an input that shapes or launches depend on, and record that it was read.
-
-    Args:
-        spec: The input's spec.
-        role: What the input is for, as ONNX names it: ``"axes"``.
-        index: Position of the input, for the message and for finding its producer.
-
-    Raises:
-        NeedsHostValue: The content is not known on the host.
-    """
-    if spec is None or spec.value is None:
-        raise NeedsHostValue(
-            f"the content of input {index} ({role}) is needed on the host while planning", index=index, role=role
-        )
-    if spec.value.log is not None:
-        spec.value.log(role, None)
-    return spec.value.array
-
-
-def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int) -> int:
-    """Return the one number that an input holds, or ``least`` where it is below; what it is below that, no plan knows.
-
-    So a plan made for one number up to ``least`` serves every other.
-
-    Args:
-        spec: The input's spec, of one element.
-        role: What the input is for.
-        index: Position of the input.
-        least: The smallest result.
-
-    Raises:
-        NeedsHostValue: The content is not known on the host.
-    """
-    if spec is None or spec.value is None or spec.value.log is None:
-        return max(least, int(require_const(spec, role, index).reshape(())))
-    spec.value.log(role, least)
-    return max(least, int(spec.value.array.reshape(())))
 
 
 # ---------------------------------------------------------------- registry

@@ -13,12 +13,13 @@ from gpuexec.resources.frames import Frame, Lease
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.binding import Bound, count_host_bytes
-from gpuexec.running.course import Road
+from gpuexec.running.binding import count_host_bytes
+from gpuexec.running.bound import Bound
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.running.inspection import Inspection
 from gpuexec.running.part import Part, Stage
 from gpuexec.running.plan_cache import Choice, describe_needs
+from gpuexec.running.road import Road
 from gpuexec.running.run import Run
 from gpuexec.running.storage import Storage
 from gpuexec.runtime.device import Region

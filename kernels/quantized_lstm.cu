@@ -107,6 +107,6 @@ __global__ void __launch_bounds__(kBlockThreads)
       h[unit] = made;
       if (out) out[unit] = made;
     }
-    __syncthreads();  // the bytes are free again
+    // The barriers of the next fold come before the bytes are written again.
   }
 }

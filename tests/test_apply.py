@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gpuexec.apply import compute_arrays, host_failure, infer_specs
+from gpuexec.demands import require_const
 from gpuexec.errors import DeviceError, InputError, NeedsHostValue, OutOfMemoryError
-from gpuexec.operator import Operator, build, require_const
+from gpuexec.operator import Operator, build
 from gpuexec.spec import MOST_AXES, TensorSpec, check_size
 
 F32 = np.dtype(np.float32)

@@ -24,7 +24,7 @@ FLOORS = (
     ("errors", "knobs", "phases", "replacing", "version"),
     ("attributes", "extensions", "geometry", "spec", "target", "progress", "mapped"),
     ("command", "containers"),
-    ("instances", "operator"),
+    ("demands", "instances", "operator"),
     ("graph", "plan", "apply"),
     ("conform",),
     ("plan_json", "graph_json"),  # beside what they write down

@@ -355,7 +355,10 @@ def test_a_memory_of_strings_is_refused() -> None:
         ("w", ["a", 3, None], "expected strings, got an element of type int"),
         ("w", [["a"]], r"expects string\[k\], got string\[1,1\]"),
         ("x", np.array(["a"]), "expects float32, got str"),
-        ("x", None, "expects float32, got string"),
+        ("x", None, r"Input 'x': expected float32\[n\], got a NoneType"),
+        ("x", {"a": 1}, r"Input 'x': expected float32\[n\], got a dict"),
+        ("x", [1.0, None], r"Input 'x': expected float32\[n\], got Python objects"),
+        ("s", [{1: 2}], r"element 0: expected float32\[...\], got a dict"),
     ],
 )
 def test_inputs_of_another_kind_are_refused_and_the_worker_goes_on(

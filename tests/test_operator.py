@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.graph import RawNode
 from gpuexec.operator import (
@@ -17,7 +18,6 @@ from gpuexec.operator import (
     operator,
     operator_names,
     qualified,
-    require_const,
     upgrade,
     upgrades_for,
 )

@@ -19,7 +19,8 @@ from gpuexec.containers import pack
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
-from gpuexec.planner.cut import Cut, find_cut
+from gpuexec.planner.cut import Cut
+from gpuexec.planner.cutter import find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.ports import ModelPort
 from gpuexec.profiling.stays import name_values

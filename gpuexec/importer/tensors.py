@@ -90,6 +90,7 @@ def read_type(proto: onnx.TypeProto, name: str) -> DeclaredSpec | None:
     """Return what a type of the file says of the value of this name, or None where it says nothing.
 
     Raises:
+        ModelError: It is a map by keys that ONNX does not have.
         UnsupportedFormError: It is a sparse tensor, or has an unsupported element type.
     """
     kind = proto.WhichOneof("value")
@@ -101,6 +102,8 @@ def read_type(proto: onnx.TypeProto, name: str) -> DeclaredSpec | None:
         return DeclaredSpec(OPTIONAL, (), read_type(proto.optional_type.elem_type, name))
     if kind == "map_type":
         key = element_dtype(proto.map_type.key_type, f"%{name}")
+        if key != STRING and key.kind not in "iu":
+            raise ModelError(f"%{name}: expected a map's keys to be integers or strings, got {dtype_row(key).name}.")
         return DeclaredSpec(MAP, (), read_type(proto.map_type.value_type, name), key)
     if kind != "tensor_type":
         raise UnsupportedFormError(f"value type {kind.removesuffix('_type').replace('_', ' ')}")

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError, ModelError, NeedsHostValue
 from gpuexec.graph import Graph, Node, bodies, walk, with_bodies
-from gpuexec.operator import Array, Operator, Tolerance, operator, require_const
+from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.inline import inline_branch
 from gpuexec.ops.interpret import compute_graph, infer_graph

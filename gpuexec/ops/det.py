@@ -29,7 +29,11 @@ instantiate(_SOURCE, [f"det<{dtype_row(dtype).cuda}>" for dtype in _FLOATS])
 @operator("Det")
 @dataclass(frozen=True, slots=True)
 class Det(Operator):
-    """The determinant of each matrix of ``[..., n, n]``; 1 where n is 0."""
+    """The determinant of each matrix of ``[..., n, n]``; 1 where n is 0.
+
+    With an infinity or a NaN in a matrix it depends on the order of elimination, of which LAPACK has another than the
+    kernel.
+    """
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Slot
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.graph import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar
 from gpuexec.ops.elementwise_cast import convert, convert_commands, widen_narrow
 from gpuexec.ops.narrow_types import FLOAT8, is_narrow

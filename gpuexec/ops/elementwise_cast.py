@@ -90,7 +90,7 @@ def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> A
         if x.dtype == to:
             return x
         if to == BOOL:
-            return np.not_equal(x.astype(np.float32) if x.dtype in (BFLOAT16, np.float16) else x, 0)
+            return np.asarray(np.not_equal(x.astype(np.float32) if x.dtype in (BFLOAT16, np.float16) else x, 0))
         if x.dtype in FLOATS and to not in FLOATS:
             return truncate(x, to)
         if to == BFLOAT16 or x.dtype == BFLOAT16:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuexec.command import Kernel, Slot
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.graph import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, launch_units, require_inputs
 from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
 

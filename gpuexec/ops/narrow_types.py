@@ -57,7 +57,7 @@ def widen(x: Array) -> Array:
     row = dtype_row(x.dtype)
     if row.width < 8 and row.kind == "narrow float":
         # Bits that no element needs are ml_dtypes' to look at.
-        x = (np.asarray(x).view(np.uint8) & np.uint8((1 << row.width) - 1)).view(x.dtype)
+        x = np.asarray(x.view(np.uint8) & np.uint8((1 << row.width) - 1)).view(x.dtype)
     return x.astype(np.float32)
 
 

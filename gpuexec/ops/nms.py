@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Argument, Kernel
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graph import Node, Value
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator, require_const
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.nonzero import add_up_counts, cut

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import pack_fast_div64

@@ -11,11 +11,12 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.containers import make_blank
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graph import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64
@@ -112,7 +113,7 @@ class Pad(Operator):
     def _resolve_axis(self, axis: int, extent: int, begin: int, end: int) -> PadAxis:
         output = extent + begin + end
         if output < 0:
-            raise InputError(f"pads {begin} and {end} cut more than axis {axis} has: its extent is {extent}.")
+            raise InputError(f"pads {begin} and {end} cut more than axis {axis} has, got extent {extent}.")
         if self.mode == "constant":
             return PadAxis(0, extent, begin, output)
         left = extent + min(begin, 0) + min(end, 0)

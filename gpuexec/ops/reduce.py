@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
+from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.graph import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import MAX_RANK, Walk, join

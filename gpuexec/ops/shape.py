@@ -261,7 +261,7 @@ def _read_bounds(specs: Any) -> list[Array]:
 def _count(start: Array, limit: Array, delta: Array) -> int:
     """Return max(ceil((limit - start) / delta), 0): exact for integers, in double for floats."""
     if delta == 0:
-        raise InputError("delta of Range must not be 0.")
+        raise InputError("Range expects a delta that is not 0, got 0.")
     if start.dtype.kind == "i":
         return max(0, ceil_div(int(limit) - int(start), int(delta)))
     quotient = (float(limit) - float(start)) / float(delta)

@@ -7,23 +7,23 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
+from gpuexec.apply import infer_specs
+from gpuexec.errors import InputError, NeedsHostValue, PlanError
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import KeptOnHost, Read
-from gpuexec.spec import HostValue, TensorSpec, is_host_object
+from gpuexec.planner.content import HOST_VALUE_LIMIT, are_same, content_key
+from gpuexec.planner.evaluate import compute_node, frozen
+from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]
-# The largest value, in bytes, that is propagated and may become part of a launch.
-HOST_VALUE_LIMIT = 2048
 # Bytes that the host touches in the time of one read from a device (about 20 us: copy, event, waking up).
 HOST_WORK_LIMIT = 1 << 16
 
@@ -115,7 +115,7 @@ class Walk:
             inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
             before = last[position]
             # What read content is inferred anew, since its reads are put down once more.
-            if before is not None and _are_same(before[0], inputs) and not any(map(_is_logged, inputs)):
+            if before is not None and are_same(before[0], inputs) and not any(map(_is_logged, inputs)):
                 self._note(node, before[1])
             else:
                 last[position] = self.visit(node)
@@ -190,7 +190,7 @@ class Walk:
         names = dict.fromkeys(name for log in logs if isinstance(log, _Log) for name in log.inputs)
         array = compute_node(node, specs)[node.outputs.index(value)]
         assert array is not None
-        return spec.with_value(_frozen(array), _Log(self.analysis, tuple(names)) if names else None)
+        return spec.with_value(frozen(array), _Log(self.analysis, tuple(names)) if names else None)
 
     def _is_large_input(self, value: Value | None) -> bool:
         """Return whether what follows from a value would make its content, which is large, part of a plan's key."""
@@ -249,7 +249,7 @@ class Walk:
         if any(spec.nbytes > HOST_VALUE_LIMIT for spec in outputs):
             return outputs
         return tuple(
-            spec if array is None or spec.value is not None else spec.with_value(_frozen(array))
+            spec if array is None or spec.value is not None else spec.with_value(frozen(array))
             for spec, array in zip(outputs, compute_node(node, inputs), strict=True)
         )
 
@@ -291,72 +291,5 @@ def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:
     return tuple(kept)
 
 
-def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
-    """Return whether specs are equal, content included."""
-    if a is b:
-        return True
-    if a != b:
-        return False
-    first, second = a.value, b.value
-    if first is None or second is None:
-        return first is second
-    if first.array is second.array:
-        return True
-    # The bytes of a host object are addresses, and tell nothing.
-    return not is_host_object(a.dtype) and first.array.tobytes() == second.array.tobytes()
-
-
-def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:
-    """Return what is equal for equal specs of equal content; large content counts as equal only to itself."""
-    return tuple([spec if spec is None or spec.value is None else _value_key(spec, spec.value) for spec in specs])
-
-
-def _value_key(spec: TensorSpec, value: HostValue) -> Hashable:
-    is_compared = spec.nbytes <= HOST_VALUE_LIMIT and not is_host_object(spec.dtype)
-    return spec, value.array.tobytes() if is_compared else id(value.array)
-
-
 def _is_logged(spec: TensorSpec | None) -> bool:
     return spec is not None and spec.value is not None and spec.value.log is not None
-
-
-def _are_same(a: Specs, b: Specs) -> bool:
-    for first, second in zip(a, b, strict=True):
-        if first is not second and (first is None or second is None or not is_same_spec(first, second)):
-            return False
-    return True
-
-
-def compute_node(node: Node, specs: Specs | list[TensorSpec | None]) -> tuple[Array | None, ...]:
-    """Compute a node from content that is known."""
-    arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
-    try:
-        return compute_arrays(node.operator, arrays)
-    except GpuexecError as error:
-        raise locate(error, node, node.name) from None
-
-
-def evaluate_node(node: Node, specs: Sequence[TensorSpec | None]) -> list[TensorSpec | None]:
-    """Return the outputs of a node with their content: what follows from shapes alone, or what `compute` gives.
-
-    Raises:
-        GpuexecError: What the operator raised; names the node.
-    """
-    arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
-    try:
-        outputs = infer_specs(node.operator, specs)
-        if all(spec.value is not None for spec in outputs):
-            return list(outputs)
-        computed = compute_arrays(node.operator, arrays)
-    except GpuexecError as error:
-        raise locate(error, node, node.name) from None
-    return [None if array is None else TensorSpec.of(_frozen(array)) for array in computed]
-
-
-def _frozen(array: Array) -> Array:
-    """Return the array, closed to writing."""
-    array = np.asarray(array)
-    if array.flags.writeable:
-        array = array.copy() if array.base is not None else array
-        array.flags.writeable = False
-    return array

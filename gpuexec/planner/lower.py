@@ -15,8 +15,9 @@ from gpuexec.command import Slot
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.plan import Role
-from gpuexec.planner.analyse import Analysis, content_key, is_same_spec
+from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
+from gpuexec.planner.content import content_key, is_same_spec
 from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense, move_effects
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.planner.lacking import lacks_kernel

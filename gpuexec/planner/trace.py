@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpuexec.graph import Array, Node, Value
-from gpuexec.planner.analyse import HOST_VALUE_LIMIT, Walk
+from gpuexec.planner.analyse import Walk
+from gpuexec.planner.content import HOST_VALUE_LIMIT
 from gpuexec.spec import TensorSpec
 
 # Pads have two entries for each axis, and few tensors more than eight axes.

@@ -10,7 +10,7 @@ from gpuexec.errors import InputError
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.model import Model
 from gpuexec.planner.analyse import Analyser
-from gpuexec.planner.cut import find_cut
+from gpuexec.planner.cutter import find_cut
 from gpuexec.ports import ModelPort
 from gpuexec.profiling.layers import count_node_flops
 from gpuexec.spec import TensorSpec

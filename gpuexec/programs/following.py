@@ -18,11 +18,12 @@ from gpuexec.graph import Array, Graph, Node, Value
 from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.ops.trips import read_count, read_flag, scalar_shape, stack_rows
-from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut
+from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.running.loops import find_body, find_transpose
 from gpuexec.running.part import Part, Stage
-from gpuexec.running.plan_cache import Choice, Site
+from gpuexec.running.plan_cache import Choice
+from gpuexec.running.site import Site
 from gpuexec.spec import TensorSpec, is_host_object
 
 # What a Loop without end is left after, and every Loop, after a trip, once they made so many together.

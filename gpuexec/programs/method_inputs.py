@@ -19,7 +19,8 @@ from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.arenas import view_region, wrap_region
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.binding import Bound, bind_device, bind_object
+from gpuexec.running.binding import bind_device, bind_object
+from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend

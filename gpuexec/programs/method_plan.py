@@ -12,7 +12,8 @@ from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.caches import Cache, find_caches
-from gpuexec.planner.cut import Cut, find_cut
+from gpuexec.planner.cut import Cut
+from gpuexec.planner.cutter import find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.programs.bounds import Bounds, find_bounds
 from gpuexec.programs.method_state import MemoryNeed, find_need

@@ -25,7 +25,7 @@ from gpuexec.programs.turning import Ifs
 from gpuexec.resources.memory import Arena
 from gpuexec.resources.weights import Weights
 from gpuexec.running.part import Part
-from gpuexec.running.plan_cache import Site
+from gpuexec.running.site import Site
 from gpuexec.runtime.backend import Backend, BackendType
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec, is_host_object

@@ -1,139 +1,27 @@
-"""Binding a run: which bytes its inputs are, and what to do about them before and after its commands."""
+"""Binding the inputs of a run: which bytes they are, on the device or on their way there."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import GpuexecError
 from gpuexec.graph import Value
-from gpuexec.inspecting.exposing import Exposure
-from gpuexec.profiling.run_profile import RunProfile
-from gpuexec.resources.caller_stream import CallerStream
-from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
-from gpuexec.results.place import Place
 from gpuexec.results.readback import ReadbackRequest
+from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
-from gpuexec.running.part import Stage
-from gpuexec.running.plan_cache import Choice
-from gpuexec.running.run import Run, Turn
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Device, Event, Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import ByteArray, Memory, Region, Stream, begin_host_write
 from gpuexec.spec import is_host_object
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 256
-
-
-@dataclass(slots=True, eq=False)
-class Bound:
-    """A run with its frame, its inputs, and what is left to do.
-
-    Attributes:
-        stage: How it begins, and the plan for that.
-        write: The number of the write of the frame's outputs.
-        env: Where the values are that are there so far: the inputs, to begin with.
-        sources: Fences of the inputs' content.
-        requests: Readbacks of inputs from other devices.
-        upload: Brings the inputs to the device, on the run's stream; None once it has.
-        begin: Called with an event for all up to and with the upload: at the end of the run, or, where that is put on
-            its stream step by step, at the first.
-        reading: Issued when the run is; who made the inputs waits for it before writing them again.
-        finish: Called with the event that stands for the end of the run.
-        keep: What must live until then.
-        borrowed: Inputs that lie on the device, and their places.
-        objects: Strings and containers that another run makes, and their readbacks.
-        carry: Brings what the memories hold to where the run wants it, on the run's stream.
-        commit: Says where the run, which is wholly on its stream, leaves the memories.
-        caller: The stream in whose order the run is, where it is not its own.
-        turns: What is left to do, done piece by piece as it is iterated.
-        is_over: Nothing more of it will come.
-        profile: Who is told what it does; mostly nobody.
-        exposure: What is looked at, by what the Worker was to look at when the run began.
-    """
-
-    run: Run
-    stage: Stage
-    choice: Choice | None
-    frame: Frame
-    write: int = 0
-    env: dict[Value, Held] = field(default_factory=dict)
-    sources: list[Fence] = field(default_factory=list)
-    requests: list[ReadbackRequest] = field(default_factory=list)
-    upload: Callable[[], None] | None = None
-    reading: Fence = field(default_factory=Fence)
-    begin: list[Callable[[Event], None]] = field(default_factory=list)
-    finish: list[Callable[[Event], None]] = field(default_factory=list)
-    keep: list[object] = field(default_factory=list)
-    borrowed: list[tuple[Held, Place]] = field(default_factory=list)
-    objects: list[tuple[Held, ReadbackRequest]] = field(default_factory=list)
-    carry: Callable[[], None] | None = None
-    commit: Callable[[], None] | None = None
-    caller: CallerStream | None = None
-    turns: Iterator[Turn] = field(default_factory=lambda: iter(()))
-    is_over: bool = False
-    profile: RunProfile | None = None
-    exposure: Exposure = field(default_factory=Exposure)
-
-    def locate(self, held: Held, place: Place) -> None:
-        """Note where an input on the device lies."""
-        held.region = place.region
-        self.keep.append(held.region.memory)
-        # With one frame, a run may read what the run before wrote: its own outputs need other bytes then.
-        self.frame.take_out(held.region.memory)
-
-    def list_uploaded(self) -> list[Held]:
-        """Return the inputs that are brought from the host to the device."""
-        borrowed = {id(held) for held, _ in self.borrowed}
-        return [h for h in self.env.values() if id(h) not in borrowed and not is_host_object(h.spec.dtype)]
-
-    def note_begun(self, device: Device, stream: Stream) -> None:
-        """Let go of what only the beginning of the run needs, which is on the stream."""
-        if self.begin:
-            event = device.create_event()
-            stream.record(event)
-            self._call_begin(event)
-
-    def note_end(self, event: Event) -> None:
-        """Tell everybody concerned of the event that stands for the end of the run."""
-        self._call_begin(event)
-        for finish in self.finish:
-            finish(event)
-        if self.caller is not None:
-            self.caller.follow(event)
-
-    def _call_begin(self, event: Event) -> None:
-        calls, self.begin = self.begin, []
-        for call in calls:
-            call(event)
-
-    def is_ready(self) -> bool:
-        """Return whether the run can be put on its stream without the caller waiting for anything."""
-        has_inputs = all(fence.is_issued() for fence in self.sources) and all(r.is_done() for r in self.requests)
-        return has_inputs and not self.frame.readers.list_unissued(self.write)
-
-    def wait_ready(self) -> None:
-        """Wait until the run can be put on its stream.
-
-        Raises:
-            GpuexecError: What made an input failed.
-        """
-        for fence in [*self.frame.readers.list_unissued(self.write), *self.sources]:
-            reached = threading.Event()
-            fence.when_issued(reached.set)
-            # A run that is given up waits no longer.
-            self.run._fence.when_issued(reached.set)
-            reached.wait()
-        for request in self.requests:
-            request.wait()
 
 
 class InputBinder:

@@ -6,54 +6,30 @@ driver thread and an iterator of the caller's all advance a run the same way, an
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.graph import Value
 from gpuexec.plan import Role
-from gpuexec.planner.analyse import evaluate_node
 from gpuexec.planner.cut import Cut, HostRead
-from gpuexec.resources.pool import ExchangePool
-from gpuexec.resources.syncs import SyncLog
-from gpuexec.running.binding import Bound
-from gpuexec.running.comparing import Comparer, Comparison
+from gpuexec.running.bound import Bound
+from gpuexec.running.comparing import Comparison
 from gpuexec.running.crossing import Crossing
-from gpuexec.running.held import Held
+from gpuexec.running.held import Env, Held
+from gpuexec.running.host_part import compute_nodes, count_layers
 from gpuexec.running.inspection import Inspection
 from gpuexec.running.loops import Looper
 from gpuexec.running.pacing import Pacer
 from gpuexec.running.part import Part, Stage
-from gpuexec.running.plan_cache import Choice, Site, describe_needs
-from gpuexec.running.profiled import issue_by_layer, note_host_layer, upload_inputs
+from gpuexec.running.plan_cache import Choice, describe_needs
+from gpuexec.running.profiled import issue_by_layer, upload_inputs
 from gpuexec.running.reading import read_values
+from gpuexec.running.road import Road
 from gpuexec.running.run import Pause, Turn
-from gpuexec.running.stopwatch import LayerTimes, Stopwatch
+from gpuexec.running.stopwatch import LayerTimes
 from gpuexec.running.submission import Submission
-from gpuexec.runtime.device import Event, Recording, Region, Stream
+from gpuexec.runtime.device import Event, Recording, Region
 from gpuexec.spec import TensorSpec
-
-Env = dict[Value, Held]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Road:
-    """What the runs of a Worker go along: its stream, its plans, memory between them, and who may issue (``lock``).
-
-    ``comparer``: what compares every node, if they are compared.
-    """
-
-    site: Site
-    stream: Stream
-    lock: threading.RLock
-    pool: ExchangePool
-    syncs: SyncLog
-    stopwatch: Stopwatch
-    is_synchronous: bool = False
-    comparer: Comparer | None = None
 
 
 class Course:
@@ -122,7 +98,7 @@ class Course:
             if cut.reads:
                 yield from self._bring(cut, [(read, env[read.value]) for read in cut.reads])
             if cut.host_nodes:
-                yield from self._compute(stage, env)
+                yield from compute_nodes(self._road, self._bound, self._pacer, stage, env)
             if cut.repeat is not None:
                 # Trips without end may follow one another without a pause.
                 yield Pause(lambda: False, lambda: None, is_work=True)
@@ -174,7 +150,7 @@ class Course:
                 advance(len(origins))
         if self._pacer is not None:
             yield from self._issue_layers(
-                self._pacer, submission.layers, advance, choice.prepared.times, _count_nodes(stage.cut)
+                self._pacer, submission.layers, advance, choice.prepared.times, count_layers(stage.cut)
             )
         submission.finish()
         inspection = self._bound.run._inspection
@@ -182,7 +158,7 @@ class Course:
             yield from self._inspect(inspection, stage, choice, made)
         env.update(made)
         if self._pacer is not None and self._pacer.is_full:
-            yield from self._end_step(_count_nodes(stage.cut))
+            yield from self._end_step(count_layers(stage.cut))
 
     def _place(
         self, stage: Stage, choice: Choice, env: Env, *, is_main: bool
@@ -290,47 +266,7 @@ class Course:
     def _wait(self, cut: Cut, event: Event) -> Iterator[Turn]:
         """Wait for the device; a step ends before it, if it has to."""
         if not event.is_done():
-            yield from self._end_step(_count_nodes(cut))
+            yield from self._end_step(count_layers(cut))
         yield Pause(event.is_done, event.synchronize)
         # Who only asked whether it is over has not been told what went wrong.
         event.synchronize()
-
-    def _compute(self, stage: Stage, env: Env) -> Iterator[Turn]:
-        """Compute nodes on the host: those without a kernel here, which are layers, and light ones."""
-        cut, pacer = stage.cut, self._pacer
-        if cut.host_calls:
-            yield Pause(lambda: False, lambda: None, is_work=True)
-        left = _count_nodes(cut)
-        for node in cut.host_nodes:
-            is_layer = node in cut.host_calls
-            if is_layer and pacer is not None and not pacer.fits(stage.times, node):
-                yield pacer.take(left)
-            specs = [None if value is None else env[value].describe() for value in node.inputs]
-            start = time.perf_counter()
-            for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
-                if value is None or spec is None or spec.value is None:
-                    continue
-                # An output that a light node made on the device too stays there.
-                held = env.setdefault(value, Held(TensorSpec(spec.shape, spec.dtype)))
-                held.array, held.is_computed = spec.value.array, True
-            inspection = self._bound.run._inspection
-            if inspection is not None:
-                rows = self._bound.exposure.rows_of(node, node.outputs)
-                inspection.take_host_node(node, rows, {value: held.array for value, held in env.items()})
-            if not is_layer:
-                continue
-            computed_ms = (time.perf_counter() - start) * 1e3
-            self._road.syncs.note_call(node, cut.host_calls[node], computed_ms)
-            if self._profile is not None:
-                note_host_layer(self._profile, node, env, computed_ms)
-            if pacer is not None:
-                pacer.add(node.name, stage.times, node)
-                stage.times.note(node, computed_ms)
-                left -= 1
-                if pacer.is_full:
-                    yield pacer.take(left)
-
-
-def _count_nodes(cut: Cut) -> int:
-    """Return how many layers may follow the plan of a cut."""
-    return len(cut.host_calls) + (0 if cut.rest is None else len(cut.rest.nodes))

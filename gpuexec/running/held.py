@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.graph import Value
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
 
@@ -36,3 +37,7 @@ class Held:
     def describe(self) -> TensorSpec:
         """Return the spec, with the content where the host has it."""
         return self.spec if self.array is None else self.spec.with_value(self.array)
+
+
+# What a run has of its values, so far.
+Env = dict[Value, Held]

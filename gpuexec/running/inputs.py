@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import pack
+from gpuexec.containers import check_no_objects, pack
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
@@ -156,6 +156,7 @@ class Acceptor:
             spec, region, fence = import_cuda(item, self.backend)
             return DeviceArray(Place(port.name, spec, region), item, fence)
         array = np.asarray(item)
+        check_no_objects(item, array, port.spec)
         return HostArray(TensorSpec(array.shape, array.dtype), array)
 
     def _take_tensor(self, tensor: Tensor) -> GivenInput:

@@ -10,11 +10,12 @@ from functools import partial
 
 from gpuexec.errors import CancelledError, GpuexecError
 from gpuexec.resources.fence import Fence
-from gpuexec.running.binding import Bound
-from gpuexec.running.course import Course, Road
+from gpuexec.running.bound import Bound
+from gpuexec.running.course import Course
 from gpuexec.running.driver_thread import DriverThread
 from gpuexec.running.pacing import Pacer
 from gpuexec.running.profiled import following
+from gpuexec.running.road import Road
 from gpuexec.running.run import Pause, Run, Turn
 from gpuexec.runtime.backend import Backend
 

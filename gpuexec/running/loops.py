@@ -22,15 +22,14 @@ from gpuexec.ops.scan import infer_empty
 from gpuexec.ops.trips import infer_first_rows, read_count, read_flag, scalar_shape
 from gpuexec.planner.cut import HostRead
 from gpuexec.resources.pool import ExchangePool
-from gpuexec.running.held import Held
+from gpuexec.running.held import Env, Held
 from gpuexec.running.part import Part
-from gpuexec.running.plan_cache import Site
 from gpuexec.running.run import Pause, Turn
+from gpuexec.running.site import Site
 from gpuexec.running.stacking import Stack
 from gpuexec.runtime.device import Event, Region, Stream
 from gpuexec.spec import TensorSpec, is_host_object
 
-Env = dict[Value, Held]
 _Result = TypeVar("_Result")
 # Nothing to wait for: where whoever advances a run sees that it was cancelled.
 # Trips between two marks on the stream, and marks that may lie ahead of the device.

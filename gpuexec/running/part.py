@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from gpuexec.errors import NeedsHostValue
 from gpuexec.graph import Graph, Value
 from gpuexec.inspecting.exposing import Exposed, Exposure
-from gpuexec.planner.cut import Cut, find_cut
-from gpuexec.running.plan_cache import Choice, PlanCache, Site
+from gpuexec.planner.cut import Cut
+from gpuexec.planner.cutter import find_cut
+from gpuexec.running.plan_cache import Choice, PlanCache
+from gpuexec.running.site import Site
 from gpuexec.running.stopwatch import LayerTimes
 from gpuexec.spec import TensorSpec, is_host_object
 

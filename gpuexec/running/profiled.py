@@ -12,7 +12,7 @@ from gpuexec.profiling.layers import Layer, PlanLayers, count_node_flops, descri
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.resources.holdings import Holdings
-from gpuexec.running.binding import Bound
+from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.plan_cache import Choice
 from gpuexec.runtime.device import Stream

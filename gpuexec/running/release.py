@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from gpuexec.errors import GpuexecError
-from gpuexec.running.plan_cache import Site
+from gpuexec.running.site import Site
 from gpuexec.running.storage import Storage
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gpuexec.errors import StaleError
 from gpuexec.resources.entrance import Entrance
 from gpuexec.resources.holdings import Holdings
-from gpuexec.running.binding import Bound
+from gpuexec.running.bound import Bound
 from gpuexec.running.issuer import Issuer
 from gpuexec.running.pacing import Pacer
 from gpuexec.running.profiled import following

@@ -13,7 +13,8 @@ from gpuexec.resources.memory import Arena
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.resources.weights import Weights
-from gpuexec.running.binding import Bound, InputBinder
+from gpuexec.running.binding import InputBinder
+from gpuexec.running.bound import Bound
 from gpuexec.running.inputs import GivenInput
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.runtime.backend import Backend

@@ -9,9 +9,9 @@ from gpuexec.errors import GpuexecError
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.entrance import Entrance
 from gpuexec.resources.fence import Fence
-from gpuexec.running.course import Road
 from gpuexec.running.issuer import Issuer
 from gpuexec.running.release import settle_stream
+from gpuexec.running.road import Road
 from gpuexec.running.stepping import Stepping
 from gpuexec.running.storage import Storage
 

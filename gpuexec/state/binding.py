@@ -14,7 +14,7 @@ from gpuexec.resources.fence import Fence
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.place import Place
-from gpuexec.running.binding import Bound
+from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, check_ports
 from gpuexec.runtime.backend import Backend

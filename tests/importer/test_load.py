@@ -216,6 +216,15 @@ def test_types_of_host_objects_are_declared() -> None:
     ]
 
 
+def test_a_map_by_other_keys_than_integers_and_strings_is_refused() -> None:
+    model = parse("agraph (float[n] x) => (float[n] y) { y = Identity (x) }")
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    kind.map_type.key_type = TensorProto.FLOAT
+    model.graph.input.append(helper.make_value_info("m", kind))
+    with pytest.raises(ModelError, match="%m: expected a map's keys to be integers or strings, got float32"):
+        load_graph(model)
+
+
 def test_strings_of_initializers_and_constants_are_text() -> None:
     model = parse(
         'agraph () => (string[2] y) <string[2] w = {"a", "b"}> '

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.operator import Tolerance, find_operator, operator_names
+from gpuexec.spec import DTYPES, dtype_row
 from tests.ops.agreement import check_agreement
 from tests.ops.calls import Call, find_schema
 from tests.ops.every_call import choose_calls, list_asked, list_calls
-from tests.ops.odd import EXTREME, ORDINARY, SPECIAL, Inputs, fill, vary_dtypes, vary_shapes
+from tests.ops.odd import EXTREME, ORDINARY, SPECIAL, Inputs, fill, reshape, vary_dtypes, vary_shapes
 from tests.ops.test_dtypes import UNCALLED, find_allowed
 
 BOTH = ("cpu", "simulator")
@@ -27,11 +28,18 @@ AGREED = {
 }
 # Products of as many as there are reach the ends of a type whatever is drawn, in an order that is not NumPy's.
 UNBOUNDED = ("ReduceProd", "CumProd", "Det")
+ALL_TYPES = frozenset(row.name for row in DTYPES)
 NAMES = [
     name
     for name in operator_names()
     if (found := find_operator(name)) is not None and found.__module__.startswith("gpuexec.") and name not in UNCALLED
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def find_calls() -> None:
+    """Import the tests that calls are found in before hypothesis draws: they bear strategies of their own."""
+    list_calls()
 
 
 def test_every_operator_is_called() -> None:
@@ -52,6 +60,14 @@ def test_values(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_kernels_keep_to_their_bytes(name: str) -> None:
+    """Check mode finds nothing, be indices as far out as they can."""
+    (call,) = choose_calls(name, 1)
+    rng, kept = np.random.default_rng(zlib.crc32(name.encode())), list_kept(call)
+    check(call, fill(rng, call.inputs, kept, EXTREME, count_terms(call)), EXTREME, ("check",))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes(name: str) -> None:
     """Extents of 0 and 1, inputs of no axis and of eight, where the operator takes them."""
     (call,) = choose_calls(name, 1)
@@ -68,8 +84,11 @@ def test_types(name: str) -> None:
     allowed = {} if find_schema(name) is None else find_allowed(name)
     for label, inputs in vary_dtypes(call):
         pairs = zip(inputs, call.letters, strict=True)
-        if all(x is None or x.dtype.name in allowed.get(letter, (x.dtype.name,)) for x, letter in pairs):
-            check(call, fill(rng, inputs, kept, SPECIAL), label, BOTH)
+        if all(x is None or dtype_row(x.dtype).name in allowed.get(letter, ALL_TYPES) for x, letter in pairs):
+            given = fill(rng, inputs, kept, SPECIAL)
+            check(call, given, label, BOTH)
+            single = tuple(x if x is None or i in kept else reshape(x, ()) for i, x in enumerate(given))
+            check(call, single, f"{label}, 0-d", ("cpu",))
 
 
 def check(call: Call, inputs: Inputs, label: str, devices: tuple[str, ...]) -> None:

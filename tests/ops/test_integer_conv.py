@@ -74,6 +74,7 @@ INTEGER = [
     conv("three_axes", integers(U8, 1, 2, 4, 5, 6), integers(I8, 3, 2, 2, 3, 2), integers(U8), integers(I8)),
     conv("pointwise", integers(U8, 2, 7, 5, 5), integers(I8, 9, 7, 1, 1), integers(U8), integers(I8)),
     conv("tiles", integers(U8, 1, 9, 12, 11), integers(I8, 70, 9, 3, 3), integers(U8), integers(I8), pads=[1, 1, 1, 1]),
+    conv("whole_tiles", integers(U8, 1, 4, 8, 8), integers(I8, 128, 2, 1, 1), integers(U8), integers(I8), group=2),
     conv("by_channel", integers(U8, 2, 3, 6, 6), integers(I8, 3, 1, 3, 3), integers(U8), integers(I8), group=3),
     conv("multiplied", integers(I8, 1, 2, 6, 6), integers(U8, 4, 1, 3, 3), integers(I8), integers(U8, 4), group=2),
     conv("one_output", integers(U8, 1, 5, 6, 6), integers(I8, 1, 5, 3, 3), integers(U8), pads=[1, 1, 1, 1]),

@@ -53,6 +53,7 @@ PRODUCTS = [
         for b in (U8, I8)
     ),
     product("tiles", integers(U8, 70, 150), integers(I8, 150, 67), integers(U8), integers(I8)),
+    product("whole_tiles", integers(U8, 2, 64, 32), integers(I8, 2, 32, 64), integers(U8), integers(I8)),
     product("tiles_unaligned", integers(I8, 66, 37), integers(U8, 37, 65)),
     product("without_zeros", integers(U8, 6, 8), integers(U8, 8, 3)),
     product("a_zero", integers(U8, 6, 8), integers(I8, 8, 3), integers(U8, 1)),

@@ -243,7 +243,16 @@ def test_narrow_types_become_each_other(row: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (3, 7), (2, 1, 3, 1, 2, 1, 2, 2)], ids=str)
-@pytest.mark.parametrize(("source", "to"), [("float32", "float8e5m2"), ("int4", "float16"), ("float64", "uint2")])
+@pytest.mark.parametrize(
+    ("source", "to"),
+    [
+        ("float32", "float8e5m2"),
+        ("int4", "float16"),
+        ("float64", "uint2"),
+        ("float4e2m1", "float32"),
+        ("float6e3m2", "bool"),
+    ],
+)
 def test_casts_of_any_shape(source: str, to: str, shape: tuple[int, ...]) -> None:
     x = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype_row(source).numpy)
     case = cast(x, dtype_row(to), x.astype(np.float32).astype(dtype_row(to).numpy))

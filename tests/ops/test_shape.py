@@ -116,7 +116,7 @@ def test_range_asks_for_content_it_lacks(lacking: int) -> None:
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ((scalar(0), scalar(5), scalar(0)), "delta of Range must not be 0"),
+        ((scalar(0), scalar(5), scalar(0)), "expects a delta that is not 0"),
         ((scalar(0), scalar(5, np.int32), scalar(1)), "three scalars of one type"),
         ((scalar(0), np.zeros(2, np.int64), scalar(1)), "three scalars of one type"),
         (tuple(scalar(v, np.float32) for v in (0, np.inf, 1)), "expects a countable number"),

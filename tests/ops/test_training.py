@@ -119,9 +119,7 @@ def test_what_a_later_update_reads_is_not_updated_in_place() -> None:
     """What the first update optimises is the gradient of the second, and nobody reads it afterwards."""
     build_graph, given = GraphBuilder(), tensors("Momentum", [(5,), (5,)])
     arrays = {f"x{i}": x for i, x in enumerate(given)}
-    x1, x2, g1, _, v1, v2 = (
-        build_graph.node(build("Neg", {}), build_graph.input(name, 5)) for name in arrays
-    )
+    x1, x2, g1, _, v1, v2 = (build_graph.node(build("Neg", {}), build_graph.input(name, 5)) for name in arrays)
     rate, updates = build_graph.constant(np.array(0.1, np.float32)), build_graph.constant(np.array(3))
     op: Any = build(f"{DOMAIN}.Momentum", SETTINGS["Momentum"][0])
     outputs = build_graph.nodes(op, rate, updates, x1, x2, g1, x1, v1, v2, count=4)
@@ -137,10 +135,7 @@ def test_a_rate_that_is_optimised_itself_is_not_updated_in_place() -> None:
     """The second update reads the rate after the first has made a new one of it."""
     build_graph, given = GraphBuilder(), tensors("Momentum", [(), (5,)])
     arrays = {f"x{i}": x for i, x in enumerate(given)}
-    x1, *others = (
-        build_graph.node(build("Neg", {}), build_graph.input(name, *x.shape))
-        for name, x in arrays.items()
-    )
+    x1, *others = (build_graph.node(build("Neg", {}), build_graph.input(name, *x.shape)) for name, x in arrays.items())
     op: Any = build(f"{DOMAIN}.Momentum", SETTINGS["Momentum"][0])
     outputs = build_graph.nodes(op, x1, build_graph.constant(np.array(3)), x1, *others, count=4)
     graph, device = build_graph.graph(*outputs), open_living("simulator")

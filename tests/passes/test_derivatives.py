@@ -95,6 +95,45 @@ def test_slopes_at_kinks(example: Example, expected: list[float]) -> None:
     np.testing.assert_array_equal(slope, expected)
 
 
+def test_slopes_of_slopes_at_a_kink_are_numbers() -> None:
+    nodes = [
+        node("ReduceL2", "a", "n"),
+        node("Mul", "n b", "y"),
+        gradient("a b", "g", "once", xs=["a"], zs=["b"], y="y"),
+        gradient("b a", "h", "twice", xs=["b"], zs=["a"], y="g"),
+    ]
+    inputs = {"a": np.zeros(3), "b": np.ones(1)}
+    (slope,) = run(make(nodes, inputs, ["h"]), inputs)
+    np.testing.assert_array_equal(slope, np.zeros(1))
+
+
+@pytest.mark.parametrize("to", [2, 7, 9, 13])
+def test_casts_to_what_has_no_slope_are_steps(to: int) -> None:
+    nodes = [node("Cast", "a", "s", to=to), node("Cast", "s", "t", to=11), node("Mul", "t a", "y")]
+    (slope,) = run(make([*nodes, gradient("a", "g", xs=["a"], y="y")], {"a": A * 3}, ["g"]), {"a": A * 3})
+    (step,) = run(make(nodes[:2], {"a": A * 3}, ["t"]), {"a": A * 3})
+    np.testing.assert_array_equal(slope, step)
+
+
+def test_a_cast_to_the_type_of_integers_is_refused() -> None:
+    nodes = [
+        node("CastLike", "a i", "s"),
+        node("Cast", "s", "y", to=11),
+        gradient("a i", "g", xs=["a"], zs=["i"], y="y"),
+    ]
+    inputs = {"a": A, "i": np.arange(2)}
+    with pytest.raises(gx.InputError, match=r"SumTo .* expects input of type .*, got int64"):
+        run(make(nodes, inputs, ["g"]), inputs)
+
+
+def test_what_nobody_needs_is_not_made() -> None:
+    """The derivative by an integer exponent has no type; no other pass is there to drop it."""
+    nodes = [node("Pow", "a n", "y"), gradient("a n", "g", xs=["a"], zs=["n"], y="y")]
+    inputs = {"a": A, "n": np.array(3)}
+    (slope,) = run(gx.load(make(nodes, inputs, ["g"]), disabled_passes=["remove_dead"]), inputs)
+    np.testing.assert_allclose(slope, 3 * A**2)
+
+
 REFUSALS = [
     (one("Shrink"), "Shrink 'y0' has no derivative here; known are Abs, Acos"),
     (one("Conv", sample(1, 1, 4), w=sample(1, 1, 2), auto_pad="SAME_UPPER"), "Conv 'y0' .* with auto_pad=SAME_UPPER"),
@@ -104,6 +143,8 @@ REFUSALS = [
     (Example("", [node("Pad", "x pads a", "y0")], {"a": np.array(1.0)}, {"x": A, "pads": np.ones(4, np.int64)}),
      "Pad 'y0' has no derivative here by its input %a"),
     (Example("", [node("LayerNormalization", "a s", "q p y0")], {"a": A}, {"s": ROW}), "outputs behind %q"),
+    (Example("", [node("MaxPool", "a", "m i", kernel_shape=[2]), node("Cast", "i", "j", to=11),
+                  node("Mul", "m j", "y0")], {"a": sample(1, 1, 4)}), "MaxPool 'm' .* of its outputs behind the first"),
     (Example("", [node("TopK", "a k", "y0 i")], {"a": A}, {"k": LAST * -1}), "TopK 'y0' has no derivative here"),
     (Example("", [node("Cast", "a", "h", to=17), node("Cast", "h", "y0", to=11)], {"a": A}),
      "Cast 'h' has no derivative here to float8e4m3fn"),

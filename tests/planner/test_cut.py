@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gpuexec.graph import Graph
-from gpuexec.planner.cut import Cut, find_cut
+from gpuexec.planner.cut import Cut
+from gpuexec.planner.cutter import find_cut
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.operators import FLOAT, INT, Extents, GraphBuilder, Join, NoKernel, Reshaped, Scale, Sum

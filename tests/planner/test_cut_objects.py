@@ -9,8 +9,9 @@ import gpuexec as gx
 from gpuexec.containers import make_sequence, to_strings
 from gpuexec.graph import Graph, Node, Value
 from gpuexec.operator import build
-from gpuexec.planner.analyse import content_key, is_same_spec
-from gpuexec.planner.cut import Cut, find_cut
+from gpuexec.planner.content import content_key, is_same_spec
+from gpuexec.planner.cut import Cut
+from gpuexec.planner.cutter import find_cut
 from gpuexec.planner.lacking import explain_call, lacks_kernel, touches_objects
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import SEQUENCE, STRING, TensorSpec

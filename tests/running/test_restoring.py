@@ -18,7 +18,7 @@ from gpuexec.planner import template as templates
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.data_loader import BufferDataLoader
-from gpuexec.running.plan_cache import PlanCounters
+from gpuexec.running.site import PlanCounters
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.tracer import TracerDevice
 from tests.program_seeds import load_linear

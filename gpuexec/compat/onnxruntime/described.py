@@ -11,6 +11,7 @@ import numpy as np
 from gpuexec.compat.onnxruntime.errors import BindingError, make_error
 from gpuexec.errors import InputError
 from gpuexec.importer.load import ImportedModel
+from gpuexec.model import Model
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_host_object, name_dtype
 
@@ -108,3 +109,38 @@ def list_denoted(info: ImportedModel, extents: Mapping[str, int]) -> dict[str, i
             if isinstance(dim, str) and denotation in extents:
                 named[dim] = extents[denotation]
     return named
+
+
+class DescribesModel:
+    """Tells of a session's model."""
+
+    model: Model
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return what must be given."""
+        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return what a run gives."""
+        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the initializers that may be given beside the inputs, in place of what the model holds."""
+        arrays = {value.name: array for value, array in self.model.info.graph.constants.items()}
+        names = [name for name in self.model.info.header.overridable if name in arrays]
+        specs = {name: DeclaredSpec(arrays[name].dtype, arrays[name].shape) for name in names}
+        return [describe_value(name, specs[name], {}) for name in names]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return what the file says of itself."""
+        return describe_model(self.model.info)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs."""
+        return [port.name for port in self.model.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return [port.name for port in self.model.outputs]

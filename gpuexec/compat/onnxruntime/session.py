@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.compat.onnxruntime.binding import IOBinding
-from gpuexec.compat.onnxruntime.described import ModelMetadata, NodeArg, describe_model, describe_value
+from gpuexec.compat.onnxruntime.described import DescribesModel
 from gpuexec.compat.onnxruntime.errors import (
     ArgumentTypeError,
     BindingError,
@@ -27,7 +27,6 @@ from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, choose_
 from gpuexec.compat.onnxruntime.runner import Runner
 from gpuexec.compat.onnxruntime.values import OrtValue, check_bindable
 from gpuexec.runtime.backend import Backend
-from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
 Callback = Callable[[list[Array], Any, str], object]
@@ -37,7 +36,7 @@ _MOST_WORKERS = 4
 _log = logging.getLogger("gpuexec")
 
 
-class InferenceSession:
+class InferenceSession(DescribesModel):
     """A model loaded to be run, from many threads at once if need be.
 
     Args:
@@ -87,40 +86,9 @@ class InferenceSession:
         # At the end of the process what is still open need not be closed.
         self._finalizer.atexit = False
 
-    # ---- the model
-
-    def get_inputs(self) -> list[NodeArg]:
-        """Return what must be given."""
-        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.inputs]
-
-    def get_outputs(self) -> list[NodeArg]:
-        """Return what a run gives."""
-        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.outputs]
-
-    def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the initializers that may be given beside the inputs, in place of what the model holds."""
-        arrays = {value.name: array for value, array in self.model.info.graph.constants.items()}
-        names = [name for name in self.model.info.header.overridable if name in arrays]
-        specs = {name: DeclaredSpec(arrays[name].dtype, arrays[name].shape) for name in names}
-        return [describe_value(name, specs[name], {}) for name in names]
-
-    def get_modelmeta(self) -> ModelMetadata:
-        """Return what the file says of itself."""
-        return describe_model(self.model.info)
-
     def get_session_options(self) -> SessionOptions:
         """Return the options the session was made with."""
         return self._options
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs."""
-        return [port.name for port in self.model.inputs]
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs."""
-        return [port.name for port in self.model.outputs]
 
     # ---- providers
 

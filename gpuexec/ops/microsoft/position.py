@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.command import Argument, Kernel
+from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graph import Value
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, require_const
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.microsoft.activation import DOMAIN

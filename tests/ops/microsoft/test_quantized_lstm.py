@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,13 @@ LAYERS = [
     lstm("input_forget", input_forget=1),
     lstm("activations", activations=["HardSigmoid", "Relu", "Softsign"]),
     lstm("lengths", lengths=np.array([4], np.int32)),
+    replace(lstm("last_states"), outputs=(False, True, True)),
 ]
 
 
 def steps_case(id: str, *, direction: str = "forward", dtype: Any = I8, columns: bool = False, **given: Any) -> Case:
     """Worked out step by step, in loops."""
-    steps, batch, hidden, directions = 4, 3, 9, len(DIRECTIONS[direction])
+    steps, batch, hidden, directions = 4, 3, given.get("hidden", 9), len(DIRECTIONS[direction])
     by = (directions, 4 * hidden) if columns else (directions,)
     gates = floats(directions, steps, batch, 4 * hidden)
     r, scale, zero = integers(dtype, directions, hidden, 4 * hidden), RNG.uniform(0.001, 0.004, by).astype(F32), None
@@ -127,6 +129,7 @@ STEPS = [
     steps_case("uint8", dtype=U8, columns=True),
     steps_case("both_ways", direction="bidirectional"),
     steps_case("lengths", direction="bidirectional", lengths=np.array([4, 0, 2], np.int32)),
+    steps_case("more_units_than_threads", hidden=260),
 ]
 
 

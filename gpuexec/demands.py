@@ -1,0 +1,52 @@
+"""Content of inputs that operators demand on the host, since shapes or launches depend on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import NeedsHostValue
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
+    """Return the content of an input that shapes or launches depend on, and record that it was read.
+
+    Args:
+        spec: The input's spec.
+        role: What the input is for, as ONNX names it: ``"axes"``.
+        index: Position of the input, for the message and for finding its producer.
+
+    Raises:
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is None or spec.value is None:
+        raise NeedsHostValue(
+            f"the content of input {index} ({role}) is needed on the host while planning", index=index, role=role
+        )
+    if spec.value.log is not None:
+        spec.value.log(role, None)
+    return spec.value.array
+
+
+def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int) -> int:
+    """Return the one number that an input holds, or ``least`` where it is below; what it is below that, no plan knows.
+
+    So a plan made for one number up to ``least`` serves every other.
+
+    Args:
+        spec: The input's spec, of one element.
+        role: What the input is for.
+        index: Position of the input.
+        least: The smallest result.
+
+    Raises:
+        NeedsHostValue: The content is not known on the host.
+    """
+    if spec is None or spec.value is None or spec.value.log is None:
+        return max(least, int(require_const(spec, role, index).reshape(())))
+    spec.value.log(role, least)
+    return max(least, int(spec.value.array.reshape(())))

@@ -1,0 +1,85 @@
+"""The Ifs of a graph that are decided while it is walked: each is replaced by the branch that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuexec.errors import InputError, locate
+from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.ops.control import LOOPS, If, inline_branch
+from gpuexec.ops.trips import check_condition
+from gpuexec.planner.analyse import Walk
+from gpuexec.planner.evaluate import evaluate_node
+from gpuexec.spec import TensorSpec
+
+
+class Branches:
+    """Takes branches, and computes what follows in them from constants alone.
+
+    Args:
+        graph: What is walked.
+        walk: How far that has come.
+        constants: Content of constants; those of branches are put there.
+        producers: The node that makes each value; those of branches are put there.
+
+    Attributes:
+        decided_by: Names of inputs whose content decided which branch is taken.
+        is_by_shape: Whether extents decided one, beyond dtypes and ranks.
+        taken: The Ifs that were decided, each with whether its condition held.
+    """
+
+    def __init__(self, graph: Graph, walk: Walk, constants: dict[Value, Array], producers: dict[Value, Node]) -> None:
+        self._walk, self._constants, self._producers = walk, constants, producers
+        self._names = {value.name for value in graph.values()}
+        self._inlined: set[Node] = set()
+        self.decided_by: dict[str, None] = {}
+        self.is_by_shape = False
+        self.taken: list[tuple[Node, bool]] = []
+
+    def take(self, node: Node, condition: Value) -> Sequence[Node]:
+        """Return the nodes of the branch an If takes.
+
+        Raises:
+            NeedsHostValue: The condition is not on the host.
+            InputError: The condition is none.
+        """
+        assert isinstance(node.operator, If)
+        try:
+            check_condition(self._walk.analysis.specs[condition])
+            content = self._walk.demand(node, condition, "condition").value
+        except InputError as error:
+            raise locate(error, node, node.name) from None
+        assert content is not None
+        if condition not in self._constants:
+            self.decided_by.update(dict.fromkeys(getattr(content.log, "inputs", ())))
+            self.is_by_shape |= content.log is None
+        is_true = bool(content.array.reshape(-1)[0])
+        self.taken.append((node, is_true))
+        nodes, constants = inline_branch(
+            node, node.operator.then_branch if is_true else node.operator.else_branch, self._names
+        )
+        self._constants.update(constants)
+        self._names.update(v.name for n in nodes for v in n.outputs if v is not None)
+        self._names.update(value.name for value in constants)
+        self._walk.analysis.specs.update({value: TensorSpec.of(array) for value, array in constants.items()})
+        self._inlined.update(nodes)
+        for each in nodes:
+            self._producers.update({value: each for value in each.outputs if value is not None})
+        return nodes
+
+    def fold(self, node: Node) -> bool:
+        """Compute a node of a branch that follows from constants alone, now that they are there."""
+        if (
+            node not in self._inlined
+            or not node.inputs
+            or not all(v is None or v in self._constants for v in node.inputs)
+        ):
+            return False
+        if isinstance(node.operator, (If, *LOOPS)) or node.operator.uses_all_cores:
+            return False
+        specs = evaluate_node(node, [None if v is None else self._walk.analysis.specs[v] for v in node.inputs])
+        for value, spec in zip(node.outputs, specs, strict=False):
+            if value is not None and spec is not None and spec.value is not None:
+                self._constants[value] = spec.value.array
+                self._walk.analysis.specs[value] = spec
+        return all(value is None or value in self._constants for value in node.outputs)
