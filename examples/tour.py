@@ -21,7 +21,7 @@ from rich.table import Table
 
 import gpuexec as gx
 from gpuexec.command import HostCall, Launch
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.plan import Plan, Role

@@ -12,9 +12,7 @@ Names are loaded when first used, so that importing the package costs next to no
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gpuexec.version import VERSION
@@ -156,21 +154,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
-
-
-class _Package(ModuleType):
-    """This package, in which `graph` is the function of that name and not the module, whoever imports that."""
-
-    @property
-    def graph(self) -> Any:
-        """Trace a Python function into a model; see `gpuexec.array_program`."""
-        return import_module("gpuexec.array_program").graph
-
-    @graph.setter
-    def graph(self, module: ModuleType) -> None:
-        """Take no notice of the module: importing one sets it as an attribute of its package."""
-        if not isinstance(module, ModuleType):
-            raise AttributeError(f"gpuexec.graph can't be replaced, got {module!r}.")
-
-
-sys.modules[__name__].__class__ = _Package

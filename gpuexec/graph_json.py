@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuexec.conform import conforms, field_types
 from gpuexec.errors import GpuexecError, InputError, ModelError, UnsupportedError, locate
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import Operator, build, describe, find_operator
 from gpuexec.spec import MOST_AXES, DeclaredSpec, dtype_row, is_container
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuexec.errors import InputError
-from gpuexec.graph import walk
+from gpuexec.graphs import walk
 from gpuexec.importer.load import load_graph
 from gpuexec.importer.read import Source
 from gpuexec.mapped import drop_pages_of

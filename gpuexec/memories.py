@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.passes.append_rows import append_rows, find_growth
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.spec import DeclaredSpec, Dim, TensorSpec, is_host_object

@@ -13,7 +13,7 @@ from gpuexec.editing import choosing, joining, naming
 from gpuexec.editing.parts import Parts, put_together, take_apart
 from gpuexec.editing.weights import WeightSource, read_weights, replace_weights
 from gpuexec.errors import InputError, ModelError, StateError
-from gpuexec.graph import Array, Graph, walk
+from gpuexec.graphs import Array, Graph, walk
 from gpuexec.importer.load import ImportedModel
 from gpuexec.importer.save import save_graph
 from gpuexec.memories import Memory, bind_pairs, make_memory

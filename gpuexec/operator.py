@@ -226,7 +226,7 @@ def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
 def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that brings a node of opset < ``below`` to the form of opset ``below``.
 
-    The function takes and returns a `gpuexec.graph.RawNode`; it stands beside the operator. The importer applies all
+    The function takes and returns a `gpuexec.graphs.RawNode`; it stands beside the operator. The importer applies all
     that fit, oldest first, so that one canonical form reaches the passes.
     """
 
@@ -254,7 +254,7 @@ def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     For operators whose output size depends on data: one node sizes, others write what is cut to the size; and for those
     that keep something from run to run beside what they compute, such as the cache of Attention. The function
-    takes a `gpuexec.graph.Node` and returns a tuple of nodes in order, which make the node's outputs and new values
+    takes a `gpuexec.graphs.Node` and returns a tuple of nodes in order, which make the node's outputs and new values
     named after it; it stands beside the operator. The pass of the same name applies it.
     """
 

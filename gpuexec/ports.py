@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuexec.errors import ModelError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.spec import DeclaredSpec
 
 

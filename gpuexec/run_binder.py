@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.resources.frames import Frame, Lease
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuexec.errors import GpuexecError, NeedsHostValue, StateError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.memories import Memory
 from gpuexec.passes.add_memories import without_memories
 from gpuexec.planner.analyse import Walk

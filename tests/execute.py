@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.plan import Buffer, Plan, Role, Segment, Variant
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.cpu import CpuDevice

@@ -13,7 +13,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.demands import require_at_least, require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import contiguous_strides
-from gpuexec.graph import Graph, Node, Value, check
+from gpuexec.graphs import Graph, Node, Value, check
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.spec import DeclaredSpec, TensorSpec
 

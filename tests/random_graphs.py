@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from tests.operators import Flip, GraphBuilder, Halves, Join, Scale, Sum
 
 

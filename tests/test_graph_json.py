@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.graph import Graph, Node, Value, check, walk
 from gpuexec.graph_json import decode_graph, encode_graph
+from gpuexec.graphs import Graph, Node, Value, check, walk
 from gpuexec.operator import Operator, Tolerance, describe, operator
 from gpuexec.ops.interpret import compute_graph
 from tests.control_models import MODELS

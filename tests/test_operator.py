@@ -9,7 +9,7 @@ import pytest
 
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import (
     Operator,
     build,

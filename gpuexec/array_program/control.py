@@ -15,7 +15,7 @@ from gpuexec.array_program.shaping import as_weak, reshape
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer, current_tracer
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import Operator, build
 from gpuexec.spec import Dim
 

@@ -10,7 +10,7 @@ from gpuexec.array_program.promotion import as_symbolic, check_numbers
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer, find_tracer
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value, bodies, with_bodies
+from gpuexec.graphs import Graph, Node, Value, bodies, with_bodies
 from gpuexec.model import Model
 from gpuexec.operator import Operator
 from gpuexec.passes.add_random_key import find_keys

@@ -15,7 +15,7 @@ from gpuexec.array_program.promotion import as_symbolic, check_numbers
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.tracer import Tracer
 from gpuexec.errors import GpuexecError, InputError, locate
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.importer.export import EXPORT_IR_VERSION, EXPORT_OPSET
 from gpuexec.importer.load import ImportedModel
 from gpuexec.model import Model

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuexec.array_program.symbolic import SymbolicArray
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from gpuexec.array_program.members import (
 )
 from gpuexec.array_program.places import Places
 from gpuexec.errors import InputError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.spec import Dim
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gpuexec.array_program.scope import Scope
 from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.trials import Declared, Trials
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.graph import Array, Node, Value
+from gpuexec.graphs import Array, Node, Value
 from gpuexec.operator import Operator, build, find_operator
 from gpuexec.spec import DeclaredSpec, Dim, dtype_row
 

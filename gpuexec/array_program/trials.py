@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graph import Array, Node, Value
+from gpuexec.graphs import Array, Node, Value
 from gpuexec.planner.analyse import Walk
 from gpuexec.spec import Dim, TensorSpec
 

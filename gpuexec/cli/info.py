@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuexec.cli.program_rows import print_program
 from gpuexec.cli.sources import is_program
-from gpuexec.graph import walk
+from gpuexec.graphs import walk
 from gpuexec.loading import load
 
 

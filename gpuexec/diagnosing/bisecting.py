@@ -21,7 +21,7 @@ from gpuexec.diagnosing.observing import name_inputs, observe, run_plainly
 from gpuexec.diagnosing.references import EngineReference, History, keep_all
 from gpuexec.diagnosing.verdict import Blame, Trial, Verdict
 from gpuexec.errors import InputError
-from gpuexec.graph import Node, Value, walk
+from gpuexec.graphs import Node, Value, walk
 from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.importer.oracle import run_oracle
 from gpuexec.importer.read import Source

@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.diagnosing.observing import name_inputs, observe
 from gpuexec.diagnosing.references import EngineReference, ModelReference, NumpyReference, Reference
 from gpuexec.errors import InputError
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.model import Model
 from gpuexec.runtime.backend import Backend, BackendType, find_backend, open_backend

@@ -16,7 +16,7 @@ import numpy as np
 from gpuexec.apply import compute_arrays
 from gpuexec.diagnosing.observing import observe
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Graph, Node, Value, walk
+from gpuexec.graphs import Graph, Node, Value, walk
 from gpuexec.importer.export import choose_opset, to_model
 from gpuexec.importer.oracle import run_oracle
 from gpuexec.model import Model

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpuexec.editing.parts import Parts
 from gpuexec.editing.values import exchange, find_values, keep_needed
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.importer.infer import infer_declared
 from gpuexec.memories import Memory
 from gpuexec.planner.analyse import Walk

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpuexec.editing.parts import Parts
 from gpuexec.editing.values import copy_graph, exchange, find_free
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import build
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.spec import DeclaredSpec, Dim

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Array
+from gpuexec.graphs import Array
 from gpuexec.importer.initializers import read_initializers
 from gpuexec.importer.outputs import shorten
 from gpuexec.mapped import map_file

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpuexec.editing.parts import Parts
 from gpuexec.editing.values import exchange, find_free
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.planner.classes import DeclaredDims, check_declared
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuexec.editing.values import exchange
-from gpuexec.graph import Array, Graph, Value, check
+from gpuexec.graphs import Array, Graph, Value, check
 from gpuexec.memories import Memory, bind_pairs, make_memory
 from gpuexec.ops.append import Append
 from gpuexec.ops.copy import Concat

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Value, bodies, walk, with_bodies
+from gpuexec.graphs import Graph, Value, bodies, walk, with_bodies
 from gpuexec.importer.outputs import shorten
 
 

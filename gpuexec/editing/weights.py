@@ -13,7 +13,7 @@ from gpuexec.containers import to_strings
 from gpuexec.editing.named_data import NamedDataMap
 from gpuexec.editing.values import exchange_bodies
 from gpuexec.errors import InputError
-from gpuexec.graph import Array, Graph, walk
+from gpuexec.graphs import Array, Graph, walk
 from gpuexec.importer.outputs import shorten
 from gpuexec.mapped import find_source
 from gpuexec.spec import name_dtype

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 
 from gpuexec.errors import ClosedError, GpuexecError, InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.images.strided import Picture, look_at
 from gpuexec.images.target import check_out, fill_host, open_target, show_bytes
 from gpuexec.images.transform import ImageTransform, make_step

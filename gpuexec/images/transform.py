@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.images.options import take_dtype, take_mask, take_number, take_numbers, take_size
 from gpuexec.importer.load import ImportedModel
 from gpuexec.model import Model

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from gpuexec.errors import ModelError, locate
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.importer.entries import read_constants, read_inputs
 from gpuexec.importer.order import describe_node, sort_nodes
 

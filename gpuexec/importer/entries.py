@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from gpuexec.errors import ModelError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, to_array

@@ -12,7 +12,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Array, Graph, Node, Value, bodies, walk
+from gpuexec.graphs import Array, Graph, Node, Value, bodies, walk
 from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes

@@ -9,7 +9,7 @@ import onnx
 from onnx import shape_inference
 
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.importer.expand import REFUSALS, hide_fatal
 from gpuexec.importer.export import to_model
 from gpuexec.importer.tensors import UnsupportedFormError, declared_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuexec.errors import ModelError
-from gpuexec.graph import Array
+from gpuexec.graphs import Array
 from gpuexec.importer.read import open_model
 from gpuexec.importer.tensors import UnsupportedFormError, to_array
 

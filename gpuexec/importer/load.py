@@ -15,7 +15,7 @@ import onnx
 
 import gpuexec.ops  # noqa: F401  the registry is complete once it is imported
 from gpuexec.errors import ModelError
-from gpuexec.graph import Graph, Value, check
+from gpuexec.graphs import Graph, Value, check
 from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
 from gpuexec.importer.gradients import bind_gradients

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Array, Node, RawNode, Value, bodies
+from gpuexec.graphs import Array, Node, RawNode, Value, bodies
 from gpuexec.importer.bodies import BODIES, has_bodies, read_control
 from gpuexec.importer.entries import read_outputs
 from gpuexec.importer.expand import is_runnable

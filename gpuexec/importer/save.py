@@ -13,7 +13,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from gpuexec.errors import AccessError, InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.graph import Array, Graph, Node, walk
+from gpuexec.graphs import Array, Graph, Node, walk
 from gpuexec.importer.export import choose_opset, to_model
 from gpuexec.importer.load import ImportedModel
 from gpuexec.operator import describe

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import Operator
 from gpuexec.ops.copy import Concat
 from gpuexec.ops.elementwise_cast import Identity

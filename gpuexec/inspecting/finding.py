@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuexec.graph import Array, Node, Value
+from gpuexec.graphs import Array, Node, Value
 from gpuexec.inspecting.exposing import Exposed
 from gpuexec.inspecting.statistics import Statistics, read_words
 from gpuexec.ops.statistics import Statistics as TakeStatistics

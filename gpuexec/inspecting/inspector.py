@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value, walk
+from gpuexec.graphs import Graph, Node, Value, walk
 from gpuexec.inspecting.exposing import Exposure, Tap
 from gpuexec.inspecting.statistics import MOMENTS, Reducer, check_reducers
 from gpuexec.model import Model

@@ -6,6 +6,7 @@ from gpuexec.ops import append as append
 from gpuexec.ops import attention as attention
 from gpuexec.ops import attention_forms as attention_forms
 from gpuexec.ops import batch_norm as batch_norm
+from gpuexec.ops import bit_cast as bit_cast
 from gpuexec.ops import causal_conv as causal_conv
 from gpuexec.ops import center_crop_pad as center_crop_pad
 from gpuexec.ops import col2im as col2im

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, operator, upgrade
 from gpuexec.ops.layout import View
 from gpuexec.spec import TensorSpec

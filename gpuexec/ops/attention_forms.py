@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from gpuexec.graph import Node, RawNode, Value
+from gpuexec.graphs import Node, RawNode, Value
 from gpuexec.operator import decompose, upgrade
 from gpuexec.ops.attention import Attention, AttentionOverCache
 from gpuexec.ops.copy import Concat

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import InputError, locate
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.operator import Array, Operator, Tolerance, build, decompose, operator, qualified
 from gpuexec.ops.elementwise_cast import Identity
 from gpuexec.ops.shape import Constant

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError, ModelError, NeedsHostValue
-from gpuexec.graph import Graph, Node, bodies, walk, with_bodies
+from gpuexec.graphs import Graph, Node, bodies, walk, with_bodies
 from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.inline import inline_branch

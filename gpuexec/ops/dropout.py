@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.command import Slot
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar

@@ -1,4 +1,4 @@
-"""Cast and CastLike between bool, integers, floats, narrow types and strings; Identity and BitCast, which are views."""
+"""Cast and CastLike between bool, integers, floats, narrow types and strings; Identity, which is a view."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
@@ -22,7 +22,7 @@ from gpuexec.ops.narrow_types import (
     widen,
 )
 from gpuexec.ops.number_text import read_numbers, write_numbers
-from gpuexec.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container, is_host_object
+from gpuexec.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container
 
 SOURCE = "elementwise_cast.cu"
 
@@ -226,50 +226,6 @@ class Identity(Operator):
         (x,), (y,) = inputs, outputs
         if x is not None and y is not None:
             emit.alias(y, x)
-
-
-@operator("BitCast")
-@dataclass(frozen=True, slots=True)
-class BitCast(Operator):
-    """The bits of x as elements of another type of as many bits, as a view; to bool, every byte but 0 is True."""
-
-    to: int
-    tolerance = Tolerance.EXACT
-
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return the input's shape in the type asked for.
-
-        Raises:
-            InputError: The types differ in width.
-        """
-        (x,) = require_inputs("BitCast", inputs, 1)
-        to, given = dtype_row(self.to), dtype_row(x.dtype)
-        if is_host_object(to.numpy) or is_host_object(x.dtype):
-            raise InputError(f"BitCast from {given.name} to {to.name} is not supported; neither may be an object.")
-        if given.width != to.width:
-            got = f"{given.name} of {given.width} bits and {to.name} of {to.width}"
-            raise InputError(f"BitCast expects types of one width, got {got}.")
-        return (TensorSpec(x.shape, to.numpy),)
-
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """View."""
-        (x,) = inputs
-        assert x is not None
-        to = dtype_row(self.to).numpy
-        return (_put(np.not_equal(x.view(np.uint8), 0) if to == BOOL else x.view(to), out),)
-
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        """Alias under another type; what becomes bool is compared, since other bytes than 0 and 1 are no bool."""
-        (x,), (y,) = inputs, outputs
-        if x is None or y is None:
-            return
-        is_compared = y.dtype == BOOL and x.dtype != BOOL
-        bits = np.dtype(np.uint8) if is_compared else y.dtype
-        same = Slot(x.buffer, x.offset_bytes, TensorSpec(x.shape, bits), x.strides)
-        if is_compared:
-            convert_commands(emit, y, same)
-        else:
-            emit.alias(y, same)
 
 
 # What ONNX calls types that have another name here.

@@ -11,7 +11,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, launch_units, require_inputs

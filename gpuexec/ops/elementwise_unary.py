@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Tolerance, upgrade
 from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_cast import truncate

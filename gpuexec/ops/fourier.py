@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, normalize_axis
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar
 from gpuexec.ops.fourier_lines import Lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from itertools import chain, count
 
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import build
 
 

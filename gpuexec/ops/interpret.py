@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, locate
-from gpuexec.graph import Graph, Node, Value, bodies
+from gpuexec.graphs import Graph, Node, Value, bodies
 from gpuexec.operator import Array
 from gpuexec.spec import TensorSpec
 

@@ -25,7 +25,7 @@ from gpuexec.geometry import (
     reshape_shape,
     try_view,
 )
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.spec import TensorSpec

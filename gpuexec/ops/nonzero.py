@@ -17,7 +17,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_computed, check_dtype, require_ints

@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.norm import Affine, NormalizedRows, inverse_deviation, mean_over

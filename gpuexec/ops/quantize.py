@@ -127,8 +127,8 @@ class QuantizeLinear(Operator):
             divisor = scale.astype(np.float32).astype(precision).astype(np.float32)
             quotient = (value / places.spread(divisor)).astype(precision).astype(np.float32)
             if dtype_row(dtype).kind == "narrow float":
-                if zero is not None:
-                    quotient = (quotient + places.spread(widen(zero))).astype(precision).astype(np.float32)
+                added = np.float32(0) if zero is None else places.spread(widen(zero))
+                quotient = (quotient + added).astype(precision).astype(np.float32)
                 return (to_narrow_float(np.asarray(quotient), dtype, self.saturate),)
             whole = np.nan_to_num(np.clip(np.rint(quotient), -_LARGEST, _LARGEST), nan=0.0).astype(np.int32)
         if zero is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, coalesce, normalize_axes
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops import reduce_host as host

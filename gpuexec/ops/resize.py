@@ -17,7 +17,7 @@ import numpy as np
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_floats, require_ints

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.rnn_host import (

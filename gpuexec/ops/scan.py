@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
-from gpuexec.graph import Graph, Node, RawNode, Value
+from gpuexec.graphs import Graph, Node, RawNode, Value
 from gpuexec.operator import Array, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.ops.trips import forget, infer_first_rows, infer_trip, stack_rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axes, normalize_axis, slice_axis, split_at
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import normalize_axis
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype

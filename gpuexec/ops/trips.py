@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.operator import Array
 from gpuexec.ops.interpret import infer_graph
 from gpuexec.spec import TensorSpec

@@ -16,7 +16,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.containers import make_blank
 from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, normalize_axis
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_computed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Graph, bodies, check, with_bodies
+from gpuexec.graphs import Graph, bodies, check, with_bodies
 from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.differentiate import differentiate

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import UnsupportedError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import find_operator
 from gpuexec.ops.rnn import GRU, LSTM, RNN
 from gpuexec.spec import DeclaredSpec, Dim

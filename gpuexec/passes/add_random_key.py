@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from gpuexec.graph import Array, Graph, Node, Value, bodies, walk, with_bodies
+from gpuexec.graphs import Array, Graph, Node, Value, bodies, walk, with_bodies
 from gpuexec.operator import Operator
 from gpuexec.ops.containers.element_keys import ElementKeys
 from gpuexec.ops.control import Loop, Scan, SequenceMap
@@ -43,8 +43,8 @@ def add_random_key(graph: Graph) -> tuple[Graph, tuple[Value, Value] | None]:
     """Give nodes that draw random numbers, and have no key yet, an input of the graph as their key.
 
     Each has a stream by its place, so that no two draw the same. In the body of a Loop or Scan every trip has a key of
-    its own, made of the run's and the trip's number, and in that of a SequenceMap every element. The key counts the runs: an output of the graph is that of the
-    next run.
+    its own, made of the run's and the trip's number, and in that of a SequenceMap every element. The key counts the
+    runs: an output of the graph is that of the next run.
 
     Returns:
         The graph, and input and output of the key; None where there is nothing to do.

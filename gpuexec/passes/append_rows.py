@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpuexec.geometry import normalize_axis
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.ops.append import Append
 from gpuexec.ops.copy import Concat
 

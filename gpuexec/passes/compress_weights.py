@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import build
 from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
 from gpuexec.passes.narrow_weights import Stored, add_constant, can_read, find_free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuexec.graph import Graph, Node
+from gpuexec.graphs import Graph, Node
 from gpuexec.operator import decomposition_for
 
 

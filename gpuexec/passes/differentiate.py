@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpuexec.errors import ModelError, UnsupportedError, locate
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import build, decomposition_for
 from gpuexec.ops.gradient import Gradient
 from gpuexec.passes.derivatives import FIXED_INPUTS, OF_ALL_OUTPUTS, PARTS, RULES, Tape, has_slope

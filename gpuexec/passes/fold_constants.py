@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Array, Graph, Node, Value, bodies
+from gpuexec.graphs import Array, Graph, Node, Value, bodies
 from gpuexec.mapped import count_copied, find_source
 from gpuexec.spec import TensorSpec, is_container
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.passes.fold_constants import fold_node, freeze, room_for
 from gpuexec.spec import TensorSpec
 

@@ -8,7 +8,7 @@ from itertools import chain, count
 
 import numpy as np
 
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.mapped import count_copied
 from gpuexec.passes.fold_constants import COPIED_NBYTES
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import build, describe
 from gpuexec.ops.epilogue import (
     BINARY_OPERATORS,

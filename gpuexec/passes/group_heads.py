@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.ops.attention import Attention, AttentionOverCache
 from gpuexec.ops.heads import GroupHeads
 from gpuexec.ops.layout import Expand, Reshape

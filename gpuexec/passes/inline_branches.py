@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuexec.graph import Array, Graph
+from gpuexec.graphs import Array, Graph
 from gpuexec.ops.control import If, inline_branch
 from gpuexec.passes.fold_constants import fold_node, room_for
 

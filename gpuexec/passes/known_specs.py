@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.passes.fold_constants import fold_node
 from gpuexec.spec import TensorSpec
 

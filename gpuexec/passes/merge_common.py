@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from gpuexec.graph import Array, Graph, Node, Value, bodies
+from gpuexec.graphs import Array, Graph, Node, Value, bodies
 from gpuexec.passes.fold_constants import RANDOM
 
 # Constants up to this size are compared by content.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuexec.graph import Graph, Node, bodies, with_bodies
+from gpuexec.graphs import Graph, Node, bodies, with_bodies
 from gpuexec.ops.control import LOOPS, If, Loop, Scan, count_own_inputs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.geometry import normalize_axis
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import build, describe, find_operator
 from gpuexec.ops.narrow import DOMAIN, FORMS
 from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS

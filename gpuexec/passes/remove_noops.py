@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.spec import dtype_row
 
 DTypes = Mapping[Value, np.dtype[Any]]

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import InputError, NeedsHostValue, PlanError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.plan import KeptOnHost, Read
 from gpuexec.planner.content import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen

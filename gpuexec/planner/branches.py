@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuexec.errors import InputError, locate
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.ops.control import LOOPS, If, inline_branch
 from gpuexec.ops.trips import check_condition
 from gpuexec.planner.analyse import Walk

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gpuexec.geometry import contiguous_strides, normalize_axis
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.ops.append import Append
 from gpuexec.planner.classes import DeclaredDims, free_axes
 from gpuexec.spec import TensorSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import round_up
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.spec import TensorSpec
 
 _POWERS_UP_TO = 256

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.ops.control import LOOPS, If, Loop
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, Walk
 from gpuexec.planner.bounds import find_bound

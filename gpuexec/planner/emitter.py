@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.command import Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.geometry import max_offset
-from gpuexec.graph import Node
+from gpuexec.graphs import Node
 from gpuexec.operator import describe
 from gpuexec.ops.copy import copy_commands
 from gpuexec.ops.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill

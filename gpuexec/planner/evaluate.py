@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError, locate
-from gpuexec.graph import Node
+from gpuexec.graphs import Node
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuexec.errors import GpuexecError, UnsupportedError
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.plan import Role
 from gpuexec.planner.draft import Draft, DraftBuffer, dense
 from gpuexec.planner.emitter import NodeEmitter

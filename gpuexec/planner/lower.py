@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpuexec.apply import host_failure
 from gpuexec.command import Slot
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.plan import Role
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches

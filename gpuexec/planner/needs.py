@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.planner.content import HOST_VALUE_LIMIT
 from gpuexec.spec import TensorSpec
 

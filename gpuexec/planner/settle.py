@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpuexec.command import Command, Slot
 from gpuexec.errors import GpuexecError, PlanError, locate
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.plan import Role
 from gpuexec.planner.draft import Draft, DraftBuffer, Group, GroupKey, Place, dense, find_root, slots_of
 from gpuexec.planner.emitter import emit_copy, emit_store

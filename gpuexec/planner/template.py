@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from gpuexec.errors import GpuexecError, PlanError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.phases import phase
 from gpuexec.plan import Buffer, Plan, Port, Role, Segment, Variant
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept

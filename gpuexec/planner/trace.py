@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from gpuexec.graph import Array, Node, Value
+from gpuexec.graphs import Array, Node, Value
 from gpuexec.planner.analyse import Walk
 from gpuexec.planner.content import HOST_VALUE_LIMIT
 from gpuexec.spec import TensorSpec

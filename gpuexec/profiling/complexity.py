@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.model import Model
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.cutter import find_cut

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.plan import Plan
 from gpuexec.profiling.rows import CommandRow
 from gpuexec.profiling.stays import Stay, list_stays, name_values

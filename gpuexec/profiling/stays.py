@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuexec.graph import Graph, walk
+from gpuexec.graphs import Graph, walk
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.layout import find_lives
 

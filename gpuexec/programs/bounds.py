@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuexec.errors import ErrorCode, InputError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
 from gpuexec.programs.contents import Bound

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuexec.command import Kernel
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, locate
-from gpuexec.graph import Array, Graph, bodies, with_bodies
+from gpuexec.graphs import Array, Graph, bodies, with_bodies
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.programs.bounds import Bounds, declare_shapes, find_bounds

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuexec.containers import pack
 from gpuexec.errors import InputError
-from gpuexec.graph import Array, Graph, walk
+from gpuexec.graphs import Array, Graph, walk
 from gpuexec.model import Model
 from gpuexec.operator import Tolerance
 from gpuexec.ops.interpret import compute_graph

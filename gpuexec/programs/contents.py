@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import walk
+from gpuexec.graphs import walk
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.runtime.stored_code import StoredCode

@@ -14,7 +14,7 @@ from gpuexec.command import Kernel
 from gpuexec.conform import conforms
 from gpuexec.containers import describe
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graph import Array
+from gpuexec.graphs import Array
 from gpuexec.runtime.stored_code import StoredKernel
 from gpuexec.spec import STRING, check_size, dtype_row, is_container, is_host_object
 

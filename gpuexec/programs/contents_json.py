@@ -18,8 +18,8 @@ import numpy as np
 
 from gpuexec.conform import conforms
 from gpuexec.errors import GpuexecError, ModelError, PlanError, locate
-from gpuexec.graph import Array, Graph, check
 from gpuexec.graph_json import decode_graph, encode_graph, is_dim
+from gpuexec.graphs import Array, Graph, check
 from gpuexec.importer.load import ImportedModel
 from gpuexec.memories import Memory, make_memory
 from gpuexec.model import Model

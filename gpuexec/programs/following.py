@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuexec.containers import make_sequence
 from gpuexec.errors import GpuexecError, UnsupportedError
-from gpuexec.graph import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.ops.trips import read_count, read_flag, scalar_shape, stack_rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, bodies, with_bodies
+from gpuexec.graphs import Graph, Node, bodies, with_bodies
 from gpuexec.operator import Operator
 from gpuexec.ops.control import Loop
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, StaleError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.programs.memory_manager import Sharing
 from gpuexec.programs.method_places import Places
 from gpuexec.programs.slot_marks import SlotMarks

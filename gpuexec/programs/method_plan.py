@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuexec.errors import GpuexecError, StateError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan

@@ -17,7 +17,7 @@ import numpy as np
 from gpuexec.command import Kernel
 from gpuexec.containers import make_blank
 from gpuexec.errors import GpuexecError, UnsupportedError
-from gpuexec.graph import Array
+from gpuexec.graphs import Array
 from gpuexec.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.programs.following import Env, Follower, Known, Memo

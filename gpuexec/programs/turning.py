@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from gpuexec.graph import Graph, Node, Value, bodies, with_bodies
+from gpuexec.graphs import Graph, Node, Value, bodies, with_bodies
 from gpuexec.operator import Operator, build
 from gpuexec.ops.control import If
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from gpuexec.errors import ImplicitSyncError
-from gpuexec.graph import Node
+from gpuexec.graphs import Node
 from gpuexec.phases import note
 from gpuexec.planner.cut import HostRead
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Graph, walk
+from gpuexec.graphs import Graph, walk
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.progress import Tell

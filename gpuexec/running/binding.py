@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.readback import ReadbackRequest

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.inspecting.exposing import Exposure
 from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.resources.caller_stream import CallerStream

@@ -15,7 +15,7 @@ import numpy as np
 from gpuexec.apply import compute_arrays
 from gpuexec.command import Command
 from gpuexec.errors import GpuexecError, MismatchError, locate
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.exposing import Exposed
 from gpuexec.plan import Plan
 from gpuexec.running.closeness import find_difference

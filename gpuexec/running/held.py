@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuexec.command import HostCall, Launch, Slot
 from gpuexec.errors import InputError, NonFiniteError, StateError
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.exposing import BINS, Exposed, Row
 from gpuexec.inspecting.finding import NonFinite, find_nonfinite, judge_host_node
 from gpuexec.inspecting.inspector import Inspector

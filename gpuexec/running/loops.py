@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec.containers import hold, make_sequence
 from gpuexec.errors import GpuexecError, ModelError, locate
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.ops.control import Loop, Scan, SequenceMap, count_own_inputs
 from gpuexec.ops.layout import Transpose
 from gpuexec.ops.scan import infer_empty

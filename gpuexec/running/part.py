@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import NeedsHostValue
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.inspecting.exposing import Exposed, Exposure
 from gpuexec.planner.cut import Cut
 from gpuexec.planner.cutter import find_cut

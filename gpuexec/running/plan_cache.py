@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError, OutOfMemoryError, PlanError
-from gpuexec.graph import Array, Graph, Value
+from gpuexec.graphs import Array, Graph, Value
 from gpuexec.passes import run_passes
 from gpuexec.phases import phase
 from gpuexec.plan import Plan, Read, Variant

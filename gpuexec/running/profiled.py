@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.phases import witnessed_by
 from gpuexec.profiling.layers import Layer, PlanLayers, count_node_flops, describe_layers
 from gpuexec.profiling.profiler import Profiler

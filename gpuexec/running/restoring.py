@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gpuexec.errors import GpuexecError, PlanError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.resources.frames import Frame, Turns
 from gpuexec.resources.holdings import Holdings
 from gpuexec.resources.memory import Arena

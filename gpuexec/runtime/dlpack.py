@@ -231,9 +231,7 @@ def _delete(deleter: Any, pointer: int) -> None:
 def _find_code(dtype: np.dtype[Any]) -> int:
     row = dtype_row(dtype)
     if row.width < 8:
-        raise InputError(
-            f"DLPack has several elements of {row.name} in a byte, a tensor here one: read it back."
-        )
+        raise InputError(f"DLPack has several elements of {row.name} in a byte, a tensor here one: read it back.")
     return _FLOAT8_CODES[row.name] if row.is_narrow else _BFLOAT if dtype == BFLOAT16 else _CODES[row.kind]
 
 

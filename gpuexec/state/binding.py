@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.memories import Memory
 from gpuexec.model import Model
 from gpuexec.planner.caches import Cache

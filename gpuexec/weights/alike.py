@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuexec.editing.weights import WeightSource
 from gpuexec.errors import InputError
-from gpuexec.graph import Array, Graph, walk
+from gpuexec.graphs import Array, Graph, walk
 from gpuexec.model import Model, exchange_weights
 from gpuexec.operator import describe
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.apply import compute_arrays
 from gpuexec.errors import GpuexecError, InputError, locate
-from gpuexec.graph import Array, Graph, Node, Value, walk
+from gpuexec.graphs import Array, Graph, Node, Value, walk
 from gpuexec.inspecting.gaps import Gap, gap_of
 from gpuexec.model import Model
 from gpuexec.ops.narrow import Narrowed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from tests.conformance import __main__ as command
 from tests.conformance.judge import Outcome, Verdict
-from tests.conformance.passing import add_passing, choose_part, list_path, read_passing
+from tests.conformance.passing import add_passing, choose_part, list_path, read_passing, read_reasons
+from tests.conformance.suite import KINDS, load_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +31,41 @@ def test_list_is_sorted_and_without_doubles(device: str) -> None:
     listed = read_passing(list_path(device))
     assert len(listed) > 1000
     assert list(listed) == sorted(set(listed))
+
+
+def test_fallbacks_are_few_pass_and_have_a_reason() -> None:
+    fallbacks = read_reasons("fallbacks")
+    assert 0 < len(fallbacks) <= 110
+    assert set(fallbacks) <= set(read_passing(list_path("simulator")))
+    assert all(re.search(r"\w+ \(.+\)", reason) for reason in fallbacks.values())
+
+
+def test_misses_are_few_have_a_cause_and_are_all_there_are() -> None:
+    misses = read_reasons("misses")
+    assert 0 < len(misses) <= 13 and all(misses.values())
+    suite = {case.id for case in load_suite(KINDS)}
+    passing = {device: set(read_passing(list_path(device))) for device in command.DEVICES}
+    assert {device: suite - ids - set(misses) for device, ids in passing.items()} == {"cpu": set(), "simulator": set()}
+    assert not any(set(misses) <= ids for ids in passing.values())
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (
+            Verdict(Outcome.PASS, "", ("Op (why)",)),
+            "FELL BACK simple/test_shrink, not listed in fallbacks.txt: Op (why)",
+        ),
+        (Verdict(Outcome.FAIL, "off"), "MISSED simple/test_shrink, not listed in misses.txt: fail: off"),
+    ],
+)
+def test_what_falls_back_or_misses_unlisted_is_told(
+    verdict: Verdict, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "list_path", lambda device: tmp_path / "list.txt")
+    monkeypatch.setattr(command, "judge_all", lambda cases, *_: [(case, verdict) for case in cases])
+    assert command.main(["--device", "simulator", "-k", "simple/test_shrink"]) == 1
+    assert says in capsys.readouterr().out
 
 
 def test_list_keeps_what_does_not_pass_now(tmp_path: Path) -> None:

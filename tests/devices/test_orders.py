@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import OrderError, PlanError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.plan import Plan, Segment
 from gpuexec.planner.edges import find_paths
 from gpuexec.planner.template import plan_graph

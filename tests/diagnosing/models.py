@@ -13,7 +13,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from gpuexec.graph import Graph, Node
+from gpuexec.graphs import Graph, Node
 from gpuexec.operator import Emitter
 from gpuexec.ops.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
 from gpuexec.passes import Pass

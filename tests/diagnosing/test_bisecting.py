@@ -10,7 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.diagnosing import bisecting
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.operator import Operator, Tolerance, build, operator
 from gpuexec.ops.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper, parser
 
 import gpuexec as gx
-from gpuexec.graph import Graph
 from gpuexec.graph_json import encode_graph
+from gpuexec.graphs import Graph
 from gpuexec.importer import save, to_model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.runtime.backend import Backend

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from gpuexec import operator
 from gpuexec.errors import ModelError, UnsupportedError
-from gpuexec.graph import Graph, Node, bodies, check
+from gpuexec.graphs import Graph, Node, bodies, check
 from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.ops.control import Loop, Scan, SequenceMap
 from gpuexec.ops.interpret import compute_graph

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.importer.schemas import newest_version
 from gpuexec.operator import build, describe

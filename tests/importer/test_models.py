@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuexec.graph import Array, Graph
+from gpuexec.graphs import Array, Graph
 from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from onnx import TensorProto, defs, helper
 
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.importer.bodies import BODIES
 from gpuexec.importer.load import load_graph
 from gpuexec.importer.versions import Form, list_forms

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gpuexec.graph import Graph, Node, Value, check
+from gpuexec.graphs import Graph, Node, Value, check
 from gpuexec.operator import Operator
 from gpuexec.passes.decompose import decompose
 from tests.ops.direct import DirectEmitter, lower_and_run

@@ -31,7 +31,7 @@ from onnx import helper, numpy_helper
 from gpuexec import operator as gx_operator
 from gpuexec.command import Slot
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.graph import Graph, RawNode, Value
+from gpuexec.graphs import Graph, RawNode, Value
 from gpuexec.operator import Emitter, Operator, Tolerance, operator
 from gpuexec.plan import Plan
 from gpuexec.planner.template import Template, plan_graph

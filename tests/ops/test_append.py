@@ -7,7 +7,7 @@ import pytest
 
 from gpuexec.command import Copy, HostCall, Launch
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.ops.append import Append
 from gpuexec.ops.layout import Transpose
 from gpuexec.plan import Role

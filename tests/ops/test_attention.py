@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 import gpuexec as gx
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Node, Value, check
+from gpuexec.graphs import Graph, Node, Value, check
 from gpuexec.operator import build
 from gpuexec.ops.attention import Attention
 from gpuexec.ops.attention_launch import FLOATS

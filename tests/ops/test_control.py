@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue
-from gpuexec.graph import Graph, Node, Value, bodies, check, with_bodies
+from gpuexec.graphs import Graph, Node, Value, bodies, check, with_bodies
 from gpuexec.importer import load_graph, run_oracle
 from gpuexec.operator import Operator, build, operator
 from gpuexec.ops.control import If, Loop, Scan, inline_branch

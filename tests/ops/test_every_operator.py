@@ -26,8 +26,9 @@ AGREED = {
     "com.microsoft.PackedMultiHeadAttention": ((4, 5), "each place of a row once, and running sums"),
     "gpuexec.Unravel": ((0,), "places within the extents"),
 }
-# Products of as many as there are reach the ends of a type whatever is drawn, in an order that is not NumPy's.
-UNBOUNDED = ("ReduceProd", "CumProd", "Det")
+# Products of as many as there are reach the ends of a type whatever is drawn, in an order that is not NumPy's; and of
+# a signal and a window both at their ends no tolerance knows.
+UNBOUNDED = ("ReduceProd", "CumProd", "Det", "STFT")
 ALL_TYPES = frozenset(row.name for row in DTYPES)
 NAMES = [
     name

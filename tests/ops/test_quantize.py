@@ -215,6 +215,13 @@ NARROW_CASES = [
         expected=(np.array([6, -8, 5, 1], np.float32).astype(dtype_row("int4").numpy),),
     ),
     Case(
+        "nothing_below_zero",
+        "QuantizeLinear",
+        (np.array([-0.0, -1], np.float32), np.array(np.inf, np.float32)),
+        {"output_dtype": 17},
+        expected=(np.zeros(2, np.float32).astype(dtype_row("float8e4m3fn").numpy),),  # a sum with 0 has no sign
+    ),
+    Case(
         "no_numbers",
         "QuantizeLinear",
         (np.array([np.inf, -np.inf, np.nan, 3e38, -3e38], np.float32), np.array(0.5, np.float32)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import parser
 
-from gpuexec.graph import Array, Graph, check
+from gpuexec.graphs import Array, Graph, check
 from gpuexec.importer import load_graph, run_oracle, to_model
 
 

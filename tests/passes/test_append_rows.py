@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graph import Graph, check
+from gpuexec.graphs import Graph, check
 from gpuexec.ops.append import Append
 from gpuexec.passes.append_rows import append_rows, find_growth
 from tests.execute import run_graph

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graph import check
+from gpuexec.graphs import check
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.decompose import decompose
 from tests.operators import compute_graph

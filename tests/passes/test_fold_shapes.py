@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.spec import TensorSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.importer import load_graph
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.remove_dead import remove_dead

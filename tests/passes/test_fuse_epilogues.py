@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 import gpuexec as gx
-from gpuexec.graph import Graph, check
+from gpuexec.graphs import Graph, check
 from gpuexec.operator import describe
 from gpuexec.ops.epilogue import MADE, VALUE
 from gpuexec.passes.fuse_epilogues import fuse_epilogues

@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 import gpuexec as gx
-from gpuexec.graph import Array
+from gpuexec.graphs import Array
 from tests.passes.harness import operators
 from tests.small_models import CPU
 

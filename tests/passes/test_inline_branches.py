@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graph import Graph, bodies, check
+from gpuexec.graphs import Graph, bodies, check
 from gpuexec.ops.interpret import compute_graph
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.fold_constants import fold_constants

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.remove_dead import remove_dead
 from tests.passes.harness import check_same, load, operators

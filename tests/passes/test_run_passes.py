@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
 from gpuexec.spec import TensorSpec
 from tests.passes.harness import check_same, load, operators

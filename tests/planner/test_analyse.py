@@ -7,7 +7,7 @@ import pytest
 
 from gpuexec.command import HostCall
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.ops.shape import Range
 from gpuexec.plan import KeptOnHost, Read
 from gpuexec.planner.template import Template, plan_graph

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.planner.classes import DeclaredDims, bucket_end, check_declared, free_axes, upper_ends
 from gpuexec.spec import TensorSpec
 from tests.operators import FLOAT, GraphBuilder, Scale

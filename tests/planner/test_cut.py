@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.planner.cut import Cut
 from gpuexec.planner.cutter import find_cut
 from gpuexec.spec import TensorSpec

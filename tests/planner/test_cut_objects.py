@@ -7,7 +7,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.containers import make_sequence, to_strings
-from gpuexec.graph import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import build
 from gpuexec.planner.content import content_key, is_same_spec
 from gpuexec.planner.cut import Cut

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuexec.command import Copy
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.layout import HEAVY_BYTES
 from gpuexec.planner.template import plan_graph

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.plan import Plan
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.cpu import CpuDevice

@@ -7,7 +7,7 @@ import pytest
 
 from gpuexec.command import HostCall
 from gpuexec.errors import InputError, PlanError, UnsupportedError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 import gpuexec as gx
 from gpuexec.containers import make_sequence
-from gpuexec.graph import walk
+from gpuexec.graphs import walk
 from gpuexec.planner.verify import verify
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.cases import Case, make_case

@@ -11,7 +11,7 @@ from onnx import parser
 
 import gpuexec as gx
 from gpuexec.cli import main
-from gpuexec.graph import check
+from gpuexec.graphs import check
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.programs.cases import Case

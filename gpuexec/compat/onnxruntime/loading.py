@@ -18,7 +18,7 @@ from gpuexec.compat.onnxruntime.errors import (
 )
 from gpuexec.compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
 from gpuexec.compat.onnxruntime.values import OrtValue
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.importer.save import save_graph
 from gpuexec.loading import load
 from gpuexec.model import Model

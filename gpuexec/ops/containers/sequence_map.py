@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuexec.containers import hold, make_sequence, read_sequence
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph
+from gpuexec.graphs import Graph
 from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
 from gpuexec.ops.interpret import compute_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.ops.composite import Sketch
 
 DOMAIN = "com.microsoft"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.conv import Conv
 from gpuexec.ops.microsoft.activation import DOMAIN, activate, check_activation

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.layout import Slots, window

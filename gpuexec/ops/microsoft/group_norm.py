@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.operator import Array, operator
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.layout import View

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.graph import RawNode, Value
+from gpuexec.graphs import RawNode, Value
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.composite import Composite, Made, Sketch, composite

@@ -11,7 +11,7 @@ from gpuexec.command import Argument, Kernel
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.composite import Composite, Made, Sketch, composite

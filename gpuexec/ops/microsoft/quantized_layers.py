@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.operator import Operator, Tolerance
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN

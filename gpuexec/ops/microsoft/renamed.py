@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gpuexec.graph import RawNode, Value
+from gpuexec.graphs import RawNode, Value
 from gpuexec.operator import upgrade
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN

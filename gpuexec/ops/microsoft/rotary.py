@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Value
+from gpuexec.graphs import Value
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.composite import Composite, Made, Sketch, composite

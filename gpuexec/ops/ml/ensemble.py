@@ -59,7 +59,9 @@ class Ensemble:
     def compute(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """Return the raw scores, for a result of a type."""
         real = self._choose_sum(dtype)
-        leaves = self.host.find_leaves(as_rows(x).astype(self._choose_type(x.dtype), copy=False))
+        with np.errstate(over="ignore"):
+            rows = as_rows(x).astype(self._choose_type(x.dtype), copy=False)
+        leaves = self.host.find_leaves(rows)
         scores = self.host.vote(leaves, self.targets, self.aggregate, real)
         return scores if self.base is None else scores + self.base.astype(real)
 

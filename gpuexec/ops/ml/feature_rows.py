@@ -50,8 +50,8 @@ class Normalizer(Operator):
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Divide in float."""
-        wide = x.astype(FLOAT, copy=False)
         with np.errstate(all="ignore"):
+            wide = x.astype(FLOAT, copy=False)
             if self.norm == "MAX":
                 divisor = np.max(wide, -1, keepdims=True, initial=-np.inf)
             elif self.norm == "L1":

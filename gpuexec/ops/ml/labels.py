@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.operator import Array, build
 from gpuexec.spec import STRING
 

@@ -50,9 +50,9 @@ class Vectors:
 
     def compare(self, x: Array) -> Array:
         """Return ``[rows, count]`` in float32."""
-        x = x.astype(np.float32, copy=False)
         gamma, offset, degree = (np.float32(number) for number in (self.gamma, self.offset, self.degree))
         with np.errstate(all="ignore"):
+            x = x.astype(np.float32, copy=False)
             if self.likeness is Likeness.RBF:
                 z = np.exp(-gamma * self._measure(x))
             else:

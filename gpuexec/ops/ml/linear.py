@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graph import Node
+from gpuexec.graphs import Node
 from gpuexec.operator import Array, Emitter, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots

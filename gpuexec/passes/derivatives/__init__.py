@@ -7,7 +7,7 @@ rules, so what they make can be differentiated in its turn.
 
 from __future__ import annotations
 
-from gpuexec.graph import Node
+from gpuexec.graphs import Node
 from gpuexec.passes.derivatives.curves import CURVE_PARTS, CURVES
 from gpuexec.passes.derivatives.folds import FOLD_PARTS, FOLDS
 from gpuexec.passes.derivatives.moves import MOVES, OF_ALL_OUTPUTS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Parts, Rule, Tape, first_of, output_of, refuse
 from gpuexec.spec import dtype_row
 

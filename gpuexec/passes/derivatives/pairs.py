@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuexec.graph import Node, Value
+from gpuexec.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Rule, Tape, first_of, given, input_at, output_of
 
 # The derivative by one of two inputs, before it is summed: by that of the output, and both inputs.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import ModelError, UnsupportedError
-from gpuexec.graph import Array, Node, Value
+from gpuexec.graphs import Array, Node, Value
 from gpuexec.operator import build
 
 Derivatives = Iterable[Value | None]

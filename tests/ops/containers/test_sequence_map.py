@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gpuexec as gx
 from gpuexec.containers import make_sequence, pack, read_sequence, unpack
 from gpuexec.errors import InputError
-from gpuexec.graph import Graph, Value
+from gpuexec.graphs import Graph, Value
 from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.interpret import compute_graph
 from tests.objects import BACKENDS, are_equal, check_everywhere, parse, run_on

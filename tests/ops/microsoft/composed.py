@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from gpuexec.graph import RawNode
+from gpuexec.graphs import RawNode
 from gpuexec.importer.load import load_graph
 from gpuexec.operator import Operator, build, find_operator, qualified, upgrades_for
 from gpuexec.passes import AT_LOAD, run_passes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import ModelError
-from gpuexec.graph import Graph, Node, RawNode, Value, bodies, check, walk, with_bodies
+from gpuexec.graphs import Graph, Node, RawNode, Value, bodies, check, walk, with_bodies
 from gpuexec.operator import Operator
 from tests.operators import GraphBuilder, Scale, Sum
 
