@@ -39,7 +39,8 @@ TEXT = (ROOT / "README.md").read_text()
 SECTIONS = (
     "Sixty seconds", "Install", "Is my GPU used?", "What runs where, and why", "Results without waiting",
     "Frames and budgets", "State", "Your stream, your memory", "Saved programs", "Programs in Python, models of models",
-    "Faults and times", "No GPU: the simulator", "Coming from", "What is there", "Your own operator", "Numbers", "Limits",
+    "Faults and times", "No GPU: the simulator", "Coming from", "What is there", "Your own operator",
+    "Numbers", "Limits",
 )  # fmt: skip
 STREAM = re.compile(r"^mine = None.*$", re.M)
 # What each section's blocks have to give, as expressions over the names they leave.

@@ -190,7 +190,7 @@ def _check(
         raise InputError(f"{kind} expects pixels to resize to {list(op.size)}, got {given}.")
     strange = [source for source in op.channels if not -1 <= source < channels]
     if strange:
-        raise InputError(f"{kind} takes channel {strange[0]}, but {given} has {channels} channels.")
+        raise InputError(f"{kind} takes channel {strange[0]}, got {given}, which has {channels} channels.")
     count = len(op.channels) or channels
     if count > MAX_CHANNELS:
         raise InputError(f"{kind} expects at most {MAX_CHANNELS} channels, got {count}.")

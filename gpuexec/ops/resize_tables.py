@@ -89,6 +89,8 @@ def _half_pixel(y: Array, a: ResizedAxis) -> Array:
 
 
 def _half_pixel_symmetric(y: Array, a: ResizedAxis) -> Array:
+    if not a.extent:
+        return y  # of no output
     # The output that would have a fractional length is centred on the input.
     return np.asarray(a.extent / 2 * (1 - a.count / (a.scale * a.extent)) + _half_pixel(y, a))
 

@@ -63,6 +63,8 @@ class RotaryEmbedding(Operator):
                 _check_broadcast(self.name, role, table, (batch, rows, turned // 2))
             elif table.rank != 2 or table.shape[1] != turned // 2:
                 raise InputError(f"{self.name} expects {role} [positions, {turned // 2}], got {table}.")
+        if positions is not None and cosines.shape != sines.shape:
+            raise InputError(f"{self.name} expects tables of as many positions, got {cosines} and {sines}.")
         return (x.with_shape(x.shape),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:

@@ -106,7 +106,7 @@ def run_case(case: Case) -> None:
     op, inputs = build_operator(case)
     known = const_positions(case, inputs)
     if "plan" in CHECKS:
-        if op.lower is not None:
+        if op.is_lowered(_specs(inputs, known)):
             PLANS.extend(
                 plan_case(case, op, given, known, target)[0].plan
                 for target in TARGETS
@@ -126,7 +126,11 @@ def run_case(case: Case) -> None:
             check_device(device, case, op, inputs, known, computed)
     if "pixel" in CHECKS:
         check_blits(case, op, inputs, known, computed)
-    if "check" in CHECKS and op.lower is not None and count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS:
+    if (
+        "check" in CHECKS
+        and op.is_lowered(_specs(inputs, known))
+        and count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
+    ):
         run_on("check", case, op, inputs, known)
 
 
@@ -170,7 +174,7 @@ def check_device(
     computed: Sequence[Array | None],
 ) -> None:
     """Check what the kernels of a device make of a case, or that an operator without any is refused."""
-    if op.lower is None:
+    if not op.is_lowered(_specs(inputs, known)):
         with pytest.raises(UnsupportedError, match=op.name):
             run_on(name, case, op, inputs, known)
         return
@@ -189,7 +193,7 @@ def check_blits(
     positions = [index for index, wanted in enumerate(case.outputs) if wanted]
     is_small = count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
     for device, given in (("pixel_check" if is_small else "pixel", inputs), ("pixel", _spread_all(inputs, known))):
-        if op.lower is None or not is_drawn(case, op, given, known, open_living(device).target):
+        if not op.is_lowered(_specs(given, known)) or not is_drawn(case, op, given, known, open_living(device).target):
             with pytest.raises(UnsupportedError, match=op.name):
                 run_on(device, case, op, given, known)
             return

@@ -186,7 +186,7 @@ def test_nothing_becomes_nothing(shape: tuple[int, ...]) -> None:
         ({}, "int8[4,6,3]", "expects image of type uint8, uint16, float32, got int8"),
         ({}, "uint8[6]", r"expects an image \[h, w\], \[h, w, c\] or \[n, h, w, c\], got uint8\[6\]"),
         ({}, "uint8[1,1,4,6,3]", r"expects an image \[h, w\]"),
-        ({"channels": (0, 3)}, "uint8[4,6,3]", "takes channel 3, but uint8.* has 3 channels"),
+        ({"channels": (0, 3)}, "uint8[4,6,3]", "takes channel 3, got uint8.* has 3 channels"),
         ({"channels": (-2,)}, "uint8[4,6,3]", "takes channel -2"),
         ({}, "uint8[4,6,17]", "at most 16 channels, got 17"),
         ({"size": (4,)}, "uint8[4,6,3]", r"a size of height and width, 1 or more, got \[4\]"),

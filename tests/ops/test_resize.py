@@ -95,6 +95,14 @@ CASES = [
         for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
         for name in ("half_pixel", "asymmetric", "align_corners")
     ),
+    Case(
+        "nothing_half_pixel_symmetric",
+        "Resize",
+        (np.zeros((1, 2, 0, 7), np.float32), None, np.array([1, 1, 2, 0.6], np.float32)),
+        {"coordinate_transformation_mode": "half_pixel_symmetric"},
+        const=(2,),
+        expected=(np.zeros((1, 2, 0, 4), np.float32),),
+    ),
     *(
         resize(f"antialias_{mode}_{i}", (1, 1, 9, 12), s, mode=mode, antialias=1, terms=400)
         for mode in ("linear", "cubic")

@@ -136,6 +136,7 @@ TABLE = spec(2, 4, 4)
         ({}, (spec(2, 3, 4, 8), spec(3, 4, 4), TABLE), r"cos_cache of shape \[2, 4, 4\]"),
         ({}, (spec(2, 3, 4, 8), TABLE, spec(2, 4, 3)), r"sin_cache of shape \[2, 4, 4\]"),
         ({}, (spec(2, 3, 4, 8), TABLE, TABLE, spec(2, 4, dtype=np.int64)), r"cos_cache \[positions, 4\]"),
+        ({}, (spec(2, 3, 4, 8), spec(9, 4), spec(8, 4), spec(2, 4, dtype=np.int64)), "as many positions"),
         ({}, (spec(2, 3, 4, 8), spec(9, 4), spec(9, 4), spec(2, 5, dtype=np.int64)), r"position_ids of shape \[2, 4\]"),
         ({}, (spec(2, 3, 4, 8), spec(9, 4), spec(9, 4), spec(2, 4, dtype=np.int32)), "position_ids of type int64"),
     ],
