@@ -18,7 +18,8 @@ ENDS = ("sm_75", "sm_90a")
 def test_table_lists_what_the_plans_of_all_cases_launch(tmp_path: Path) -> None:
     path = tmp_path / "launches.json"
     collect_launches(path, ENDS)
-    assert find_strays(kernel_table(), read_launches(path)) == []
+    ours = {source: rows for source, rows in kernel_table().items() if ":" not in source}
+    assert find_strays(ours, read_launches(path)) == []
 
 
 def test_find_strays_names_both_kinds() -> None:

@@ -12,7 +12,7 @@ from gpuexec.results.arenas import is_on_host
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.spec import TensorSpec, dtype_row, is_host_object
 
 _LEGACY_STREAM = 1
 
@@ -104,7 +104,8 @@ def _read_host(item: Any) -> np.ndarray[Any, Any]:
             array = np.asarray(item)
         # Files often hold their numbers in the other order of bytes.
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        dtype_row(array.dtype)
+        if is_host_object(dtype_row(array.dtype).numpy):
+            raise InputError("it has no numbers")
     except (TypeError, ValueError, BufferError, InputError) as error:
         raise InputError(f"a {type(item).__name__} can't be read as an image: {str(error).rstrip('.')}.") from error
     return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def test_model_of_its_domain_runs_without_the_host(backend: gx.BackendType) -> N
     with gx.Worker(gx.load(make_model()), backend=backend) as worker:
         np.testing.assert_allclose(worker.run(X), expect(X), rtol=1e-6, atol=1e-6)
         assert worker.report().host_calls == ()
+
+
+def test_example_runs_and_says_where() -> None:
+    command = [sys.executable, str(EXAMPLES / "own_operator.py")]
+    done = subprocess.run(command, env={"PYTHONPATH": str(EXAMPLES.parent)}, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[[[") and done.stdout.count("\n") == 3
 
 
 def test_bad_input_is_refused_with_node_expected_and_got() -> None:
