@@ -120,9 +120,9 @@ class _Attention(Operator):
         heads = split_array(q, self.q_num_heads)
         is_wanted = out is None or (len(out) > place and out[place] is not None)
         mode = self.qk_matmul_output_mode if is_wanted else None
-        y, scores = attend(
-            heads, k, v.astype(q.dtype, copy=False), mask, lengths, self._rule(heads.shape[3], past), mode, sinks
-        )
+        with np.errstate(over="ignore"):
+            v = v.astype(q.dtype, copy=False)
+        y, scores = attend(heads, k, v, mask, lengths, self._rule(heads.shape[3], past), mode, sinks)
         return (y if q.ndim == 4 else join_heads(y)), scores
 
     def _lower(self, emit: Emitter, operands: Operands, past: int, y: Slot | None, scores: Slot | None) -> None:

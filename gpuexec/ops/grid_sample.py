@@ -89,7 +89,8 @@ class GridSample(Operator):
         positions = grid.reshape(grid.shape[0], -1, axes)
         is_nearest = self.mode == "nearest"
         blended = x.dtype if is_nearest else accumulator(x.dtype) if x.dtype in FLOATS else np.dtype(np.float64)
-        positions = positions.astype(accumulator(grid.dtype) if is_nearest else blended, copy=False)
+        with np.errstate(over="ignore"):
+            positions = positions.astype(accumulator(grid.dtype) if is_nearest else blended, copy=False)
         rows = np.moveaxis(x, 1, -1).reshape(x.shape[0], prod(extents), x.shape[1]).astype(blended, copy=False)
         with np.errstate(all="ignore"):
             taps = [self._find_taps(positions[..., axes - 1 - k], extents[k]) for k in range(axes)]

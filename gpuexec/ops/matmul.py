@@ -21,6 +21,7 @@ from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, c
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -157,7 +158,7 @@ class Gemm(Operator):
                 scaled = result * np.float64(self.alpha)
                 if c is not None and reads_c:
                     scaled += c * np.float64(self.beta)
-                return (scaled.astype(np.int64).astype(dtype),)
+                return (truncate(scaled, dtype),)
             if self.alpha != 1:
                 result *= acc.type(self.alpha)
             if c is not None and reads_c:

@@ -86,7 +86,8 @@ class Reduction(Operator):
         x = inputs[0]
         assert x is not None
         axes = self._axes(x.ndim, inputs[1] if len(inputs) > 1 else None)
-        return (host.fold(self.row.fold, x, axes, self.keepdims),)
+        is_kept = not axes and self.row.keeps_single  # to the bit: a sum of -0 alone would be 0
+        return (x if is_kept else host.fold(self.row.fold, x, axes, self.keepdims),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Alias the input where nothing happens, else reduce."""

@@ -57,13 +57,15 @@ class RotaryEmbedding(Operator):
         if positions is not None:
             check_dtype(self.name, positions, (_INDEX,), "position_ids")
             _check_broadcast(self.name, "position_ids", positions, (batch, rows))
+        tables: list[tuple[int, ...]] = []
         for role, spec in (("cos_cache", cosines), ("sin_cache", sines)):
             table = check_dtype(self.name, spec, (x.dtype,), role)
             if positions is None:
                 _check_broadcast(self.name, role, table, (batch, rows, turned // 2))
             elif table.rank != 2 or table.shape[1] != turned // 2:
                 raise InputError(f"{self.name} expects {role} [positions, {turned // 2}], got {table}.")
-        if positions is not None and cosines.shape != sines.shape:
+            tables.append(table.shape)
+        if positions is not None and tables[0] != tables[1]:
             raise InputError(f"{self.name} expects tables of as many positions, got {cosines} and {sines}.")
         return (x.with_shape(x.shape),)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def check_agreement(op: Operator, inputs: Inputs, devices: Sequence[str]) -> Non
     computed = compute(op, inputs)
     if computed is not None:
         check_specs(specs, computed)
-    if any(_is_held_by_host(x.dtype) for x in (*inputs, *specs) if x is not None):
+    if any(is_held(x.dtype) for x in (*inputs, *specs) if x is not None):
         return
     if decomposition_for(op.name) is None:
         check_devices(op, inputs, known, specs, computed, devices)
@@ -154,6 +155,11 @@ def check_parts(op: Operator, inputs: Inputs, computed: Sequence[Array | None], 
             assert_close(f"{value.name} of the parts", op, inputs, 0, found, y, 64)
 
 
+def is_held(dtype: np.dtype[Any]) -> bool:
+    """Return whether only the host holds such elements: strings and containers."""
+    return dtype == STRING or is_container(dtype)
+
+
 def _run(device: str, case: Case, op: Operator, inputs: Inputs, known: set[int]) -> list[Array]:
     """Plan and run, with the content of further inputs known where ``lower`` asks for it."""
     while True:
@@ -170,10 +176,6 @@ def _specs(inputs: Inputs, known: set[int] | None = None) -> list[TensorSpec | N
         None if x is None else TensorSpec.of(x) if known is None or i in known else TensorSpec(x.shape, x.dtype)
         for i, x in enumerate(inputs)
     ]
-
-
-def _is_held_by_host(dtype: np.dtype) -> bool:  # type: ignore[type-arg]
-    return dtype == STRING or is_container(dtype)
 
 
 def _check_words(error: InputError) -> None:

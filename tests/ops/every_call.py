@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import Array, Operator, decomposition_for
 from gpuexec.ops.composite import Composite
 from gpuexec.spec import TensorSpec
-from tests.ops.agreement import find_known
+from tests.ops.agreement import find_known, is_held
 from tests.ops.calls import Call, all_cases, find_schema, ramp
 from tests.ops.harness import Case, build_operator, count_elements
 from tests.ops.microsoft.composed import DOMAIN, OPSET, Composed
 from tests.ops.objects import ObjectCase
+from tests.ops.odd import Inputs
 
 MOST_ELEMENTS, _SMALL = 1 << 12, 600
 _HERE = Path(__file__).parent
@@ -119,18 +120,27 @@ def read_object_case(case: ObjectCase) -> Call | None:
     if len(read.nodes) != 1:
         return None
     (node,), given = read.nodes, case.name_inputs()
-    inputs = tuple(None if x is None else pack(given[x.name], x.declared) for x in node.inputs)
+    inputs = tuple(None if x is None or x.declared is None else pack(given[x.name], x.declared) for x in node.inputs)
     return Call(node.operator, inputs, ("",) * len(inputs))
 
 
 def choose_calls(name: str, count: int) -> tuple[Call, ...]:
-    """Return so many calls of an operator at most, of other attributes as long as there are such, small ones first."""
-    calls = sorted(list_calls()[name], key=lambda call: count_elements(call.inputs) > _SMALL)
+    """Return so many calls of an operator at most, of other attributes as long as there are such.
+
+    Those that have kernels come first, and small ones.
+    """
+
+    def rank(call: Call) -> tuple[bool, bool]:
+        specs = [None if x is None else TensorSpec.of(x) for x in call.inputs]
+        held = [spec for spec in (*specs, *call.operator.infer(*specs)) if spec is not None and is_held(spec.dtype)]
+        return bool(held) or not call.operator.is_lowered(specs), count_elements(call.inputs) > _SMALL
+
+    calls = sorted(list_calls()[name], key=rank)
     firsts = {str(call.operator): call for call in reversed(calls)}
     return tuple(sorted(calls, key=lambda call: call is not firsts[str(call.operator)])[:count])
 
 
-def list_asked(op: Operator, inputs: Sequence[Array | None]) -> set[int]:
+def list_asked(op: Operator, inputs: Inputs) -> set[int]:
     """Return the positions of the inputs that shapes depend on by their content."""
     if decomposition_for(op.name) is None:
         return find_known(op, inputs) or set()

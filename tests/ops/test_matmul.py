@@ -91,6 +91,13 @@ CASES = [
     gemm_case("gemm_scaled_half", (5, 7), (7, 6), (5, 6), np.float16, alpha=0.5, beta=0.25),
     gemm_case("gemm_scaled_double", (5, 7), (7, 6), (5, 6), np.float64, alpha=0.5, beta=-2.0),
     gemm_case("gemm_scaled_int32", (5, 7), (7, 6), (5, 6), np.int32, alpha=2.0, beta=3.0),
+    Case(
+        "gemm_scaled_uint64",
+        "Gemm",
+        (np.array([[2**63 + 2**62]], np.uint64), np.array([[1]], np.uint64), np.array([[2**40]], np.uint64)),
+        {"beta": 0.5},
+        expected=(np.array([[2**63 + 2**62 + 2**39]], np.uint64),),
+    ),
     gemm_case("gemm_scaled_without_c", (5, 7), (7, 6), None, alpha=-1.5),
     gemm_case("gemm_trans_a", (7, 5), (7, 6), (5, 6), transA=1),
     gemm_case("gemm_trans_b", (5, 7), (6, 7), (1, 6), transB=1),

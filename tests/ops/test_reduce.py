@@ -139,6 +139,10 @@ def worked_out() -> list[Case]:
         for op in ("ReduceSum", "ReduceL1")
     ]
     rows += [
+        reduction(op, "noop-of-minus-zero", f32(-0.0), attributes={"noop_with_empty_axes": 1}, expected=(f32(-0.0),))
+        for op in ("ReduceSum", "ReduceMean", "ReduceMax")
+    ]
+    rows += [
         reduction("ReduceMax", "nan-wins", f32(1, NAN, 3), 0, expected=(f32(NAN),)),
         reduction("ReduceMin", "nan-wins", f32(NAN, 1, -INF), 0, expected=(f32(NAN),)),
         reduction("ReduceMax", "positive-zero", f32(0.0, -0.0, -1.0, -0.0), 0, expected=(f32(0.0),)),

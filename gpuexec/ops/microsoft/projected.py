@@ -51,7 +51,8 @@ class ProjectedHeads(Operator):
         shape, _, _ = self._view(x.shape, (0,) * x.rank)
         if bias is not None:
             check_dtype(self.name, bias, (x.dtype,), "bias")
-            if bias.rank != 1 or self._first(bias.size, shape) + shape[1] * shape[3] > bias.size:
+            first, width = self._first(bias.size, shape), shape[1] * shape[3]
+            if bias.rank != 1 or not 0 <= first <= bias.size - width:
                 raise InputError(f"{self.name} expects a bias [queries + keys + values], got {bias} for heads {shape}.")
         return (x.with_shape(self._result(shape)),)
 

@@ -39,6 +39,7 @@ WRONG: list[tuple[str, dict[str, Any], tuple[TensorSpec | None, ...], str]] = [
     ("gpuexec.ProjectedHeads", {"heads": 5, "part": 0}, (X,), "number of heads"),
     ("gpuexec.ProjectedHeads", {"heads": 2, "part": 0}, (KEYS,), "2 heads as the second"),
     ("gpuexec.ProjectedHeads", {"heads": 3, "part": 1}, (X, TensorSpec((7,), X.dtype)), "expects a bias"),
+    ("gpuexec.ProjectedHeads", {"heads": 3, "part": 2}, (X, TensorSpec((5,), X.dtype)), "expects a bias"),
     ("gpuexec.CachePlaces", {}, (TensorSpec((3,), INT), X), "a count for each sequence"),
     ("gpuexec.CachePlaces", {}, (TensorSpec((2,), INT), X, TensorSpec((2,), INT)), "one number"),
     ("gpuexec.PlaceRows", {}, (KEYS, TensorSpec((2, 3, 1, 4), X.dtype), TensorSpec((2,), LONG)), "the past to go with"),
