@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_dequantize(
 // Needs     all dense
 // Numerics  as quantize, bit for bit
 template <class X, class Y>
-__global__ void __launch_bounds__(kDrawThreads) draw_quantize(
+__global__ void __launch_bounds__(kDrawThreads, 1) draw_quantize(
     const Texture<X> x, const Texture<u8> scale, const Texture<Y> zero, const Surface<Y> y,
     const __grid_constant__ ScaleWalk walk) {
   draw<Y>(y, walk.count, [&](i64 index) {
