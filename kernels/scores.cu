@@ -59,7 +59,7 @@ struct Row {
 // Needs: columns of 1 or more.
 // Numerics: in A, one rounding; a logistic is 1 minus that of the opposite below 0.
 template <class A, class T>
-__global__ void __launch_bounds__(kThreads) finish_scores(
+__global__ void __launch_bounds__(kThreads, 1) finish_scores(
     const A* __restrict__ raw, const i32* __restrict__ places, const i64* __restrict__ names, T* __restrict__ scores,
     i64* __restrict__ labels, i64 rows, i64 columns, int rule, A threshold, int pair, int transform) {
   const i64 r = i64(blockIdx.x) * kThreads + threadIdx.x;

@@ -89,6 +89,7 @@ LARGER: Mapping[str, Budget] = {
     "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
     "rnn.cu:recur": Budget(128, "4 x 4 sums beside the walk over slices and tiles; two blocks of 256 threads fit"),
     "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),
+    "svm.cu:couple_classes": Budget(72, "a thread solves the system of a row, at 64-bit offsets of its scratch"),
 }
 
 
