@@ -25,8 +25,8 @@ class Snake(Operator):
     tolerance = Tolerance.ROUNDING
 
     def infer(self, x: TensorSpec, frequency: TensorSpec) -> tuple[TensorSpec, ...]:
-        if x.dtype != np.float32 or frequency.shape != x.shape[1:2] or x.rank != 3:
-            raise InputError(f"Snake expects float32[n,channels,width] and [channels], got {x} and {frequency}.")
+        if x.dtype != np.float32 or frequency.dtype != x.dtype or frequency.shape != x.shape[1:2] or x.rank != 3:
+            raise InputError(f"Snake expects float32[n,channels,width] and float32[channels], got {x}, {frequency}.")
         return (TensorSpec(x.shape, x.dtype),)
 
     def compute(self, x: Array, frequency: Array, out: Any = None) -> tuple[Array, ...]:

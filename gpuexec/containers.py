@@ -1,8 +1,9 @@
 """Host objects: tensors of strings, and the sequences, optionals and maps that hold tensors or each other.
 
-A container is a 0-d array of a dtype of its own (`gpuexec.spec`), whose one field holds a list, an element or None, or
-a dict; so whoever handles arrays handles it too, and `dtype` tells what it is. What a container holds are arrays, never
-changed once they are in one. At the border, callers give and get Python's own: lists, None, dicts, arrays of str.
+A container is a 0-d array of a dtype of its own (`gpuexec.spec`), whose one field holds a list or a dict, with the type
+of what is or could be in it, or an element or None; so whoever handles arrays handles it too, and `dtype` tells what it
+is. What a container holds are arrays, never changed once they are in one. At the border, callers give and get Python's
+own: lists, None, dicts, arrays of str.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, TensorSpec, dtype_row, is_container, name_dtype
+from gpuexec.spec import (
+    MAP,
+    OPTIONAL,
+    SEQUENCE,
+    STRING,
+    DeclaredSpec,
+    TensorSpec,
+    convert_numbers,
+    dtype_row,
+    is_container,
+    name_dtype,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -37,9 +49,9 @@ def hold(array: Array) -> Array:
     return array
 
 
-def make_sequence(items: Sequence[Array]) -> Array:
-    """Return a sequence that holds these arrays."""
-    return np.array((list(items),), SEQUENCE)
+def make_sequence(items: Sequence[Array], held: np.dtype[Any] | None = None) -> Array:
+    """Return a sequence that holds these arrays; ``held`` is their type, which matters where there are none."""
+    return np.array(((list(items), held),), SEQUENCE)
 
 
 def make_optional(item: Array | None) -> Array:
@@ -47,14 +59,14 @@ def make_optional(item: Array | None) -> Array:
     return np.array((item,), OPTIONAL)
 
 
-def make_map(items: Mapping[Any, Array]) -> Array:
-    """Return a map that holds these arrays by key, an int or a str."""
-    return np.array((dict(items),), MAP)
+def make_map(items: Mapping[Any, Array], held: np.dtype[Any] | None = None) -> Array:
+    """Return a map that holds these arrays by key, an int or a str; ``held`` as of `make_sequence`."""
+    return np.array(((dict(items), held),), MAP)
 
 
 def read_sequence(array: Array) -> list[Array]:
     """Return what a sequence holds; the list is the caller's own."""
-    return list(array["sequence"].item())
+    return list(array["sequence"].item()[0])
 
 
 def read_optional(array: Array) -> Array | None:
@@ -65,7 +77,15 @@ def read_optional(array: Array) -> Array | None:
 
 def read_map(array: Array) -> dict[Any, Array]:
     """Return what a map holds; the dict is the caller's own."""
-    return dict(array["map"].item())
+    return dict(array["map"].item()[0])
+
+
+def find_held(array: Array) -> np.dtype[Any] | None:
+    """Return the type of what a sequence or map holds, or could hold; None: nobody knows."""
+    is_map = array.dtype == MAP
+    items, held = array["map" if is_map else "sequence"].item()
+    found: np.dtype[Any] | None = next((item.dtype for item in (items.values() if is_map else items)), held)
+    return found
 
 
 def to_strings(given: Any) -> Array:
@@ -74,7 +94,8 @@ def to_strings(given: Any) -> Array:
     Raises:
         InputError: An element is neither.
     """
-    array = np.asarray(given)
+    # Of what is no array yet, one of objects: in others all texts take the room of the longest, and none ends in NUL.
+    array = given if isinstance(given, np.ndarray) else np.array(given, STRING)
     if array.dtype.kind not in "OUST" or (array.dtype.kind == "O" and array.dtype != STRING):
         raise InputError(f"expected strings, got {name_dtype(array.dtype)}.")
     strings = array.astype(STRING)  # a copy, of str or bytes
@@ -101,7 +122,8 @@ def pack(given: Any, declared: DeclaredSpec) -> Array:
     if declared.dtype == SEQUENCE:
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise InputError(f"expected a list of values, got a {type(given).__name__}.")
-        return make_sequence([_pack_item(each, item, f"element {index}") for index, each in enumerate(given)])
+        items = [_pack_item(each, item, f"element {index}") for index, each in enumerate(given)]
+        return make_sequence(items, None if item is None else item.dtype)
     if declared.dtype == OPTIONAL:
         return make_optional(None if given is None else _pack_item(given, item, "what the optional holds"))
     if declared.dtype == MAP:
@@ -109,7 +131,7 @@ def pack(given: Any, declared: DeclaredSpec) -> Array:
             raise InputError(f"expected a dict, got a {type(given).__name__}.")
         keys = [_pack_key(key, declared.key) for key in given]
         packed = [_pack_item(each, item, f"the value of {key!r}") for key, each in given.items()]
-        return make_map(dict(zip(keys, packed, strict=True)))
+        return make_map(dict(zip(keys, packed, strict=True)), None if item is None else item.dtype)
     return to_strings(given) if declared.dtype == STRING else _pack_tensor(given, declared)
 
 
@@ -173,18 +195,18 @@ def _pack_freely(given: Any) -> Array:
         return make_map({key: _pack_freely(each) for key, each in given.items()})
     array = np.asarray(given)
     if array.dtype.kind in "OUST":
-        return to_strings(array)
+        return to_strings(given)
     dtype_row(array.dtype)
     return array
 
 
 def _pack_tensor(given: Any, declared: DeclaredSpec) -> Array:
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise InputError(f"expected {declared}, got a {type(given).__name__} that is no array: {error}") from None
     check_no_objects(given, array, declared)
-    if isinstance(given, np.ndarray) or array.dtype == declared.dtype:
-        array = array.copy()
-    elif np.can_cast(array.dtype, declared.dtype, "same_kind"):
-        array = array.astype(declared.dtype)
+    array = array.copy() if isinstance(given, np.ndarray) else convert_numbers(array, declared.dtype)
     spec = TensorSpec(array.shape, array.dtype)
     if array.dtype != declared.dtype:
         raise InputError(f"expected {declared}, got {spec}.")

@@ -37,6 +37,7 @@ def encode_graph(graph: Graph, keep: Keep) -> dict[str, Any]:
         InputError: An attribute is no data; names the node.
     """
     numbers = {value: number for number, value in enumerate(graph.values())}
+    parts = [node.part_of for node in graph.nodes]
     return {
         "name": graph.name,
         "values": [[value.name, _encode_declared(value.declared)] for value in numbers],
@@ -44,6 +45,7 @@ def encode_graph(graph: Graph, keep: Keep) -> dict[str, Any]:
         "outputs": [numbers[value] for value in graph.outputs],
         "constants": [[numbers[value], keep(array, f"%{value.name}")] for value, array in graph.constants.items()],
         "nodes": [_encode_node(node, numbers, keep) for node in graph.nodes],
+        **({"parts_of": parts} if any(parts) else {}),
     }
 
 
@@ -130,10 +132,15 @@ def _decode_graph(data: Any, arrays: Sequence[Array], unknown: dict[str, str], d
     for row in _take(data, "constants", list, where):
         value, number = _split(row, 2, f"{where}: a constant")
         constants[_pick(value, values, where)] = _pick(number, arrays, where)
+    rows = _take(data, "nodes", list, where)
+    parts = _take(data, "parts_of", list, where) if "parts_of" in data else [""] * len(rows)
+    if len(parts) != len(rows) or not all(isinstance(part, str) for part in parts):
+        raise ModelError(f"{where} does not say of each node what it is part of.")
+    nodes = [_decode_node(row, part, values, arrays, unknown, depth) for row, part in zip(rows, parts, strict=True)]
     return Graph(
         inputs=tuple([_pick(item, values, where) for item in _take(data, "inputs", list, where)]),
         outputs=tuple([_pick(item, values, where) for item in _take(data, "outputs", list, where)]),
-        nodes=tuple([_decode_node(row, values, arrays, unknown, depth) for row in _take(data, "nodes", list, where)]),
+        nodes=tuple(nodes),
         constants=constants,
         name=name,
     )
@@ -168,7 +175,7 @@ def _decode_declared(row: Any, what: str, name: str, depth: int = 0) -> Declared
 
 
 def _decode_node(
-    row: Any, values: Sequence[Value], arrays: Sequence[Array], unknown: dict[str, str], depth: int
+    row: Any, part_of: str, values: Sequence[Value], arrays: Sequence[Array], unknown: dict[str, str], depth: int
 ) -> Node:
     name, operator, attributes, inputs, outputs = _split(row, 5, "A node")
     if not (isinstance(name, str) and isinstance(operator, str) and isinstance(attributes, dict)):
@@ -182,6 +189,7 @@ def _decode_node(
         tuple([None if item is None else _pick(item, values, where) for item in inputs]),
         tuple([None if item is None else _pick(item, values, where) for item in outputs]),
         name,
+        part_of,
     )
 
 

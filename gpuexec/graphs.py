@@ -12,8 +12,9 @@ across bodies. `check` holds exactly this.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -38,15 +39,20 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One application of an operator. None stands for an optional input not given, or an output nobody wants."""
+    """One application of an operator. None stands for an optional input not given, or an output nobody wants.
+
+    ``part_of`` says in words which node of the model this one was drawn for; messages begin with it.
+    """
 
     operator: Operator
     inputs: tuple[Value | None, ...]
     outputs: tuple[Value | None, ...]
     name: str
+    part_of: str = ""
 
     def __repr__(self) -> str:
-        return f"{self.operator.name} {self.name!r}"
+        own = f"{self.operator.name} {self.name!r}"
+        return f"{self.part_of}, in its {own}" if self.part_of else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,37 @@ def with_bodies(operator: Operator, graphs: Sequence[Graph]) -> Operator:
     names = [f.name for f in fields(operator) if isinstance(getattr(operator, f.name), Graph)]  # type: ignore[arg-type]
     changed: Operator = replace(operator, **dict(zip(names, graphs, strict=True)))  # type: ignore[type-var]
     return changed
+
+
+def list_needed(
+    nodes: Sequence[Node], outputs: Iterable[Value], given: Container[Value] = frozenset()
+) -> tuple[list[Node], set[Value]]:
+    """Return the nodes that outputs follow from, in order, and the values that takes, the outputs among them.
+
+    Args:
+        nodes: In order.
+        outputs: What is wanted.
+        given: Values that are there already: what makes them is left out.
+    """
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if any(value in needed and value not in given for value in node.outputs if value is not None):
+            kept.append(node)
+            needed.update(value for value in node.inputs if value is not None)
+    return kept[::-1], needed
+
+
+def find_free(name: str, *taken: Container[str]) -> str:
+    """Return a name, or with the first number from 2 behind it, that is in none of these."""
+    names = chain((name,), (f"{name}.{number}" for number in count(2)))
+    return next(each for each in names if all(each not in row for row in taken))
+
+
+def take_free(name: str, taken: set[str]) -> str:
+    """Return a name as `find_free` does, which is taken then."""
+    free = find_free(name, taken)
+    taken.add(free)
+    return free
 
 
 def check(graph: Graph) -> None:

@@ -15,7 +15,7 @@ from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_memories import add_memories
 from gpuexec.phases import phase
 from gpuexec.planner.classes import check_declared
-from gpuexec.progress import Tell
+from gpuexec.progress import Tell, check_tell
 from gpuexec.starts import bind_shapes
 
 
@@ -46,10 +46,12 @@ def load(
     Raises:
         ModelError: The file is broken, or the graph is.
         UnsupportedError: Operators or forms that are not supported; lists all of them with their nodes.
-        InputError: A dimension, output or pass of that name does not exist, or ``memories`` is something else.
+        InputError: A dimension, output or pass of that name does not exist, or ``memories`` or ``progress`` is
+            something else.
     """
     if memories not in (None, "implicit"):
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
+    check_tell(progress)
     info = load_graph(source, outputs=outputs, progress=progress)
     declared = check_declared(info.graph, dims or {})
     disabled = frozenset(disabled_passes)

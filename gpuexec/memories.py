@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Graph, Value
 from gpuexec.passes.append_rows import append_rows, find_growth
-from gpuexec.planner.classes import DeclaredDims
+from gpuexec.planner.classes import DeclaredDims, fix_dim
 from gpuexec.spec import DeclaredSpec, Dim, TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: 
             raise InputError(f"{names}: extents of axis {axis} differ, {old} and {new}.", value=held.name)
         if isinstance(old, str) and not isinstance(new, int) and new != old:
             axes.append(axis)
-    shape = tuple([_bind(dim, dims) for dim in before.dims])
+    shape = tuple([fix_dim(dim, dims) for dim in before.dims])
     # The one axis whose extent comes out as another than it goes in.
     growing = axes[0] if len(axes) == 1 and not isinstance(shape[axes[0]], int) else None
     return Memory(held.name, output.name, shape, before.dtype, growing, is_implicit=is_implicit)
@@ -212,8 +212,3 @@ def bind_pairs(
     if isinstance(capacity, int) and all(memory.capacity is None for memory in bound[len(memories) :]):
         raise InputError(f"capacity={capacity}, but none of {', '.join(pairs.values())} grows by a Concat of new rows.")
     return graph, tuple(bound)
-
-
-def _bind(dim: Dim, dims: DeclaredDims) -> Dim:
-    fixed = dims.get(dim) if isinstance(dim, str) else None
-    return fixed if isinstance(fixed, int) else dim

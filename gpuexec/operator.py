@@ -121,6 +121,9 @@ class Operator:
     # not; `host_reason` says why there is none.
     lower: ClassVar[Callable[..., None] | None] = None
     host_reason: ClassVar[str] = ""
+    # A call that it takes, as `gpuexec.cli.operator_examples` reads it: "float32[1,1,4,4] kernel_shape=(2,2)". By it
+    # `gpuexec ops` tells element types and blits; tensors of one type and of like extents need none.
+    example: ClassVar[str] = ""
 
     def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether ``lower`` can be asked for such inputs; where not, it is as if there were none.

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpuexec.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -29,6 +31,16 @@ class Progress:
 
 # Called from the thread that does the work. What it raises ends the work, which leaves things as they were.
 Tell = Callable[[Progress], None]
+
+
+def check_tell(tell: object) -> None:
+    """Check that somebody can be told, or nobody shall be.
+
+    Raises:
+        InputError: It can't be called.
+    """
+    if tell is not None and not callable(tell):
+        raise InputError(f"progress takes a function of a Progress, or None, got a {type(tell).__name__}.")
 
 
 class Listener:

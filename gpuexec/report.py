@@ -18,10 +18,10 @@ class Report:
 
     ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
     although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
-    for without having asked by name: (what, why) rows. ``plans_restored`` are plans whose layout a program brought;
-    ``plans_refused`` says why others it brought were made anew. ``graphs`` are the plans launched as one graph now,
-    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
-    and were put on the stream as launches, layer by layer. Times in milliseconds.
+    for without having asked by name: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout a
+    program brought; ``plans_refused`` says why others it brought were made anew. ``graphs`` are the plans launched as
+    one graph now, ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs
+    had a profiler, and were put on the stream as launches, layer by layer. Times in milliseconds.
     """
 
     backend: str
@@ -100,7 +100,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         compared=0 if engine.comparer is None else engine.comparer.compared,
         host_calls=syncs.calls,
         host_reads=syncs.reads,
-        host_syncs=tuple(syncs.waits),
+        host_syncs=syncs.waits,
         plans_restored=counters.restored,
         plans_refused=tuple(counters.refused),
         graphs=engine.site.graphs.count,

@@ -125,8 +125,8 @@ def is_container(dtype: np.dtype[Any]) -> bool:
 
 
 def name_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype for people: the table's, or NumPy's for what is not in it."""
-    row = _BY_NUMPY.get(dtype)
+    """Return the name of a dtype for people: the table's, or NumPy's for what is not in it and no text."""
+    row = _BY_NUMPY.get(STRING if dtype.kind in "UST" else dtype)
     return dtype.name if row is None else row.name
 
 
@@ -141,6 +141,29 @@ def holds_numbers(dtype: np.dtype[Any], numbers: np.ndarray[Any, Any]) -> bool:
         is_inside = (numbers >= least) & (numbers < least + (1 << row.width))
         return row.is_float or (kind in "iu" and bool(is_inside.all()))
     return dtype.kind == "b" if kind == "b" else dtype.kind != "b" if kind in "iuO" else dtype.kind not in "biu"
+
+
+def convert_numbers(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array made of numbers of Python in a dtype, or as it is where they are of another kind.
+
+    Raises:
+        InputError: A number is beyond that dtype.
+    """
+    if numbers.dtype.kind in "biuf":
+        is_of_kind = holds_numbers(dtype, numbers) or numbers.size == 0
+    else:
+        is_of_kind = np.can_cast(numbers.dtype, dtype, "same_kind")
+    if not is_of_kind:
+        return numbers
+    with np.errstate(all="ignore"):
+        made = numbers.astype(dtype)
+        if dtype_row(dtype).is_float:
+            is_lost = np.isfinite(numbers) & ~np.isfinite(made.astype(np.float64))
+        else:
+            is_lost = (made.astype(numbers.dtype) != numbers) | ((made.astype(np.float64) < 0) != (numbers < 0))
+    if is_lost.any():
+        raise InputError(f"expected {name_dtype(dtype)}, got {numbers[is_lost][0]}, which is beyond that.")
+    return made
 
 
 def dtypes_of(*kinds: str) -> tuple[np.dtype[Any], ...]:

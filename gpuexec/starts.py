@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuexec.errors import GpuexecError, NeedsHostValue, StateError
-from gpuexec.graphs import Graph, Node, Value
+from gpuexec.graphs import Graph, list_needed
 from gpuexec.memories import Memory
 from gpuexec.passes.add_memories import without_memories
 from gpuexec.planner.analyse import Walk
@@ -100,8 +100,8 @@ def _infer_starts(
     missing = [name for name in inputs if name not in given and all(name != m.input for m in memories)]
     if missing:
         raise _unknown(memories[0], f"input {missing[0]!r} was not given yet")
-    nodes = without_memories(graph, frozenset([inputs[memory.input] for memory in memories]))
-    nodes = _keep_before(nodes, {outputs[memory.output] for memory in memories})
+    bare = without_memories(graph, frozenset([inputs[memory.input] for memory in memories]))
+    nodes, _ = list_needed(bare, [outputs[memory.output] for memory in memories])
     producers = {value: node for node in nodes for value in node.outputs if value is not None}
     constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
     specs = {inputs[name]: spec for name, spec in given.items() if name in inputs}
@@ -110,16 +110,6 @@ def _infer_starts(
     except NeedsHostValue as error:
         raise _unknown(memories[0], f"{error}") from error
     return {memory.input: TensorSpec(found[outputs[memory.output]].shape, memory.dtype) for memory in memories}
-
-
-def _keep_before(nodes: Sequence[Node], wanted: set[Value]) -> tuple[Node, ...]:
-    """Return the nodes that lead to these values."""
-    wanted, kept = set(wanted), []
-    for node in reversed(nodes):
-        if any(value in wanted for value in node.outputs):
-            kept.append(node)
-            wanted.update(value for value in node.inputs if value is not None)
-    return tuple(reversed(kept))
 
 
 def _unknown(memory: Memory, why: str) -> StateError:

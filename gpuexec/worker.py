@@ -12,7 +12,7 @@ from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.profiling.profiler import Profiler, check_profiler
-from gpuexec.progress import Tell
+from gpuexec.progress import Tell, check_tell
 from gpuexec.replay.record import record_replay
 from gpuexec.replay.replay import Replay
 from gpuexec.report import Reporting
@@ -66,7 +66,8 @@ class Worker(Scheduling, Flushing, Reporting):
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
-            device's, ``compare_with`` is not the CPU, or ``watch`` or ``profiler`` is something else.
+            device's, ``compare_with`` is not the CPU, or ``model``, ``watch``, ``profiler`` or ``progress`` is
+            something else.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class Worker(Scheduling, Flushing, Reporting):
         profiler: Profiler | None = None,
         progress: Tell | None = None,
     ) -> None:
+        if not isinstance(model, Model):
+            raise InputError(f"A Worker takes a Model, as gpuexec.load gives, got a {type(model).__name__}.")
         model.check_process()
         if not isinstance(frames, int) or frames < 1:
             raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
@@ -95,6 +98,7 @@ class Worker(Scheduling, Flushing, Reporting):
         if seed is not None:
             check_seed(seed)
         check_profiler(profiler)
+        check_tell(progress)
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
@@ -133,6 +137,7 @@ class Worker(Scheduling, Flushing, Reporting):
             InputError: The shapes don't fit the model.
             AccessError: A file that weights are in changed since the model was loaded.
         """
+        check_tell(progress)
         with self._engine.entering(), self._engine.site.listener.instead(progress):
             given, _ = describe_inputs(self._engine.acceptor, inputs)
             return self._engine.prepare(given)

@@ -1,14 +1,13 @@
 // Convolution whose taps are moved by offsets that lie beside the input, and may fall between elements.
+#include "convolution.cuh"
 #include "gemm_simt.cuh"
-#include "windows.cuh"
 
-// What does not belong to the windows. Packed by deform_conv.py.
+// Packed by gpuexec/ops/deform_conv.py.
 struct DeformSizes {
-  FastDiv64 by_outputs;         // outputs of one channel
+  ConvSizes conv;
   FastDiv32 by_offset_channels;  // input channels that share their offsets
-  i64 batch, out_channels, group_ins, group_outs;
+  i32 axes;                      // spatial axes, of which the windows have up to two more in front
   i64 offset_groups;
-  i32 axes, unused;  // spatial axes, of which the windows have up to two more in front
 };
 
 // The multilinear blend around a place, axes from `Axis` on; elements beyond the input are 0.
@@ -43,16 +42,18 @@ struct SampleLoader {
   int starts[3];    // where tap 0 of this thread's window lies
   i64 inner;        // 0 where this thread has no window
 
-  __device__ SampleLoader(const T* x, const T* offsets, const T* masks, i64 window, bool is_window, i64 first_channel,
-                          i64 inner, const DeformSizes& sizes, const Windows& windows, const WindowStrides& strides)
+  __device__ SampleLoader(const T* x, const T* offsets, const T* masks, const ConvTile& tile, const DeformSizes& sizes,
+                          const Windows& windows, const WindowStrides& strides)
       : part(SlabPart::along_x(threadIdx.x)), windows(windows), strides(strides), sizes(sizes),
-        first_channel(first_channel), inner(is_window ? inner : 0) {
+        first_channel(tile.group * sizes.conv.group_ins) {
+    const i64 window = tile.first_column + part.x;
+    inner = window < tile.columns ? tile.inner : 0;
     u64 position;
-    const i64 n = i64(sizes.by_outputs.divide(u64(window), position));
+    const i64 n = i64(sizes.conv.by_outputs.divide(u64(window), position));
     split_index(u32(position), windows.by_counts, starts);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) starts[axis] = windows.start(starts[axis], axis);
-    const i64 taps = n * sizes.offset_groups * windows.taps(), outputs = i64(sizes.by_outputs.divisor);
+    const i64 taps = n * sizes.offset_groups * windows.taps(), outputs = i64(sizes.conv.by_outputs.divisor);
     image = x + n * strides.batch;
     offset = offsets + taps * sizes.axes * outputs + i64(position);
     mask = masks ? masks + taps * outputs + i64(position) : masks;
@@ -65,7 +66,7 @@ struct SampleLoader {
     channel = windows.by_kernel[1].divide(channel, t[1]);
     channel = windows.by_kernel[0].divide(channel, t[0]);
     tap = k - channel * u32(windows.taps());
-    const i64 c = first_channel + channel, outputs = i64(sizes.by_outputs.divisor);
+    const i64 c = first_channel + channel, outputs = i64(sizes.conv.by_outputs.divisor);
     const i64 moved = i64(sizes.by_offset_channels.divide(u32(c), unused)) * windows.taps() + tap;
     const Acc<T> weight = mask ? widen(mask[moved * outputs]) : Acc<T>(1);
     int base[3];
@@ -110,32 +111,15 @@ __global__ void __launch_bounds__(256, 2)
                 const T* __restrict__ mask, const T* __restrict__ bias, T* __restrict__ y,
                 const __grid_constant__ Windows windows, const __grid_constant__ WindowStrides strides,
                 const __grid_constant__ DeformSizes sizes) {
-  typedef Acc<T> A;
-  const i64 outputs = i64(sizes.by_outputs.divisor), columns = sizes.batch * outputs, rows = sizes.group_outs;
-  const i64 inner = sizes.group_ins * windows.taps();
-  const i64 column_tiles = (columns + kTile - 1) / kTile, row_tiles = (rows + kTile - 1) / kTile;
-  const i64 tile = blockIdx.x / column_tiles, group = tile / row_tiles;
-  const i64 first_column = (blockIdx.x - tile * column_tiles) * kTile, first_row = (tile - group * row_tiles) * kTile;
-  const i64 window = first_column + SlabPart::along_x(threadIdx.x).x;
-
-  const StridedLoader<T> left(w + group * rows * inner, first_row, rows, inner, inner, 1, int(threadIdx.x));
-  const SampleLoader<T> right(x, offset, mask, window, window < columns, group * sizes.group_ins, inner, sizes, windows,
-                              strides);
-  const i64 row = first_row + sums_row(threadIdx.x), column = first_column + sums_column(threadIdx.x);
-  A sums[kSums][kSums];
-  multiply_tile(left, right, inner, row < rows && column < columns, sums);
-
-#pragma unroll
-  for (int j = 0; j < kSums; ++j) {
-    if (column + j >= columns) break;
-    u64 position;
-    const i64 n = i64(sizes.by_outputs.divide(u64(column + j), position));
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      if (row + i >= rows) continue;
-      const i64 channel = group * rows + row + i;
-      const A sum = bias ? sums[i][j] + widen(bias[channel]) : sums[i][j];
-      y[(n * sizes.out_channels + channel) * outputs + i64(position)] = cast<T>(sum);
-    }
-  }
+  const ConvTile tile(sizes.conv, windows);
+  const i64 rows = tile.rows, inner = tile.inner;
+  const StridedLoader<T> left(w + tile.group * rows * inner, tile.first_row, rows, inner, inner, 1, threadIdx.x);
+  const SampleLoader<T> right(x, offset, mask, tile, sizes, windows, strides);
+  Acc<T> sums[kSums][kSums];
+  multiply_tile(left, right, inner, tile.is_needed(), sums);
+  tile.visit_outputs([&](int i, int j, i64 n, i64 channel, i64 position) {
+    const Acc<T> sum = bias ? sums[i][j] + widen(bias[channel]) : sums[i][j];
+    const i64 place = n * i64(sizes.conv.by_out_channels.divisor) + channel;
+    y[place * i64(sizes.conv.by_outputs.divisor) + position] = cast<T>(sum);
+  });
 }

@@ -138,14 +138,9 @@ __global__ void __launch_bounds__(256, 2)
                  const u8* __restrict__ y_zero, const i32* __restrict__ addend, const Y* __restrict__ bias,
                  const Finish finish) {
   bool has_few_rows = gemm.rows <= kFewRows;
-  i64 tile_columns = has_few_rows ? kFewColumns : kTile;
-  i64 column_tiles = (gemm.columns + tile_columns - 1) / tile_columns;
-  i64 row_tiles = (gemm.rows + kTile - 1) / kTile;
-  i64 tile = blockIdx.x;
-  i64 first_column = tile % column_tiles * tile_columns;
-  tile /= column_tiles;
-  i64 first_row = tile % row_tiles * kTile;
-  const Batch at(gemm, tile / row_tiles);
+  const TilePlace place(gemm.rows, gemm.columns, has_few_rows ? kFewColumns : kTile);
+  i64 first_row = place.first_row, first_column = place.first_column;
+  const Batch at(gemm, place.outer);
   const Results<Y> results = {a_scale, b_scale, y_scale, y_zero, addend, bias, y, finish};
   if (has_few_rows) {
     multiply_few_rows(a + at.a, b + at.b, a_zero, b_zero, results, gemm, at, first_column);

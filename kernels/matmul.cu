@@ -10,7 +10,7 @@ constexpr int kFolds = 32;      // partial sums of one element: of k, k + 32, k 
 template <class T>
 constexpr int kBlocksAtOnce = kIsInteger<T> && sizeof(T) == 8 ? 1 : 2;
 
-// Packed by launch_gemm of gpuexec/ops/matmul.py. Strides are in elements.
+// Packed by launch_gemm of gpuexec/ops/matmul_launch.py. Strides are in elements.
 struct Gemm {
   i64 rows, columns, inner;
   i64 a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column;
@@ -123,14 +123,9 @@ template <class T, class Right, class Finish>
 __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm,
                                       const Finish& finish) {
   bool has_few_rows = gemm.rows <= kFewRows;
-  i64 tile_columns = has_few_rows ? kFewColumns : kTile;
-  i64 column_tiles = (gemm.columns + tile_columns - 1) / tile_columns;
-  i64 row_tiles = (gemm.rows + kTile - 1) / kTile;
-  i64 tile = blockIdx.x;
-  i64 first_column = tile % column_tiles * tile_columns;
-  tile /= column_tiles;
-  i64 first_row = tile % row_tiles * kTile;
-  i64 batch = tile / row_tiles;
+  const TilePlace place(gemm.rows, gemm.columns, has_few_rows ? kFewColumns : kTile);
+  i64 first_row = place.first_row, first_column = place.first_column;
+  i64 batch = place.outer;
   i64 start = 0;
   for (int axis = int(gemm.batch_axes) - 1; axis >= 0; --axis) {
     i64 index = batch % gemm.batch_extents[axis];

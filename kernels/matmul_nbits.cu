@@ -49,6 +49,6 @@ __global__ void __launch_bounds__(256, 2)
                  const Gemm gemm, const T* __restrict__ scales, const u8* __restrict__ zeros,
                  const i32* __restrict__ groups, const float* __restrict__ table, const PackedShape shape,
                  const i32 is_turned) {
-  const PackedRight<T> right = {{weights, scales, zeros, groups, table, shape}, is_turned != 0};
+  const PackedRight<T> right = {{{weights, scales, zeros, groups, table}, shape}, is_turned != 0};
   multiply_block(a, right, c, y, gemm, finish_by<T>());
 }

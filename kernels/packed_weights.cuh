@@ -13,34 +13,44 @@ struct PackedShape {
   i32 zero_kind;      // 0: half the range; 1: packed as weights are; 2: of the type of the scales
 };
 
-// The weights of `column`, which lie dense along `k`: (q - zero) * scale, or table[q] * scale, in float.
+// Where packed weights and what goes with them lie in memory.
 template <class T>
-struct PackedWeights {
+struct PackedPointers {
   const u8* weights;
   const T* scales;
   const u8* zeros;
   const i32* groups;   // the block of each k, of which one out of range counts as nothing; null: they follow each other
   const float* table;  // what a code stands for; null: it stands for itself
+
+  __device__ T zero(i64 place) const { return reinterpret_cast<const T*>(zeros)[place]; }
+};
+
+// The weights of `column`, which lie dense along `k`: (q - zero) * scale, or table[q] * scale, in float.
+template <class T, class Source = PackedPointers<T>>
+struct PackedWeights {
+  Source source;
   PackedShape shape;
 
-  __device__ int pick(const u8* bytes, i64 place) const {
+  template <class Bytes>
+  __device__ int pick(const Bytes& bytes, i64 first, i64 place) const {
     const int in_byte = 3 - shape.bits_shift;  // log2 of the elements of a byte
     const int last = (1 << in_byte) - 1, at = int(place) & last;
-    return bytes[place >> in_byte] >> ((shape.is_high_first ? last - at : at) << shape.bits_shift) & ((1 << (1 << shape.bits_shift)) - 1);
+    const int shift = (shape.is_high_first ? last - at : at) << shape.bits_shift;
+    return bytes[first + (place >> in_byte)] >> shift & ((1 << (1 << shape.bits_shift)) - 1);
   }
 
   __device__ float find_zero(i64 column, i64 block) const {
     if (shape.zero_kind == 0) return float(1 << ((1 << shape.bits_shift) - 1));
-    if (shape.zero_kind == 1) return float(pick(zeros + column * shape.zero_row, block));
-    return widen(reinterpret_cast<const T*>(zeros)[column * shape.zero_row + block]);
+    if (shape.zero_kind == 1) return float(pick(source.zeros, column * shape.zero_row, block));
+    return widen(source.zero(column * shape.zero_row + block));
   }
 
   __device__ float at(i64 k, i64 column) const {
     const i64 place = column * shape.row + k;
-    const int code = pick(weights, place);
-    if (table) return table[code] * widen(scales[place >> shape.block_shift]);
-    const i64 block = groups ? i64(groups[k]) : k >> shape.block_shift;
+    const int code = pick(source.weights, 0, place);
+    if (source.table) return source.table[code] * widen(source.scales[place >> shape.block_shift]);
+    const i64 block = source.groups ? i64(source.groups[k]) : k >> shape.block_shift;
     if (u64(block) >= u64(shape.blocks)) return 0.0f;
-    return (float(code) - find_zero(column, block)) * widen(scales[column * shape.blocks + block]);
+    return (float(code) - find_zero(column, block)) * widen(source.scales[column * shape.blocks + block]);
   }
 };

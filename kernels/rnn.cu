@@ -15,7 +15,7 @@ constexpr int kPartials = kThreads + 32;  // of a gate and row: units of a slice
 template <class A>
 constexpr int kRows = 16 / int(sizeof(A));
 
-// CELLS and FUNCTIONS of gpuexec/ops/rnn_launch.py and rnn_host.py, in their order.
+// CELLS of gpuexec/ops/rnn_launch.py and _FUNCTIONS of rnn_host.py, in their order.
 enum Cell { kRnn, kGru, kLstm };
 enum FunctionKind {
   kSigmoid, kTanh, kRelu, kAffine, kLeakyRelu, kThresholdedRelu, kScaledTanh, kHardSigmoid, kElu, kSoftsign, kSoftplus
@@ -34,7 +34,7 @@ struct Function {
       case kRelu: return x < A(0) ? A(0) : x;
       case kAffine: return a * x + b;
       case kLeakyRelu: return x < A(0) ? a * x : x;
-      case kThresholdedRelu: return x > a ? x : A(0);
+      case kThresholdedRelu: return x >= a ? x : A(0);
       case kScaledTanh: return a * math::tanh(b * x);
       case kHardSigmoid: return held(a * x + b, A(0), A(1));
       case kElu: return x < A(0) ? a * math::expm1(x) : x;

@@ -64,6 +64,7 @@ def check_everywhere(
 
 
 ONE = np.ones(2, np.float32)
+TWO = np.arange(3, dtype=np.float32)
 WORDS = np.array(["a", "ü", ""], object)
 # Some of everything, host and device by turns.
 MIXED = parse(

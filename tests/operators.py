@@ -13,9 +13,8 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.demands import require_at_least, require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import contiguous_strides
-from gpuexec.graphs import Graph, Node, Value, check
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.spec import DeclaredSpec, TensorSpec
+from gpuexec.spec import TensorSpec
 
 FLOAT = np.dtype(np.float32)
 INT = np.dtype(np.int64)
@@ -278,55 +277,6 @@ class Watched(Operator):
         if x.shape[0] < 3:
             emit.temp((4,), FLOAT)
         launch(emit, f"watched<{kind}>", [x, y], [1])
-
-
-class GraphBuilder:
-    """Builds a graph node by node.
-
-    >>> build = GraphBuilder()
-    >>> x = build.input("x", "n", 4)
-    >>> graph = build.graph(build.node(Scale(), x))
-    """
-
-    def __init__(self) -> None:
-        self._inputs: list[Value] = []
-        self._nodes: list[Node] = []
-        self._constants: dict[Value, Array] = {}
-
-    def input(self, name: str, *dims: int | str | None, dtype: np.dtype[Any] = FLOAT) -> Value:
-        value = Value(name, DeclaredSpec(dtype, dims))
-        self._inputs.append(value)
-        return value
-
-    def constant(self, array: Array, name: str = "") -> Value:
-        value = Value(name or f"c{len(self._constants)}")
-        array = np.asarray(array)
-        array.flags.writeable = False
-        self._constants[value] = array
-        return value
-
-    def node(self, op: Operator, *inputs: Value | None, name: str = "") -> Value:
-        return self.nodes(op, *inputs, count=1, name=name)[0]
-
-    def nodes(self, op: Operator, *inputs: Value | None, count: int, name: str = "") -> list[Value]:
-        name = name or f"{type(op).__name__.lower()}{len(self._nodes)}"
-        outputs = [Value(f"{name}.{i}" if count > 1 else f"{name}.out") for i in range(count)]
-        self._nodes.append(Node(op, inputs, tuple(outputs), name))
-        return outputs
-
-    def graph(self, *outputs: Value) -> Graph:
-        graph = Graph(tuple(self._inputs), outputs, tuple(self._nodes), self._constants, "test")
-        check(graph)
-        return graph
-
-
-def compute_graph(graph: Graph, arrays: dict[str, Array]) -> list[Array]:
-    """Return the outputs of a graph by calling ``compute`` node after node: the oracle for plans."""
-    content: dict[Value, Any] = {value: arrays[value.name] for value in graph.inputs} | dict(graph.constants)
-    for node in graph.nodes:
-        results = node.operator.compute(*[None if v is None else content[v] for v in node.inputs])
-        content.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
-    return [np.array(content[value]) for value in graph.outputs]
 
 
 def meet(barrier: threading.Barrier) -> Callable[[Array], Array]:

@@ -7,7 +7,8 @@ import random
 import numpy as np
 
 from gpuexec.graphs import Graph, Value
-from tests.operators import Flip, GraphBuilder, Halves, Join, Scale, Sum
+from tests.graph_builder import GraphBuilder
+from tests.operators import Flip, Halves, Join, Scale, Sum
 
 
 def random_graph(seed: int, nodes: int = 20) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from gpuexec.containers import (
     unpack,
 )
 from gpuexec.errors import InputError
-from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec
+from gpuexec.spec import DTYPES, MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, DTypeRow, dtype_row
 from tests.objects import are_equal
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -32,6 +33,11 @@ A = np.arange(3, dtype=np.float32)
 FLOATS, TEXTS = DeclaredSpec(F32, None), DeclaredSpec(STRING, ("k",))
 SEQ, OPT = DeclaredSpec(SEQUENCE, (), FLOATS), DeclaredSpec(OPTIONAL, (), FLOATS)
 SCORES = DeclaredSpec(SEQUENCE, (), DeclaredSpec(MAP, (), DeclaredSpec(F32, ()), STRING))
+
+
+def numbers(name: str) -> DeclaredSpec:
+    """Return the type of a sequence of tensors of a type."""
+    return DeclaredSpec(SEQUENCE, (), DeclaredSpec(dtype_row(name).numpy, None))
 
 
 def test_containers_are_arrays_whose_dtype_tells_what_they_are() -> None:
@@ -59,10 +65,23 @@ def test_strings_come_in_any_form_and_leave_as_str(given_words: Any) -> None:
     assert all(type(item) is str for item in made)
 
 
-@pytest.mark.parametrize(("shape", "content"), [((), "a"), ((0, 2), np.empty((0, 2), "U3")), ((1, 2), [["a", "b"]])])
+@pytest.mark.parametrize(
+    ("shape", "content"), [((), "a"), ((0,), []), ((0, 2), np.empty((0, 2), "U3")), ((1, 2), [["a", "b"]])]
+)
 def test_strings_have_any_shape(shape: tuple[int, ...], content: Any) -> None:
     made = to_strings(content)
     assert (made.shape, made.dtype) == (shape, STRING)
+
+
+def test_strings_keep_their_last_characters_and_take_the_room_they_need() -> None:
+    assert to_strings(["a\0", b"\0"]).tolist() == ["a\0", "\0"] and to_strings("a\0").item() == "a\0"
+    assert unpack(pack(["a\0"], DeclaredSpec(SEQUENCE, ())))[0].item() == "a\0"
+    tracemalloc.start()
+    try:
+        to_strings(["a" * 1_000_000, *"b" * 99])
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_strings_are_a_copy() -> None:
@@ -75,7 +94,10 @@ def test_strings_are_a_copy() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (3, "expected strings, got int64"),
+        (np.array([3]), "expected strings, got int64"),
+        (3, "an element of type int"),
+        (["a", 1], "an element of type int"),
+        (["a", ["b"]], "an element of type list"),
         ([b"\xff"], "is not text in UTF-8"),
         (np.array(["a", None], object), "an element of type NoneType"),
         (make_sequence([]), "expected strings, got sequence"),
@@ -108,6 +130,17 @@ def test_what_is_packed_is_unpacked_again(content: Any, declared: DeclaredSpec) 
     assert pack(packed, declared) is packed
 
 
+@pytest.mark.parametrize("row", DTYPES, ids=lambda row: row.name)
+def test_numbers_of_python_become_any_type_that_holds_them(row: DTypeRow) -> None:
+    one = True if row.kind == "bool" else 1
+    made = pack([[one], one, []], DeclaredSpec(SEQUENCE, (), DeclaredSpec(row.numpy, None)))
+    assert [(item.dtype, item.astype(np.float64).tolist()) for item in read_sequence(made)] == [
+        (row.numpy, [1.0]),
+        (row.numpy, 1.0),
+        (row.numpy, []),
+    ]
+
+
 def test_numbers_are_brought_to_the_declared_type_and_copied() -> None:
     source = A.copy()
     first, second = read_sequence(pack([source, [1, 2.5]], SEQ))
@@ -136,6 +169,15 @@ def test_numbers_are_brought_to_the_declared_type_and_copied() -> None:
         ({"a": A}, DeclaredSpec(MAP, (), FLOATS, I64), "expected keys of type int64, got 'a'"),
         ({1.5: A}, DeclaredSpec(MAP, ()), "expected keys of type int or str, got 1.5"),
         ([1j], DeclaredSpec(SEQUENCE, ()), "element 0: Element type dtype"),
+        ([[1, [2]]], SEQ, r"element 0: expected float32\[...\], got a list that is no array"),
+        ([[2**40]], numbers("int32"), "element 0: expected int32, got 1099511627776, which is beyond that"),
+        ([[1, -1]], numbers("uint64"), "got -1, which is beyond that"),
+        ([[2**63]], numbers("int64"), "got 9223372036854775808, which is beyond that"),
+        ([np.int64(9)], numbers("int4"), r"expected int4\[...\], got int64\[\]"),
+        ([[1, 7e4]], numbers("float16"), "got 70000.0, which is beyond that"),
+        ([[1.5]], numbers("int64"), r"expected int64\[...\], got float64\[1\]"),
+        ([[1]], numbers("bool"), r"expected bool\[...\], got int64\[1\]"),
+        ([[True]], numbers("int32"), r"expected int32\[...\], got bool\[1\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(content: Any, declared: DeclaredSpec, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,6 +96,12 @@ def test_attributes_of_all_kinds_come_back() -> None:
     assert [v and v.name for v in (*node.inputs, *node.outputs)] == ["x", None, "y", None]
 
 
+def test_nodes_still_know_what_they_are_part_of() -> None:
+    graph = graph_of(Odd())
+    part = replace(graph, nodes=(replace(graph.nodes[0], part_of="Whole 'w'"),))
+    assert [node.part_of for node in pass_through(part).nodes] == ["Whole 'w'"]
+
+
 def test_attribute_that_is_no_data_is_refused_with_its_node() -> None:
     with pytest.raises(gx.InputError, match="Odd 'odd': an attribute is a set") as caught:
         encode_graph(graph_of(Odd(whatever={1})), lambda array, name: 0)
@@ -127,6 +133,9 @@ def altered(change: Callable[[Any], None]) -> Any:
         (lambda d: d["values"].append(["v", ["float32", [1] * 65]]), "more than 64"),
         (lambda d: d["values"].append(["v", ["object", []]]), "Element type 'object' is not supported"),
         (lambda d: d["values"].append([3, None]), "the name of a value is '3'"),
+        (lambda d: d.update(parts_of=3), "no parts_of"),
+        (lambda d: d.update(parts_of=[]), "of each node what it is part of"),
+        (lambda d: d.update(parts_of=[3]), "of each node what it is part of"),
     ],
 )
 def test_data_that_is_no_graph_is_refused(change: Callable[[Any], None], message: str) -> None:

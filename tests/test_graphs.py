@@ -9,9 +9,22 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import ModelError
-from gpuexec.graphs import Graph, Node, RawNode, Value, bodies, check, walk, with_bodies
+from gpuexec.graphs import (
+    Graph,
+    Node,
+    RawNode,
+    Value,
+    bodies,
+    check,
+    find_free,
+    list_needed,
+    take_free,
+    walk,
+    with_bodies,
+)
 from gpuexec.operator import Operator
-from tests.operators import GraphBuilder, Scale, Sum
+from tests.graph_builder import GraphBuilder
+from tests.operators import Scale, Sum
 
 X, Y, Z = Value("x"), Value("y"), Value("z")
 
@@ -102,3 +115,17 @@ RAW = RawNode("Op", "", "n", ("a",), ("o",), {"axis": 1, "old": 2}, 11)
 def test_raw_nodes_are_rewritten_to_new_ones(change: Callable[[RawNode], object], expected: object) -> None:
     assert change(RAW) == expected
     assert RAW.attributes == {"axis": 1, "old": 2} and not RAW.constants
+
+
+def test_what_outputs_need_is_found_up_to_what_is_given() -> None:
+    first, second, aside = node(X, Y, "first"), node(Y, Z, "second"), node(X, Value("w"), "aside")
+    assert list_needed([first, second, aside], [Z]) == ([first, second], {X, Y, Z})
+    assert list_needed([first, second, aside], [Z], {Y}) == ([second], {Y, Z})
+    assert list_needed([first, second, aside], [Z], {Z}) == ([], {Z})
+
+
+def test_free_names_are_numbered_from_2() -> None:
+    taken = {"x", "x.2"}
+    assert find_free("y", taken) == "y" and find_free("x", taken, {"x.3"}) == "x.4"
+    assert [take_free("x", taken), take_free("x", taken)] == ["x.3", "x.4"]
+    assert taken == {"x", "x.2", "x.3", "x.4"}

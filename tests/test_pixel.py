@@ -21,8 +21,8 @@ from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.features.held import held_worker
+from tests.foreign_arrays import DlpackArray, InterfaceArray
 from tests.small_models import affine, expect_affine, make_model
-from tests.test_interop import DlpackArray, InterfaceArray
 
 PIXEL = gx.BackendType.SIMULATOR_PIXEL
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

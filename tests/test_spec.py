@@ -26,6 +26,7 @@ from gpuexec.spec import (
     holds_numbers,
     is_container,
     is_host_object,
+    name_dtype,
 )
 
 
@@ -81,6 +82,12 @@ def test_specs_of_host_objects_name_what_they_are() -> None:
     assert str(DeclaredSpec(SEQUENCE, (), DeclaredSpec(OPTIONAL, (), item))) == "sequence(optional(float32[?,3]))"
     assert str(DeclaredSpec(MAP, (), item, STRING)) == "map(string, float32[?,3])"
     assert str(DeclaredSpec(SEQUENCE, ())) == "sequence()"
+
+
+def test_numpys_own_texts_are_strings_to_people() -> None:
+    words = (np.array(["ab"]), np.array([b"ab"]), np.array(["ab"], np.dtypes.StringDType()), np.array(["ab"], object))
+    assert [name_dtype(array.dtype) for array in words] == ["string"] * 4
+    assert name_dtype(np.dtype(np.complex64)) == "complex64"
 
 
 @pytest.mark.parametrize("dtype", [14, "complex64", np.dtype("U3"), np.complex64, 0, "float128"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -166,9 +167,9 @@ def test_copy_into_another_shape_or_a_workers_tensor_is_refused(worker: gx.Worke
     worker.schedule(ramp(2, 3))
     copy = worker.copy_output()
     other = worker.schedule(ramp(4, 3)).peek_output()
-    for out in (copy, other):
+    for out in (copy, other, np.zeros((4, 3), np.float32)):
         with pytest.raises(gx.InputError, match="copy_output"):
-            worker.copy_output(out=out)
+            worker.copy_output(out=out)  # type: ignore[arg-type]
 
 
 # ---- what there is to know
@@ -250,12 +251,12 @@ def test_wait_that_nobody_asked_for_is_counted() -> None:
         pending = producer.schedule(ramp(2, 3)).peek_output()
         counted = threading.Event()
 
-        class Syncs(list[tuple[str, str]]):
+        class Syncs(deque[tuple[str, str]]):
             def append(self, row: tuple[str, str]) -> None:
                 super().append(row)
                 counted.set()
 
-        consumer._engine.syncs.waits = Syncs()
+        consumer._engine.syncs._waits = Syncs()
         scheduling = threading.Thread(target=consumer.schedule, args=(pending,))
         scheduling.start()
         assert counted.wait(60)
@@ -263,3 +264,20 @@ def test_wait_that_nobody_asked_for_is_counted() -> None:
         scheduling.join()
         assert [what for what, _ in consumer.report().host_syncs] == ["run 0"]
         assert "host wait for run 0" in consumer.summary()
+
+
+def test_what_is_of_another_kind_is_refused_before_any_work() -> None:
+    refused: Any = 3
+    with pytest.raises(gx.InputError, match=r"A Worker takes a Model, as gpuexec\.load gives, got a int"):
+        gx.Worker(refused)
+    with gx.Worker(affine(), backend=CPU) as worker:
+        with pytest.raises(gx.InputError, match=r"tap takes reducers by name, .* got a int"):
+            worker.tap(refused)
+        for call in (
+            lambda: gx.Worker(affine(), backend=CPU, progress=refused),
+            lambda: worker.prepare((2, 3), progress=refused),
+            lambda: gx.load(b"", progress=refused),
+            lambda: gx.Program.build({"m": affine()}).load_method("m", backend=CPU, progress=refused),
+        ):
+            with pytest.raises(gx.InputError, match="progress takes a function of a Progress, or None, got a int"):
+                call()

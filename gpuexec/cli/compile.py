@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.cli.array_files import load_arrays
 from gpuexec.cli.feeds import make_random
 from gpuexec.cli.sources import SUFFIX
 from gpuexec.errors import GpuexecError, InputError
@@ -177,11 +178,9 @@ def _read_cases(methods: Mapping[str, Model], items: Sequence[str]) -> dict[str,
 
 
 def _read_case(model: Model, path: str) -> Case:
-    try:
-        with np.load(path, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"{path} is no .npz file of arrays: {error}") from error
+    arrays = load_arrays(path)
+    if not isinstance(arrays, dict):
+        raise InputError(f"{path} is no .npz file of arrays by name.")
     inputs, outputs = {port.name for port in model.inputs}, {port.name for port in model.outputs}
     unknown = sorted(arrays.keys() - inputs - outputs)
     if unknown:

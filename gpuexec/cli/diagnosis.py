@@ -16,7 +16,6 @@ from gpuexec.diagnosing.observing import run_plainly
 from gpuexec.errors import InputError
 from gpuexec.importer.oracle import ENGINES, run_oracle
 from gpuexec.inspecting.gaps import ATOL
-from gpuexec.inspecting.gaps import RTOL as GAP_RTOL
 from gpuexec.loading import load
 from gpuexec.model import Model
 from gpuexec.runtime.backend import Backend, BackendType
@@ -76,8 +75,8 @@ def diagnose(options: argparse.Namespace, backend: Backend, reason: str) -> int:
 def _print_gap(
     console: Console, model: Model, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace
 ) -> int:
-    rtol = GAP_RTOL if options.rtol is None else options.rtol
-    report = measure_gap(model, dict(feeds), backend, _read_against(options.gap), rtol=rtol, atol=_choose_atol(options))
+    against = _read_against(options.gap)
+    report = measure_gap(model, dict(feeds), backend, against, rtol=options.rtol, atol=options.atol)
     console.print(str(report), markup=False)
     for row in report.worst(3):
         if row.alone is not None and row.alone.share > 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from gpuexec.cli.array_files import load_array, load_arrays, split_key
 from gpuexec.cli.leaves import read_json
 from gpuexec.containers import make_blank, pack, to_strings, unpack
 from gpuexec.errors import InputError
@@ -115,34 +116,26 @@ def read_feeds(
 
 def _fit_given(port: ModelPort, given: Any, rows: slice, notes: list[str]) -> Any:
     """Return what is given for an input as it takes it; what came as text is of the type that the input declares."""
-    if is_container(port.spec.dtype):
-        try:
+    is_array = isinstance(given, np.ndarray)
+    try:
+        if is_container(port.spec.dtype):
             return unpack(pack(given, port.spec))
-        except InputError as error:
-            raise InputError(f"Input {port.name!r}: {error}", value=port.name) from None
-    if not isinstance(given, np.ndarray):
-        try:
-            given = np.asarray(given, port.spec.dtype)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"Input {port.name!r} expects {port.spec}: {error}.", value=port.name) from error
+        given = given if is_array else pack(given, replace(port.spec, dims=None))
+    except InputError as error:
+        raise InputError(f"Input {port.name!r}: {error}", value=port.name) from None
     return fit(port, given[rows] if given.ndim else given, notes)
 
 
 def read_array(item: str, rows: slice) -> Array:
     """Return one array from ``FILE.npy`` or ``FILE.npz:KEY``."""
-    path, key = _split_key(item)
-    loaded = np.load(path)
-    if isinstance(loaded, np.ndarray):
-        return loaded[rows]
-    if key is None:
-        raise InputError(f"{path} holds {', '.join(loaded.files)}; name one: {path}:{loaded.files[0]}.")
-    return np.asarray(loaded[key])[rows]
+    return load_array(item)[rows]
 
 
 def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
     """Return the array with the dtype and rank the input declares, where that loses nothing; note what was done."""
     done = []
-    if array.dtype != port.spec.dtype and np.can_cast(array.dtype, port.spec.dtype, "safe"):
+    is_other = array.dtype != port.spec.dtype and not is_host_object(port.spec.dtype)
+    if is_other and np.can_cast(array.dtype, port.spec.dtype, "safe"):
         done.append(f"{array.dtype} to {port.spec.dtype}")
         array = array.astype(port.spec.dtype)
     dims = port.spec.dims
@@ -181,26 +174,20 @@ def _read(model: Model, item: str) -> dict[str, Any]:
     name, equals, rest = item.partition("=")
     if not equals:
         name, rest = "", item
-    path, key = _split_key(rest)
+    path, key = split_key(rest)
     if path.suffix == ".json":
         return read_json(path, name)
-    loaded = np.load(path)
+    if key is not None:
+        return {name or model.inputs[0].name: load_array(rest)}
+    loaded = load_arrays(path)
     if isinstance(loaded, np.ndarray):
         return {name or model.inputs[0].name: loaded}
-    if key is not None:
-        return {name or model.inputs[0].name: np.asarray(loaded[key])}
     names = {each.name for each in model.inputs}
-    found = {each: np.asarray(loaded[each]) for each in loaded.files if each in names}
-    if "input_names" in loaded.files:
-        found.update({str(each): np.asarray(loaded[f"in_{i}"]) for i, each in enumerate(loaded["input_names"])})
+    found = {each: array for each, array in loaded.items() if each in names}
+    numbered = zip(loaded.get("input_names", ()), range(len(loaded)), strict=False)
+    found.update({str(each): loaded[f"in_{i}"] for each, i in numbered if f"in_{i}" in loaded})
     if not found:
         raise InputError(
-            f"{path} holds {', '.join(loaded.files)}, none of them an input ({', '.join(sorted(names))}); "
-            "use NAME=FILE:KEY."
+            f"{path} holds {', '.join(loaded)}, none of them an input ({', '.join(sorted(names))}); use NAME=FILE:KEY."
         )
     return found
-
-
-def _split_key(text: str) -> tuple[Path, str | None]:
-    path, colon, key = text.rpartition(":")
-    return (Path(path), key) if colon and path.endswith(".npz") else (Path(text), None)

@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from typing import Any
 
+from gpuexec.cli.console import open_console
 from gpuexec.cli.program_rows import print_program
 from gpuexec.cli.sources import is_program
 from gpuexec.graphs import walk
@@ -23,23 +24,23 @@ def add_parser(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = open_console()
     if is_program(options.model):
         print_program(console, options.model)
         return 0
     model = load(options.model)
     info = model.info
     console.print(
-        f"[bold]{options.model}[/bold]: opset {info.opset}, IR {info.ir_version}, by {info.producer or 'unknown'}"
+        f"[bold]{escape(options.model)}[/bold]: opset {info.opset}, IR {info.ir_version}, "
+        f"by {escape(info.producer) or 'unknown'}"
     )
     ports = Table("", "name", "type", box=None)
     for kind, rows in (("input", model.inputs), ("output", model.outputs)):
         for port in rows:
-            ports.add_row(kind, port.name, escape(str(port.spec)))
+            ports.add_row(kind, escape(port.name), escape(str(port.spec)))
     console.print(ports)
     graphs = list(walk(model.graph))
     weights = sum(array.nbytes for graph in graphs for array in graph.constants.values())

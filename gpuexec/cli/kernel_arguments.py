@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gpuexec.cli.array_files import load_array
 from gpuexec.errors import InputError
 
 Array = np.ndarray[Any, Any]
@@ -61,7 +62,7 @@ def _parse(text: str, rng: np.random.Generator) -> Array | np.generic | bytes | 
     if text.strip() in ("null", "nullptr"):
         return None
     if text.startswith("="):
-        return _load(text[1:])
+        return np.ascontiguousarray(load_array(text[1:]))
     array = _ARRAY.fullmatch(text)
     if array is not None:
         shape = tuple(int(extent) for extent in array["shape"].split(","))
@@ -105,18 +106,8 @@ def _fill(shape: tuple[int, ...], dtype: np.dtype[Any], content: str, rng: np.ra
         case "arange":
             return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     if Path(content.partition(".npz:")[0]).suffix == ".npy" or ".npz:" in content:
-        loaded = _load(content)
+        loaded = np.ascontiguousarray(load_array(content))
         if loaded.shape != shape or loaded.dtype != dtype:
             raise ValueError(f"the file holds {loaded.dtype}{list(loaded.shape)}, expected {dtype}{list(shape)}")
         return loaded
     return np.full(shape, _scalar(dtype, content), dtype)
-
-
-def _load(text: str) -> Array:
-    path, colon, key = text.rpartition(":")
-    loaded = np.load(path if colon and path.endswith(".npz") else text)
-    if isinstance(loaded, np.ndarray):
-        return np.ascontiguousarray(loaded)
-    if not colon or key not in loaded.files:
-        raise ValueError(f"the file holds {', '.join(loaded.files)}; name one, as in FILE.npz:{loaded.files[0]}")
-    return np.ascontiguousarray(loaded[key])

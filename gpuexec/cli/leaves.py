@@ -62,12 +62,23 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def write_outputs(path: Path, outputs: Mapping[str, Any]) -> None:
-    """Write outputs to a ``.json`` file, containers as lists, null and objects; or to an ``.npz`` file by leaves."""
+    """Write outputs to a ``.json`` file, containers as lists, null and objects; or to an ``.npz`` file by leaves.
+
+    Raises:
+        InputError: Text ends in NUL, which no ``.npz`` file keeps.
+    """
     if path.suffix == ".json":
         path.write_text(json.dumps({name: _to_json(value) for name, value in outputs.items()}) + "\n")
         return
-    plain = {k: v.astype(str) if is_host_object(v.dtype) else v for k, v in list_all_leaves(outputs).items()}
+    plain = {k: _to_text(k, v) if is_host_object(v.dtype) else v for k, v in list_all_leaves(outputs).items()}
     np.savez(path, allow_pickle=False, **plain)
+
+
+def _to_text(name: str, array: Array) -> Array:
+    text = array.astype(str)
+    if not (text == array).all():
+        raise InputError(f"Output {name!r} has text that ends in NUL, which no .npz file keeps: write it to .json.")
+    return text
 
 
 def _to_json(value: Any) -> Any:

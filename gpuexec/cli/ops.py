@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import gpuexec.ops  # noqa: F401  fills the registry
+from gpuexec.cli.console import open_console
+from gpuexec.cli.operator_examples import find_examples
+from gpuexec.cli.operator_types import Taken, list_taken
+from gpuexec.errors import InputError
+from gpuexec.graphs import RawNode
+from gpuexec.importer.nodes import upgrade_node
 from gpuexec.importer.versions import Form, list_forms
-from gpuexec.operator import Operator, decomposition_for, find_operator, operator_names, upgraded_names
+from gpuexec.operator import Operator, decomposition_for, find_operator, operator_names, qualified, upgraded_names
+from gpuexec.spec import DTYPES, dtype_row, is_host_object
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _KERNELS, _PARTS, _BODY, _RENAMED = "kernels", "parts", "inlined", "another form"
+_BLITS, _HOST = "blits", "host"
+# Titles of columns, and how wide they get before they wrap, so that the types have room in 120 characters.
+_COLUMNS = (("operator", None), ("versions", 11), ("on a device", 20), ("on GPU_PIXEL", 22), ("types of inputs", None))
 # Domains of operators that passes put into graphs: no file has them.
 _INNER = ("gpuexec", "test")
-_SHORT = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i"}
+# What `shorten` writes: a letter and a width, or a word for types that come together.
+_POWERS = "float8e8m0"  # a scale, and apart from the other floats of 8 bits
+_FAMILIES = (("i", "int", (2, 4, 8, 16, 32, 64)), ("u", "uint", (2, 4, 8, 16, 32, 64)), ("f", "float", (16, 32, 64)))
+_GROUPS = {
+    f"f{bits}": frozenset(row.name for row in DTYPES if row.name.startswith(f"float{bits}e") and row.name != _POWERS)
+    for bits in (4, 6, 8)
+}
+# Opsets, numbers of inputs and attributes with which forms that are no more become what they become: the first that do.
+_OPSETS, _COUNTS = (9, 1), (2, 1, 3, 4)
+_ATTRIBUTES: tuple[Mapping[str, Any], ...] = ({}, {"bias": (0.0,)})
+_NOTHING = Taken((), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +53,26 @@ class OperatorRow:
         device: ``"kernels"``; ``"parts"``: other operators take its place, or those of its bodies are run;
             ``"inlined"``: those of the body that ONNX gives it; ``"another form"``: it is another operator with other
             attributes or inputs; ``"host"``; ``""``: it is not there.
-        reason: Why the host, or, of what has kernels, when the host all the same.
-        types: Element types; empty where no schema says.
+        reason: Why the host, or, of what has kernels, when the host all the same; of another form, which operator.
+        pixel: ``"blits"``, with the types of an input that have them where not all do; ``"host"``, with the names of
+            the parts that run there; ``""``: its graphs decide, or nobody says.
+        types: Element types of each input, as `infer` takes them; of what has no inputs, those that it gives; of what
+            is inlined or has graphs, those of ONNX's schema, all in one.
     """
 
     name: str
     versions: tuple[int, ...]
     device: str
     reason: str
-    types: tuple[str, ...]
+    pixel: str
+    types: tuple[tuple[str, ...], ...]
+
+    @property
+    def place(self) -> str:
+        """What runs it, and why."""
+        if self.device == _RENAMED and self.reason:
+            return f"as {self.reason}"
+        return f"{self.device}: {self.reason}" if self.reason else self.device
 
 
 def add_parser(commands: Any) -> None:
@@ -45,9 +80,9 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "ops",
         help="say which operators there are, where each runs, and for which element types",
-        description="Every operator that models may have: its versions, what runs it on a device, its element types. "
-        "All run on the CPU; strings, sequences, optionals and maps lie on the host everywhere. What has no blit on "
-        "GPU_PIXEL is named by gpuexec explain.",
+        description="Every operator that models may have: its versions, what runs it on a device (GPU_COMPUTE and "
+        "SIMULATOR) and on GPU_PIXEL, the element types of its inputs in their order, equal ones once. All run on the "
+        "CPU; strings, sequences, optionals and maps lie on the host everywhere.",
     )
     parser.add_argument("pattern", nargs="?", default="", help="a regular expression of names, like '^Reduce'")
     parser.add_argument("--host", action="store_true", help="only what runs on the host, with the reason")
@@ -57,37 +92,62 @@ def add_parser(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
-    from rich.console import Console
-    from rich.table import Table
-
-    rows = [row for row in list_rows() if re.search(options.pattern, row.name)]
+    rows = list_rows(options.pattern)
     if options.host:
-        rows = [row for row in rows if row.device == "host"]
-    console = Console(highlight=False)
+        rows = [row for row in rows if row.device == _HOST]
+    console = open_console()
     if not options.count:
-        table = Table("operator", "versions", "on a device", "element types", box=None)
-        for row in rows:
-            where = f"{row.device}: {row.reason}" if row.reason else row.device or "-"
-            table.add_row(row.name, " ".join(map(str, row.versions)) or "-", where, shorten(row.types) or "-")
-        console.print(table)
+        console.print(_make_table(rows))
     for line in count_rows(rows):
         console.print(line, markup=False)
     return 0
 
 
-def list_rows() -> list[OperatorRow]:
-    """Return every operator that a file may have: those of ONNX, and those registered beside them."""
+def _make_table(rows: Sequence[OperatorRow]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title, width in _COLUMNS:
+        table.add_column(title, max_width=width, no_wrap=title == _COLUMNS[0][0], overflow="fold")
+    domain = None
+    for row in rows:
+        own, bare = split_name(row.name)
+        if own != domain:
+            table.add_row(f"[bold]{own or 'ai.onnx'}[/bold]")
+        domain = own
+        versions = " ".join(map(str, row.versions)) or "-"
+        types = " | ".join(dict.fromkeys(map(shorten, row.types))) or "-"
+        table.add_row(f" {bare}", versions, row.place or "-", row.pixel or "-", types)
+    return table
+
+
+def list_rows(pattern: str = "") -> list[OperatorRow]:
+    """Return what a file may have and a pattern finds: operators of ONNX, and those registered beside them.
+
+    Raises:
+        InputError: The pattern is no regular expression, or an operator does not take its own example.
+    """
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"{pattern!r} is no regular expression: {error}.") from error
     forms = list_forms()
     names = {*forms, *operator_names(), *upgraded_names()}
-    rows = [make_row(name, forms.get(name)) for name in sorted(names) if name.partition(".")[0] not in _INNER]
-    return sorted(rows, key=lambda row: (split_name(row.name)[0], row.name))
+    chosen = [name for name in names if name.partition(".")[0] not in _INNER and wanted.search(name)]
+    return [make_row(name, forms.get(name)) for name in sorted(chosen, key=lambda name: (split_name(name)[0], name))]
 
 
 def make_row(name: str, form: Form | None) -> OperatorRow:
     """Return the row of an operator by what is registered for it."""
-    device, reason = _place(name, find_operator(name), form)
-    versions, types = (form.versions, form.types) if form is not None else ((), ())
-    return OperatorRow(name, versions, device, reason, types)
+    found = find_operator(name)
+    device, reason = _place(name, found, form)
+    taken = _NOTHING if found is None else list_taken(find_examples(found))
+    if device == _RENAMED:
+        reason, taken = _find_newest(name)
+    types = taken.types or (() if form is None or not form.types else (form.types,))
+    return OperatorRow(
+        name, () if form is None else form.versions, device, reason, _place_pixel(name, device, reason, taken), types
+    )
 
 
 def _place(name: str, found: type[Operator] | None, form: Form | None) -> tuple[str, str]:
@@ -97,16 +157,50 @@ def _place(name: str, found: type[Operator] | None, form: Form | None) -> tuple[
         return (_BODY if form is not None and form.has_body else ""), ""
     if decomposition_for(name) is None and found.lower is not None:
         return _KERNELS, found.host_reason
-    return ("host", found.host_reason) if found.host_reason else (_PARTS, "")
+    return (_HOST, found.host_reason) if found.host_reason else (_PARTS, "")
+
+
+def _place_pixel(name: str, device: str, reason: str, taken: Taken) -> str:
+    """Return what a device of textures makes of an operator, by what it takes there."""
+    if device == _HOST or not taken.drawn:
+        return _HOST if device == _HOST else ""
+    if not any(taken.drawn):
+        parts = [split_name(part)[1] for part in taken.undrawn if part not in (name, reason)]
+        return f"{_HOST}: {' '.join(parts)}" if parts else _HOST
+    for types, drawn in zip(taken.types, taken.drawn, strict=True):
+        if set(drawn) != {each for each in types if not is_host_object(dtype_row(each).numpy)}:
+            return f"{_BLITS}: {shorten(drawn)}"
+    return _BLITS
+
+
+def _find_newest(name: str) -> tuple[str, Taken]:
+    """Return the operators that a form becomes, and what the one takes that takes its first input."""
+    domain, bare = split_name(name)
+    for opset, count, attributes in itertools.product(_OPSETS, _COUNTS, _ATTRIBUTES):
+        inputs = tuple([f"x{i}" for i in range(count)])
+        try:
+            made = upgrade_node(RawNode(bare, domain, "node", inputs, ("y",), attributes, opset))
+        except (InputError, LookupError):
+            continue
+        nodes = [(qualified(node.op_type, node.domain), node) for node in (*made.before, made)]
+        first = next((find_operator(each) for each, node in nodes if inputs[0] in node.inputs), None)
+        if first is not None:
+            taken = list_taken(find_examples(first))
+            names = dict.fromkeys(each for each, _ in nodes)
+            return ", ".join(names), taken if len(nodes) == 1 else replace(taken, drawn=())
+    return "", _NOTHING
 
 
 def count_rows(rows: Sequence[OperatorRow]) -> list[str]:
-    """Return a line for each domain: how many operators, and where they run."""
+    """Return a line for each domain: how many operators, where they run, and how many have blits."""
     lines = []
     for domain in dict.fromkeys(split_name(row.name)[0] for row in rows):
-        counts = Counter(row.device or "not there" for row in rows if split_name(row.name)[0] == domain)
-        told = ", ".join(f"{count} {device}" for device, count in counts.most_common())
-        lines.append(f"{domain or 'ai.onnx'}: {sum(counts.values())} operators ({told})")
+        own = [row for row in rows if split_name(row.name)[0] == domain]
+        told = ", ".join(
+            f"{count} {device}" for device, count in Counter(row.device or "-" for row in own).most_common()
+        )
+        drawn = sum(row.pixel.startswith(_BLITS) for row in own)
+        lines.append(f"{domain or 'ai.onnx'}: {len(own)} operators ({told}), {drawn} with blits")
     return lines
 
 
@@ -117,5 +211,26 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def shorten(types: Sequence[str]) -> str:
-    """Return element types in few letters: f32 for float32, i4 for int4; float8e5m2 is f8e5m2."""
-    return " ".join([re.sub("^(bfloat|float|uint|int)", lambda found: _SHORT[found[0]], name) for name in types])
+    """Return element types in few letters: f32 for float32, i8-64 for all from int8 to int64, f8 for all of 8 bits."""
+    left = dict.fromkeys(types)
+    words = ["bool"] if "bool" in left else []
+    for letter, family, widths in _FAMILIES:
+        here = [width for width in widths if f"{family}{width}" in left]
+        words += _join_widths(letter, here, widths)
+        left = {name: None for name in left if name not in ("bool", *(f"{family}{width}" for width in here))}
+    for short, members in _GROUPS.items():
+        if members <= set(left):
+            words.append(short)
+            left = {name: None for name in left if name not in members}
+    return " ".join((*words, *(re.sub("^(b?)float", r"\1f", name) for name in left)))
+
+
+def _join_widths(letter: str, here: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
+    """Yield words for widths; three and more that follow each other are one."""
+    rest = list(here)
+    while rest:
+        start = widths.index(rest[0])
+        run = [each for each, width in zip(rest, widths[start:], strict=False) if each == width]
+        run = run if len(run) > 2 else run[:1]
+        yield f"{letter}{run[0]}" if len(run) == 1 else f"{letter}{run[0]}-{run[-1]}"
+        rest = rest[len(run) :]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gpuexec.cli.console import open_console
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
@@ -23,8 +23,10 @@ from gpuexec.profiling.tables import print_summary, spell
 from gpuexec.runtime.backend import BackendType
 from gpuexec.worker import Worker
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Array = np.ndarray[Any, Any]
-_WIDTH = 150
 
 
 def add_parser(commands: Any) -> None:
@@ -49,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     if options.runs < 1 or options.warmup < 0:
         raise InputError(f"--runs must be at least 1 and --warmup 0, got {options.runs} and {options.warmup}.")
-    console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
+    console = open_console()
     profiler = Profiler(keep_runs=options.runs + options.warmup, nvtx=options.nvtx)
     with profiler:
         opened = open_model(options.model, options.method)

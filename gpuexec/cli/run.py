@@ -49,6 +49,7 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False, soft_wrap=True)
     rows = parse_rows(options.rows)
@@ -65,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         show_progress(console) as tell,
         Worker(model, backend=BackendType(options.backend), progress=tell) as worker,
     ):
-        console.print(f"[bold]{options.model}[/bold]: {len(model.graph.nodes)} nodes")
+        console.print(f"[bold]{escape(options.model)}[/bold]: {len(model.graph.nodes)} nodes")
         for port in model.inputs:
             console.print(f"  input   {port}", markup=False)
         for port in model.outputs:
@@ -99,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
             show(console, next(iter(feeds.values())), first, labels, options.show)
         if options.output:
             write_outputs(Path(options.output), outputs)
-            console.print(f"written to {options.output}")
+            console.print(f"written to {options.output}", markup=False)
     return status
 
 
@@ -151,7 +152,9 @@ def _check(console: Console, path: str, feeds: dict[str, Any], outputs: dict[str
         same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
         error = float(np.max(np.where(same, 0.0, np.abs(got - wanted)), initial=0.0))
         scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
-        console.print(f"check {name}: maximum error {error:.3g} (largest value {scale:.3g}) against {oracle}")
+        console.print(
+            f"check {name}: maximum error {error:.3g} (largest value {scale:.3g}) against {oracle}", markup=False
+        )
         worst = max(worst, error / max(scale, 1e-30)) if not np.isnan(error) else np.inf
     return 0 if worst <= 1e-3 else 1
 

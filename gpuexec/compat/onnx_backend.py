@@ -250,11 +250,15 @@ def _infer_outputs(node: NodeProto, schema: Any, types: Mapping[str, TypeProto])
 
 def _type_of(name: str, item: Any) -> TypeProto:
     """Return the ONNX type of a value that is given."""
-    if item is None or (isinstance(item, list) and not item):
-        kind = "None" if item is None else "an empty list"
+    if item is None or (isinstance(item, (list, Mapping)) and not item):
+        kind = "None" if item is None else f"an empty {'list' if isinstance(item, list) else 'dict'}"
         raise InputError(f"Input %{name} is {kind}, which tells no type; declare it in a model: run_model.", value=name)
     if isinstance(item, list):
         return helper.make_sequence_type_proto(_open_shape(_type_of(name, item[0])))
+    if isinstance(item, Mapping):
+        key, held = next(iter(item.items()))
+        code = TensorProto.STRING if isinstance(key, (str, bytes)) else TensorProto.INT64
+        return helper.make_map_type_proto(code, _open_shape(_type_of(name, held)))
     array = np.asarray(item)
     is_text = array.dtype.kind in _STRING_KINDS
     code = TensorProto.STRING if is_text else helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -15,9 +15,12 @@ from gpuexec.errors import InputError
 from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.model import Model
+from gpuexec.programs.cases import eps_of
 from gpuexec.runtime.backend import Backend, BackendType, find_backend, open_backend
+from gpuexec.spec import dtype_row
 
 Array = np.ndarray[Any, Any]
+_ROUNDINGS = 16  # of half and bfloat16, that may add up in a model that is right
 _COLUMNS = ("layer", "operator", "value", "max abs", "max rel", "L1", "MSE", "SNR dB", "ulp", "share", "share alone")
 
 
@@ -83,8 +86,8 @@ def measure_gap(
     backend: BackendType | Backend = BackendType.AUTO,
     against: BackendType | str | Model = BackendType.CPU,
     *,
-    rtol: float = RTOL,
-    atol: float = ATOL,
+    rtol: float | None = None,
+    atol: float | None = None,
 ) -> GapReport:
     """Measure how far a model's layers are from what somebody else makes of them.
 
@@ -97,8 +100,9 @@ def measure_gap(
         against: ``BackendType.CPU``: NumPy. ``"onnxruntime"`` or ``"reference"`` (onnx's evaluator): that engine, given
             the model as it was read, before passes. A Model: values of the same name, on the same backend; what it
             makes of a layer's inputs is computed by NumPy.
-        rtol: The tolerance of which gaps tell the share, relative.
-        atol: The same, absolute.
+        rtol: The tolerance of which gaps tell the share, relative; None: RTOL, or, behind a layer that gave half or
+            bfloat16, as many of their roundings as may add up.
+        atol: The same, absolute; None: ATOL, or likewise, of the largest element.
 
     Raises:
         InputError: ``against`` is none of these or not installed, or the model has memories.
@@ -110,14 +114,19 @@ def measure_gap(
     expected = reference.run(feeds)
     rows: list[GapRow] = []
     times: Counter[str] = Counter()
+    coarsest = 0.0
 
     def measure(wanted: Array | None, got: Array) -> Gap | None:
         if wanted is None or wanted.shape != got.shape:
             return None
-        return gap_of(wanted, got, rtol=rtol, atol=atol)
+        relative, absolute = _allow(wanted, coarsest)
+        return gap_of(wanted, got, rtol=relative if rtol is None else rtol, atol=absolute if atol is None else atol)
 
     def look(node: Node, arrays: Mapping[Value, Array]) -> None:
+        nonlocal coarsest
         alone = reference.compute(node, arrays)
+        made = [arrays[value].dtype for value in node.outputs if value is not None]
+        coarsest = max([coarsest, *(eps_of(dtype) for dtype in made if dtype_row(dtype).kind == "float")])
         for position, value in enumerate(node.outputs):
             if value is None:
                 continue
@@ -132,6 +141,16 @@ def measure_gap(
     return GapReport(
         chosen.device.name, reference.name, tuple(rows), {name: gap for name, gap in gaps.items() if gap is not None}
     )
+
+
+def _allow(expected: Array, eps: float) -> tuple[float, float]:
+    """Return the tolerance for an array that roundings by ``eps`` went into."""
+    share = _ROUNDINGS * eps
+    if eps <= eps_of(np.dtype(np.float32)):
+        return RTOL, ATOL
+    with np.errstate(all="ignore"):
+        wide = np.abs(expected.astype(np.float64))
+    return share, share * float(np.max(wide, initial=0.0, where=np.isfinite(wide)))
 
 
 def _choose(model: Model, backend: Backend, against: BackendType | str | Model) -> Reference:

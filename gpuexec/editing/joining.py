@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpuexec.editing.parts import Parts
-from gpuexec.editing.values import copy_graph, exchange, find_free
+from gpuexec.editing.values import copy_graph, exchange
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value, take_free
 from gpuexec.operator import build
-from gpuexec.planner.classes import DeclaredDims
-from gpuexec.spec import DeclaredSpec, Dim
+from gpuexec.planner.classes import DeclaredDims, fix_dim
+from gpuexec.spec import DeclaredSpec, Dim, is_container
 
 # Inputs of the second model by outputs of the first.
 Connections = Mapping[str, str | Sequence[str]]
@@ -91,16 +91,17 @@ def _unify(first: Parts, second: Parts, links: Mapping[Value, Value]) -> dict[st
         if taken is None or made is None:
             continue
         where = f"{source.name!r} ({made}) can't be {target.name!r} ({taken})"
-        if taken.dtype != made.dtype:
-            raise InputError(f"{where}: the dtypes differ. Put a Cast between them.", value=target.name)
+        if not _are_alike(taken, made):
+            cure = "" if is_container(taken.dtype) or is_container(made.dtype) else " Put a Cast between them."
+            raise InputError(f"{where}: the dtypes differ.{cure}", value=target.name)
         if taken.dims is None or made.dims is None:
             continue
         if len(taken.dims) != len(made.dims):
             raise InputError(f"{where}: they have {len(made.dims)} and {len(taken.dims)} axes.", value=target.name)
         for axis, (theirs, ours) in enumerate(zip(taken.dims, made.dims, strict=True)):
-            known, wanted = _fixed(ours, first.dims), _fixed(theirs, second.dims)
+            known, wanted = fix_dim(ours, first.dims), fix_dim(theirs, second.dims)
             if isinstance(theirs, str) and ours is not None:
-                before = _fixed(called.setdefault(theirs, ours), first.dims)
+                before = fix_dim(called.setdefault(theirs, ours), first.dims)
                 wanted = before if isinstance(before, int) and not isinstance(wanted, int) else wanted
             if isinstance(wanted, int) and isinstance(known, int) and wanted != known:
                 raise InputError(f"{where}: axis {axis} is {known} here and {wanted} there.", value=target.name)
@@ -108,9 +109,15 @@ def _unify(first: Parts, second: Parts, links: Mapping[Value, Value]) -> dict[st
     known_dims, names = _dims_of(first.graph), {*_dims_of(first.graph), *_dims_of(second.graph)}
     for name in _dims_of(second.graph):
         if name in known_dims and name not in called:
-            called[name] = new = find_free(name, names)
-            names.add(new)
+            called[name] = take_free(name, names)
     return called
+
+
+def _are_alike(first: DeclaredSpec, second: DeclaredSpec) -> bool:
+    """Return whether two types have one dtype, and so has what they hold, as far as both declare it."""
+    if first.dtype != second.dtype or (first.key != second.key and None not in (first.key, second.key)):
+        return False
+    return first.item is None or second.item is None or _are_alike(first.item, second.item)
 
 
 def _dims_of(graph: Graph) -> dict[str, None]:
@@ -137,12 +144,6 @@ def _meet(first: Parts, second: Parts) -> DeclaredDims:
             )
         declared[name] = (low, high) if isinstance(known, tuple) and isinstance(bound, tuple) else low
     return declared
-
-
-def _fixed(dim: Dim, dims: DeclaredDims) -> Dim:
-    """Return the extent declared of a dimension, or the dimension itself where none is."""
-    bound = dims.get(dim) if isinstance(dim, str) else None
-    return bound if isinstance(bound, int) else dim
 
 
 def _rename_dims(
@@ -184,8 +185,7 @@ def _tell_apart(
     taken: set[str] = set()
     for value in (value for rows in (outside, inner) for side in order for value in rows[side]):
         if value not in names:
-            names[value] = find_free(value.name, taken)
-            taken.add(names[value])
+            names[value] = take_free(value.name, taken)
     renamed = {value: Value(name, value.declared) for value, name in names.items() if name != value.name}
     titles: set[str] = set()
     changed = {side: _name_nodes((first, second)[side].graph, titles) for side in order}
@@ -207,8 +207,7 @@ def _name_nodes(graph: Graph, titles: set[str]) -> Graph:
     """Return the graph with names of nodes that are not among the titles, and add them."""
     nodes = []
     for node in graph.nodes:
-        name = find_free(node.name, titles)
-        titles.add(name)
+        name = take_free(node.name, titles)
         nodes.append(node if name == node.name else replace(node, name=name))
     return replace(graph, nodes=tuple(nodes))
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuexec.editing.parts import Parts
-from gpuexec.editing.values import exchange, find_free
+from gpuexec.editing.values import exchange
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Value
+from gpuexec.graphs import Graph, Value, take_free
 from gpuexec.planner.classes import DeclaredDims, check_declared
 
 
@@ -35,9 +35,7 @@ def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
     taken = {*titles, *(value.name for value in graph.values())}
     for value in graph.values():
         if value.name in titles and value not in others and ports.get(value.name) is not value:
-            name = find_free(value.name, taken)
-            taken.add(name)
-            others[value] = Value(name, value.declared)
+            others[value] = Value(take_free(value.name, taken), value.declared)
     memories = [
         replace(each, input=names.get(each.input, each.input), output=names.get(each.output, each.output))
         for each in parts.memories

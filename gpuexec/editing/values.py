@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Value, bodies, walk, with_bodies
+from gpuexec.graphs import Graph, Value, bodies, list_needed, walk, with_bodies
 from gpuexec.importer.outputs import shorten
 
 
@@ -72,12 +71,6 @@ def exchange_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def find_free(name: str, taken: Iterable[str]) -> str:
-    """Return the name, or with a number behind it where it is taken."""
-    names = set(taken)
-    return name if name not in names else next(new for new in (f"{name}.{i}" for i in count(2)) if new not in names)
-
-
 def keep_needed(graph: Graph, outputs: Sequence[Value], given: frozenset[Value] = frozenset()) -> Graph:
     """Return the graph with these outputs, and only those nodes, inputs and constants that they need.
 
@@ -86,16 +79,11 @@ def keep_needed(graph: Graph, outputs: Sequence[Value], given: frozenset[Value] 
         outputs: Values of it.
         given: Values that are there already; what only they need goes too.
     """
-    needed, nodes = set(outputs), []
-    for node in reversed(graph.nodes):
-        made = {value for value in node.outputs if value is not None and value not in given}
-        if not needed.isdisjoint(made):
-            nodes.append(node)
-            needed.update(value for value in node.inputs if value is not None)
+    nodes, needed = list_needed(graph.nodes, outputs, given)
     return Graph(
         tuple([value for value in graph.inputs if value in needed]),
         tuple(outputs),
-        tuple(reversed(nodes)),
+        tuple(nodes),
         {value: array for value, array in graph.constants.items() if value in needed and value not in given},
         graph.name,
     )

@@ -90,7 +90,7 @@ def _freeze(name: str, item: Any) -> Array:
         ) from None
     if array.dtype.kind in "OUST":
         try:
-            array = to_strings(array)
+            array = to_strings(item)
         except InputError as error:
             raise InputError(f"Weight {name!r}: {error}", value=name) from None
     if find_source(array) is not None and array.flags.c_contiguous:

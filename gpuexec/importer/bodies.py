@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
 from gpuexec.errors import ModelError, locate
-from gpuexec.graphs import Graph, Value
+from gpuexec.graphs import Graph, Value, take_free
 from gpuexec.importer.entries import read_constants, read_inputs
 from gpuexec.importer.order import describe_node, sort_nodes
 
@@ -96,15 +96,9 @@ def _close(read: Mapping[str, _Body]) -> dict[str, Graph]:
     for key, body in read.items():
         graph = body.graph
         taken = {value.name for value in (*graph.values(), *body.captures.values())}
-        added = [body.captures.get(name) or Value(_find_free(name, taken)) for name in captures]
+        added = [body.captures.get(name) or Value(take_free(name, taken)) for name in captures]
         graphs[key] = Graph((*body.inputs, *added), graph.outputs, graph.nodes, graph.constants, graph.name)
     return graphs
-
-
-def _find_free(name: str, taken: set[str]) -> str:
-    free = next(new for new in chain((name,), (f"{name}.{i}" for i in count(2))) if new not in taken)
-    taken.add(free)
-    return free
 
 
 def _read_if(node: onnx.NodeProto, read: Mapping[str, _Body]) -> dict[str, int]:

@@ -16,13 +16,14 @@ from onnx import defs, helper, inliner, shape_inference
 from gpuexec.errors import ModelError
 from gpuexec.importer.bodies import has_bodies
 from gpuexec.importer.growth import check_growth
-from gpuexec.importer.order import walk_graphs, walk_nodes
+from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.operator import find_operator, qualified, upgrades_for
 
 # Initializers of up to this many elements stay in the copy: the types of some bodies depend on them.
 _SMALL_ELEMENTS = 64
 _DEEPEST = 16
+_PART_OF = "gpuexec.part_of"  # the key of what `read_label` gives
 _BODIES = "gpuexec.bodies"  # the domain of functions that stand for single nodes
 # Operators at which onnx 1.23 ends the process where the type of an input is unknown, and where they hide from it.
 _FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.TreeEnsemble"})
@@ -102,12 +103,41 @@ def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto
     _write_defaults(model, key)
     if all((node.domain, node.op_type) != key for node in model.graph.node):
         model = _show_types(model)
+    expanded: onnx.ModelProto | None
     try:
         expanded = inliner.inline_selected_functions(model, [key], inline_schema_functions=True)
     except REFUSALS:
-        return _expand_past_absent(model, key)
-    is_left = any((node.domain, node.op_type) == key for node in walk_nodes(expanded.graph.node))
-    return None if is_left else expanded
+        expanded = _expand_past_absent(model, key)
+    if expanded is None or any((node.domain, node.op_type) == key for node in walk_nodes(expanded.graph.node)):
+        return None
+    _label(model.graph.node, expanded.graph.node, key)
+    return expanded
+
+
+def _label(nodes: Sequence[onnx.NodeProto], expanded: Sequence[onnx.NodeProto], key: tuple[str, str]) -> None:
+    """Write to the nodes of expanded bodies whose parts they are; they stand where the expanded node stood.
+
+    Of two that stood side by side, the second's begin behind the last that makes an output of the first.
+    """
+    left = list(reversed(expanded))
+    kept = {tuple(node.output) for node in nodes if (node.domain, node.op_type) != key}
+    for node in nodes:
+        if (node.domain, node.op_type) != key:
+            while left and tuple(left[-1].output) != tuple(node.output):
+                left.pop()
+            left = left[:-1]
+            continue
+        whole = read_label(node) or describe_node(node)
+        missing = set(filter(None, node.output))
+        while missing and left and tuple(left[-1].output) not in kept:
+            part = left.pop()
+            missing.difference_update(part.output)
+            part.metadata_props.add(key=_PART_OF, value=whole)
+
+
+def read_label(node: onnx.NodeProto) -> str:
+    """Return which node of the model a node of an expanded body is part of; empty for any other."""
+    return next((entry.value for entry in node.metadata_props if entry.key == _PART_OF), "")
 
 
 def _expand_past_absent(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Array, Graph, Node, Value, bodies, walk
+from gpuexec.graphs import Array, Graph, Node, Value, bodies, take_free, walk
 from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes
@@ -65,12 +64,10 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
     """
     names: dict[Value, str] = {}
     _name_values(graph, names, set())
-    form = _Form(names, opset, store or _store_inside)
+    versions = {**_choose_versions(graph), "": opset}
+    form = _Form(names, versions, store or store_inside)
     nodes = [proto for node in graph.nodes for proto in _write_node(node, form)]
-    domains: dict[str, int] = {}
-    for node in walk_nodes(nodes):
-        if node.domain:
-            domains[node.domain] = max(domains.get(node.domain, 1), newest_version(node.op_type, node.domain))
+    domains = {node.domain: versions.get(node.domain, 1) for node in walk_nodes(nodes) if node.domain}
     proto = helper.make_graph(
         nodes,
         graph.name or "graph",
@@ -85,17 +82,18 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
     )
 
 
+def store_inside(array: Array, name: str) -> TensorProto:
+    """Return a constant that lies in the file itself."""
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all nodes are written by: names of values, the opset, and what stores constants."""
+    """What all nodes are written by: names of values, the version of each domain, and what stores constants."""
 
     names: dict[Value, str]
-    opset: int
+    versions: dict[str, int]
     store: Store
-
-
-def _store_inside(array: Array, name: str) -> TensorProto:
-    return numpy_helper.from_array(np.asarray(array), name)
 
 
 def _is_known(name: str, attributes: tuple[tuple[str, Any], ...], opset: int) -> bool:
@@ -108,6 +106,30 @@ def _is_known(name: str, attributes: tuple[tuple[str, Any], ...], opset: int) ->
     return schema is not None and (given <= set(schema.attribute_types) or op_type in _FLATTENING)
 
 
+def _choose_versions(graph: Graph) -> dict[str, int]:
+    """Return the version of each domain beside ai.onnx: the newest of its operators, or the last that has them all.
+
+    Where an operator kept attributes that its newest form has no place for, an older version has.
+    """
+    rows: dict[str, list[tuple[str, set[str]]]] = {}
+    for each in walk(graph):
+        for node in each.nodes:
+            name, attributes = describe(node.operator)
+            domain, _, op_type = name.rpartition(".")
+            if domain:
+                rows.setdefault(domain, []).append((op_type, {key for key, value in attributes if value is not None}))
+    versions = {}
+    for domain, uses in rows.items():
+        newest = max(newest_version(op_type, domain) for op_type, _ in uses)
+        schemas = {
+            version: [(find_schema(op_type, domain, version), given) for op_type, given in uses]
+            for version in range(newest, 0, -1)
+        }
+        fits = (v for v, found in schemas.items() if all(s and given <= set(s.attribute_types) for s, given in found))
+        versions[domain] = next(fits, newest)
+    return versions
+
+
 def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None:
     """Give every value a name of its own; inputs and outputs come first, since theirs are what users know.
 
@@ -115,11 +137,7 @@ def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None
     """
     for value in (*graph.inputs, *graph.outputs, *graph.values()):
         if value not in names:
-            name = value.name or "value"
-            if name in taken:
-                name = next(new for new in (f"{name}.{i}" for i in count(2)) if new not in taken)
-            taken.add(name)
-            names[value] = name
+            names[value] = take_free(value.name or "value", taken)
     for node in graph.nodes:
         for body in bodies(node.operator):
             captured = [names[value] for value in node.inputs[count_own_inputs(node.operator) :] if value is not None]
@@ -128,9 +146,10 @@ def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None
 
 
 def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
-    names, opset = form.names, form.opset
+    names = form.names
     qualified, attributes = describe(node.operator)
     domain, _, op_type = qualified.rpartition(".")
+    opset = form.versions.get(domain, 1)
     schema = find_schema(op_type, domain, opset)
     inputs = ["" if value is None else names[value] for value in node.inputs]
     outputs = ["" if value is None else names[value] for value in node.outputs]
@@ -154,7 +173,8 @@ def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
     is_flat = op_type in _FLATTENING and bool(given.pop("flatten", 0))
     for key, value in given.items():
         if schema is not None and key not in schema.attribute_types:
-            message = f"{node}: attribute {key} = {value!r}, kept from an older opset, has no form in opset {opset}."
+            where = f"opset {opset} of {domain}" if domain else f"opset {opset}"
+            message = f"{node}: attribute {key} = {value!r}, kept from an older opset, has no form in {where}."
             raise InputError(message, node=node.name)
         proto.attribute.append(_write_attribute(node, key, value, schema.attribute_types[key] if schema else None))
     unbind_gradient(proto)

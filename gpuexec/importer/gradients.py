@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx
 
 from gpuexec.errors import ModelError
+from gpuexec.graphs import take_free
 from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.ops.training import DOMAIN
 
@@ -33,6 +34,8 @@ def bind_gradients(model: onnx.ModelProto) -> onnx.ModelProto:
             _check_independent(node, variables, row)
         for node, (variables, y) in named:
             node.input.extend((*variables, y))
+    for function in bound.functions:
+        _part_arguments(function)
     return bound
 
 
@@ -49,6 +52,19 @@ def unbind_gradient(node: onnx.NodeProto) -> None:
         del attributes["zs"].strings[:]
         attributes["zs"].strings.extend(name.encode() for name in named[first:-1])
     attributes["y"].s = named[-1].encode()
+
+
+def _part_arguments(function: onnx.FunctionProto) -> None:
+    """Make arguments that Gradients name values of their own: a call may give one value for several."""
+    nodes = list(function.node)
+    read = {name for node in walk_nodes(nodes) if _is_gradient(node) for name in node.input}
+    taken = {*function.input, *(name for node in walk_nodes(nodes) for name in (*node.input, *node.output))}
+    del function.node[:]
+    for place, name in enumerate(function.input):
+        if name in read:
+            function.input[place] = given = take_free(name, taken)
+            function.node.append(onnx.helper.make_node("Identity", [given], [name]))
+    function.node.extend(nodes)
 
 
 def _is_gradient(node: onnx.NodeProto) -> bool:

@@ -10,14 +10,15 @@ import numpy as np
 import onnx
 
 from gpuexec.errors import InputError, ModelError
+from gpuexec.forms import find_form
 from gpuexec.graphs import Array, Node, RawNode, Value, bodies
 from gpuexec.importer.bodies import BODIES, has_bodies, read_control
 from gpuexec.importer.entries import read_outputs
-from gpuexec.importer.expand import is_runnable
+from gpuexec.importer.expand import is_runnable, read_label
 from gpuexec.importer.order import describe_node
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
-from gpuexec.importer.schemas import check_form, find_schema
+from gpuexec.importer.schemas import check_counts, check_form, find_schema
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
 from gpuexec.operator import build, qualified, upgrades_for
@@ -121,7 +122,7 @@ class NodeReader:
             elif raw.op_type == "Constant" and not raw.domain:
                 self._read_constant(raw)
             else:
-                self._read_node(raw)
+                self._read_node(raw, read_label(proto))
 
     def _name(self, proto: onnx.NodeProto, index: int, given: set[str]) -> str:
         """Return the node's name, or one after its operator and place; never one that another node has."""
@@ -141,6 +142,8 @@ class NodeReader:
         schema = find_schema(proto.op_type, domain, opset)
         if schema is not None:
             check_form(proto, schema)
+        elif (form := find_form(proto.op_type, domain)) is not None:
+            check_counts(proto, form)
         attributes: dict[str, Any] = {}
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         if schema is not None:
@@ -181,7 +184,7 @@ class NodeReader:
         if outputs and outputs[0] is not None:
             self.constants[outputs[0]] = array
 
-    def _read_node(self, raw: RawNode) -> None:
+    def _read_node(self, raw: RawNode, part_of: str) -> None:
         """Upgrade a node, build its operator, connect it."""
         label = f"operator {qualified(raw.op_type, raw.domain)}"
         try:
@@ -196,10 +199,10 @@ class NodeReader:
         added = {name: self._add_constant(name, array) for name, array in raw.constants.items()}
         for operator, each in zip(operators, raw.before, strict=False):
             outputs = tuple(Value(self._find_free(name)) for name in each.outputs)
-            self.nodes.append(Node(operator, self._find_inputs(each.inputs, added), outputs, each.name))
+            self.nodes.append(Node(operator, self._find_inputs(each.inputs, added), outputs, each.name, part_of))
             added.update(zip(each.outputs, outputs, strict=True))
         inputs = self._find_inputs(raw.inputs, added, keep_absent=bool(bodies(operators[-1])))
-        self.nodes.append(Node(operators[-1], inputs, self._make_outputs(raw.outputs), raw.name))
+        self.nodes.append(Node(operators[-1], inputs, self._make_outputs(raw.outputs), raw.name, part_of))
 
     def _find_inputs(
         self, names: Iterable[str], added: Mapping[str, Value], keep_absent: bool = False

@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 import numpy as np
 import onnx
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper
 
 from gpuexec.errors import AccessError, InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import Array, Graph, Node, walk
-from gpuexec.importer.export import choose_opset, to_model
+from gpuexec.importer.export import choose_opset, store_inside, to_model
 from gpuexec.importer.load import ImportedModel
 from gpuexec.operator import describe
 from gpuexec.replacing import replacing
@@ -58,7 +58,7 @@ def save_graph(
         with ExitStack() as stack:
             file = stack.enter_context(replacing(path))
             weights = None if beside is None else _Beside(stack.enter_context(replacing(beside)), beside.name)
-            model = to_model(graph, choose_opset(graph), store=_store_inside if weights is None else weights.store)
+            model = to_model(graph, choose_opset(graph), store=store_inside if weights is None else weights.store)
             model.doc_string = info.description
             helper.set_model_props(model, dict(info.metadata))
             content = model.SerializeToString()
@@ -78,7 +78,7 @@ class _Beside:
     def store(self, array: Array, name: str) -> TensorProto:
         """Return a tensor of this content, large ones by their place in the file."""
         if array.nbytes < _SMALL_NBYTES or is_host_object(array.dtype):
-            return _store_inside(array, name)
+            return store_inside(array, name)
         offset = self._places.get(id(array))
         if offset is None:
             offset = self._places[id(array)] = self._end + -self._end % _ALIGNMENT
@@ -98,12 +98,8 @@ class _Beside:
 def _pack(array: Array) -> Array:
     """Return the bytes of an array as ONNX stores them: elements of less than 8 bits share theirs."""
     if dtype_row(array.dtype).width < 8:
-        return np.frombuffer(_store_inside(array, "").raw_data, np.uint8)
+        return np.frombuffer(store_inside(array, "").raw_data, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _store_inside(array: Array, name: str) -> TensorProto:
-    return numpy_helper.from_array(np.asarray(array), name)
 
 
 def _name_beside(path: Path, graph: Graph, external_data: bool | str | None) -> Path | None:

@@ -11,6 +11,7 @@ import onnx
 from onnx import AttributeProto, defs
 
 from gpuexec.errors import ModelError
+from gpuexec.forms import Form
 from gpuexec.importer.order import describe_node
 
 # onnx keeps versions in a C int.
@@ -27,6 +28,7 @@ class Schema:
     may be there without a name.
     """
 
+    input_names: tuple[str, ...]
     required: tuple[int, ...]
     variadic_from: int
     max_inputs: int
@@ -50,6 +52,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         return None
     option = defs.OpSchema.FormalParameterOption
     return Schema(
+        input_names=tuple(formal.name for formal in schema.inputs),
         required=tuple(index for index, formal in enumerate(schema.inputs) if formal.option == option.Single),
         variadic_from=next((i for i, formal in enumerate(schema.inputs) if formal.option == option.Variadic), _NOWHERE),
         max_inputs=schema.max_input,
@@ -85,22 +88,33 @@ def newest_version(op_type: str, domain: str) -> int:
     return found
 
 
+def check_counts(node: onnx.NodeProto, form: Schema | Form) -> None:
+    """Check that a node has the inputs that can't be absent, and not more inputs and outputs than there are.
+
+    Raises:
+        ModelError: It has not.
+    """
+    if len(node.input) > form.max_inputs or len(node.output) > form.max_outputs:
+        raise ModelError(
+            f"{describe_node(node)} takes at most {form.max_inputs} inputs and {form.max_outputs} outputs, "
+            f"got {len(node.input)} and {len(node.output)}.",
+            node=node.name,
+        )
+    absent = [index for index, name in enumerate(node.input) if not name and index >= form.variadic_from]
+    for index in (*form.required, *absent):
+        if index >= len(node.input) or not node.input[index]:
+            names = form.input_names
+            name = f" ({names[min(index, len(names) - 1)]})" if names else ""
+            raise ModelError(f"{describe_node(node)} lacks its input {index}{name}.", node=node.name)
+
+
 def check_form(node: onnx.NodeProto, schema: Schema) -> None:
     """Check that a node has the inputs, outputs and attribute types that ONNX asks for.
 
     Raises:
         ModelError: It has not.
     """
-    if len(node.input) > schema.max_inputs or len(node.output) > schema.max_outputs:
-        raise ModelError(
-            f"{describe_node(node)} takes at most {schema.max_inputs} inputs and {schema.max_outputs} outputs, "
-            f"got {len(node.input)} and {len(node.output)}.",
-            node=node.name,
-        )
-    absent = [index for index, name in enumerate(node.input) if not name and index >= schema.variadic_from]
-    for index in (*schema.required, *absent):
-        if index >= len(node.input) or not node.input[index]:
-            raise ModelError(f"{describe_node(node)} lacks its input {index}.", node=node.name)
+    check_counts(node, schema)
     given = {attribute.name for attribute in node.attribute}
     for name in schema.required_attributes:
         if name not in given:

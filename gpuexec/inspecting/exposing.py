@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from gpuexec.graphs import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value, take_free
 from gpuexec.operator import Operator
 from gpuexec.ops.copy import Concat
 from gpuexec.ops.elementwise_cast import Identity
@@ -135,8 +135,7 @@ class Exposure:
         tensors: dict[Value, Value] = {}
 
         def add(operator: Operator, *taken: Value) -> Value:
-            made = Value(_name(taken[0], operator, names))
-            names.add(made.name)
+            made = Value(take_free(f"{taken[0].name}: {operator.name.rpartition('.')[2]}", names))
             nodes.append(Node(operator, taken, (made,), made.name))
             return made
 
@@ -165,14 +164,6 @@ class Exposure:
             all_counts,
             tensors,
         )
-
-
-def _name(value: Value, operator: Operator, known: AbstractSet[str]) -> str:
-    """Return what a node that looks at a value is called: a name that is not known yet."""
-    name = f"{value.name}: {operator.name.rpartition('.')[2]}"
-    while name in known:
-        name += "'"
-    return name
 
 
 def _with_outputs(graph: Graph, values: Iterable[Value]) -> Graph:

@@ -45,6 +45,8 @@ class Inspector:
         Raises:
             InputError: The model has no such value or node, or there is no such reducer; taps stay as they were.
         """
+        if not isinstance(wanted, Mapping):
+            raise InputError(f"tap takes reducers by name, {{'value': ['mean']}}, got a {type(wanted).__name__}.")
         given = {name: check_reducers(name, reducers) for name, reducers in wanted.items()}
         for name in given:
             check_name(model, name)

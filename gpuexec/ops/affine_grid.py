@@ -37,6 +37,7 @@ class AffineGrid(Operator):
 
     align_corners: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[2,2,3] int64[4]=2,3,4,5"
 
     def infer(self, theta: TensorSpec, size: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, extents..., axes]``.

@@ -145,6 +145,8 @@ class Attention(_Attention):
     ``qk_matmul_output_mode``: 0 scaled, 1 softcapped, 2 masked, 3 their softmax.
     """
 
+    example = "float32[1,2,3,4] float32[1,2,3,4] float32[1,2,3,4] bool[3,3]"
+
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of y, present keys, present values and scores.
 

@@ -49,6 +49,7 @@ class BatchNormalization(Operator):
     momentum: float = 0.9
     training_mode: int = 0
     per_activation: int = 0
+    example = "float32[2,3,4] float32[3] float32[3] float32[3] float32[3]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of y, running mean and running variance.

@@ -37,6 +37,7 @@ class CausalConvWithState(Operator):
 
     activation: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,2,6] float32[2,1,4]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of the output and the state it leaves.

@@ -48,6 +48,7 @@ class Col2Im(Operator):
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[2,8,6] int64[2]=4,3 int64[2]=2,2"
 
     def infer(self, x: TensorSpec, image_shape: TensorSpec, block_shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, *image_shape]``.

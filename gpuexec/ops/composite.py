@@ -19,16 +19,15 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.errors import InputError, locate
-from gpuexec.graphs import Node, Value
+from gpuexec.errors import InputError, NeedsHostValue, locate
+from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import Array, Operator, Tolerance, build, decompose, operator, qualified
 from gpuexec.ops.elementwise_cast import Identity
+from gpuexec.ops.interpret import compute_graph, infer_graph
 from gpuexec.ops.shape import Constant
 from gpuexec.spec import TensorSpec
 
 Made = tuple[Value | None, ...]
-_SMALL = 64  # elements whose content is followed
 _NODE = "node"  # what a node is called whose parts are drawn for their shapes alone
 
 
@@ -103,39 +102,34 @@ class Composite(Operator):
         return self.draw(sketch, *inputs, *(None,) * (self.inputs - len(inputs)))
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Infer one part after the other."""
-        sketch, made, given = self._draw(inputs)
-        specs: dict[Value, TensorSpec] = dict(zip(given, _present(inputs), strict=True))
-        for node in sketch.nodes:
-            taken = [None if value is None else specs[value] for value in node.inputs]
-            inferred = _add_content(node.operator, taken, infer_specs(node.operator, taken))
-            specs.update(
-                {value: spec for value, spec in zip(node.outputs, inferred, strict=False) if value is not None}
-            )
+        """Infer one part after the other.
+
+        Raises:
+            InputError: A part does not take what it is given.
+            NeedsHostValue: A shape depends on the content of an input, whose position is the error's ``index``.
+        """
+        graph, made = self._draw(inputs)
+        try:
+            inferred = iter(infer_graph(graph, _present(inputs)))
+        except NeedsHostValue as need:
+            need.index = [index for index, given in enumerate(inputs) if given is not None][need.index]
+            raise
         absent = TensorSpec((0,), np.dtype(np.float32))
-        return tuple(absent if value is None else specs[value] for value in made)
+        return tuple(absent if value is None else next(inferred) for value in made)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Compute one part after the other."""
-        sketch, made, given = self._draw(inputs)
-        arrays: dict[Value, Array] = dict(zip(given, _present(inputs), strict=True))
-        for node in sketch.nodes:
-            results = compute_arrays(node.operator, [None if value is None else arrays[value] for value in node.inputs])
-            arrays.update(
-                {
-                    value: result
-                    for value, result in zip(node.outputs, results, strict=False)
-                    if value is not None and result is not None
-                }
-            )
-        return tuple(None if value is None else arrays[value] for value in made)
+        graph, made = self._draw(inputs)
+        computed = iter(compute_graph(graph, _present(inputs)))
+        return tuple(None if value is None else next(computed) for value in made)
 
-    def _draw(self, inputs: Sequence[Any]) -> tuple[Sketch, Made, list[Value]]:
-        """Return the parts for all outputs, the outputs, and the values of the inputs that are there."""
+    def _draw(self, inputs: Sequence[Any]) -> tuple[Graph, Made]:
+        """Return the parts for all outputs, as a graph of the inputs that are there, and the outputs."""
         values = [None if given is None else Value(f"x{index}") for index, given in enumerate(inputs)]
         sketch = Sketch(_NODE, (True,) * self.inputs)
         made = self.draw_all(sketch, values)
-        return sketch, made, [value for value in values if value is not None]
+        outputs = tuple(value for value in made if value is not None)
+        return Graph(tuple(_present(values)), outputs, tuple(sketch.nodes), {}, self.name), made
 
 
 CompositeType = TypeVar("CompositeType", bound=type[Composite])
@@ -194,21 +188,6 @@ def _take_apart(node: Node, op: Composite) -> tuple[Node, ...]:
         for source, wanted in copied
     ]
     return _needed(parts, {value for value in node.outputs if value is not None})
-
-
-def _add_content(
-    op: Operator, inputs: Sequence[TensorSpec | None], outputs: tuple[TensorSpec, ...]
-) -> tuple[TensorSpec, ...]:
-    """Return the outputs' specs with their content, where that follows from known content and they are small."""
-    known = [spec.value for spec in inputs if spec is not None and spec.value is not None]
-    is_known = len(known) == sum(spec is not None for spec in inputs) and any(spec.value is None for spec in outputs)
-    if not known or not is_known or sum(spec.size for spec in outputs) > _SMALL:
-        return outputs
-    for value in known:
-        if value.log is not None:
-            value.log(op.name, None)
-    computed = compute_arrays(op, [None if spec is None or spec.value is None else spec.value.array for spec in inputs])
-    return tuple(spec.with_value(array) for spec, array in zip(outputs, computed, strict=True))
 
 
 def _needed(parts: Sequence[Node], wanted: set[Value]) -> tuple[Node, ...]:

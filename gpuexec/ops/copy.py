@@ -89,6 +89,7 @@ class Concat(Operator):
 
     axis: int
     tolerance = Tolerance.EXACT
+    example = "float32[2,3] float32[2,3] axis=0"
 
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Add the extents of the axis."""

@@ -12,20 +12,19 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div, contiguous_strides
+from gpuexec.geometry import contiguous_strides
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.convolution import THREADS, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.layout import Slots
-from gpuexec.ops.matmul import TILE, multiply
-from gpuexec.ops.strided import pack_fast_div32, pack_fast_div64
-from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
+from gpuexec.ops.matmul import multiply
+from gpuexec.ops.strided import pack_fast_div32
+from gpuexec.ops.windows import Windows, pack_strides, resolve_windows
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 SOURCE = "deform_conv.cu"
 FLOATS = dtypes_of("float")
-_THREADS = 256
-_LIMIT = 2**31
 
 instantiate(SOURCE, [f"deform_conv<{dtype_row(dtype).cuda}>" for dtype in FLOATS])
 
@@ -48,6 +47,7 @@ class DeformConv(Operator):
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    example = "float32[1,1,2,2] float32[1,1,1,1] float32[1,2,2,2]"
 
     def infer(
         self,
@@ -66,23 +66,13 @@ class DeformConv(Operator):
         given = [spec for spec in (w, offset, bias, mask) if spec is not None]
         if any(spec.dtype != x.dtype for spec in given):
             raise InputError(f"DeformConv expects inputs of one type, got {', '.join(map(str, (x, *given)))}.")
-        axes = x.rank - 2
-        if not 1 <= axes <= MAX_AXES or w.rank != x.rank:
-            raise InputError(
-                f"DeformConv expects 1 to {MAX_AXES} spatial axes and a weight of that rank, got {x}, {w}."
-            )
-        if self.kernel_shape and self.kernel_shape != w.shape[2:]:
-            raise InputError(f"DeformConv expects kernel_shape {list(w.shape[2:])}, got {list(self.kernel_shape)}.")
-        if self.group < 1 or x.shape[1] != w.shape[1] * self.group or w.shape[0] % self.group:
-            raise InputError(
-                f"DeformConv expects channels of the weight {w} times group={self.group} in the input, and out "
-                f"channels that the group divides, got {x}."
-            )
+        check_kernel(self.name, x, w, self.kernel_shape, self.group)
+        check_channels(self.name, x, x.shape[1], w, self.group)
         if self.offset_group < 1 or x.shape[1] % self.offset_group:
             raise InputError(f"DeformConv expects channels that offset_group={self.offset_group} divides, got {x}.")
         windows = self._windows(x.shape, w.shape)
         lists = self.offset_group * windows.taps
-        for role, spec, channels in (("offset", offset, lists * axes), ("mask", mask, lists)):
+        for role, spec, channels in (("offset", offset, lists * (x.rank - 2)), ("mask", mask, lists)):
             expected = (x.shape[0], channels, *windows.counts)
             if spec is not None and spec.shape != expected:
                 raise InputError(f"DeformConv expects {role} {list(expected)}, got {spec}.")
@@ -123,25 +113,15 @@ class DeformConv(Operator):
         y = outputs[0]
         assert x is not None and w is not None and offset is not None and y is not None
         windows = self._windows(x.shape, w.shape)
-        positions, group_outs = prod(windows.counts), w.shape[0] // self.group
-        if max(positions, x.shape[1] * windows.taps) >= _LIMIT:
-            raise InputError(
-                f"DeformConv expects fewer than 2**31 outputs of a channel and channels * taps on a device, got "
-                f"{positions} and {x.shape[1] * windows.taps}."
-            )
-        axes = len(windows.kernel)
-        sizes = b"".join(
-            (
-                pack_fast_div64(max(1, positions)),
-                pack_fast_div32(max(1, x.shape[1] // self.offset_group)),
-                struct.pack("<4x5q2i", x.shape[0], w.shape[0], w.shape[1], group_outs, self.offset_group, axes, 0),
-            )
-        )
+        sizes = ConvSizes(x.shape[0], self.group, w.shape[1], w.shape[0] // self.group, prod(windows.counts))
+        check_index(self.name, "channels * taps", x.shape[1] * windows.taps)
+        check_index(self.name, "outputs of one channel", sizes.outputs)
+        by_channels = pack_fast_div32(max(1, x.shape[1] // self.offset_group))
+        packed = sizes.pack() + by_channels + struct.pack("<iq", len(windows.kernel), self.offset_group)
         slots = [x, *(None if slot is None else emit.contiguous(slot) for slot in (w, offset, mask, bias)), y]
-        blocks = ceil_div(x.shape[0] * positions, TILE) * ceil_div(group_outs, TILE) * self.group
-        arguments: list[Argument] = [*slots, windows.pack(), pack_strides(x.strides), sizes]
+        arguments: list[Argument] = [*slots, windows.pack(), pack_strides(x.strides), packed]
         kernel = Kernel(SOURCE, f"deform_conv<{dtype_row(x.dtype).cuda}>")
-        emit.launch(kernel, (max(1, blocks), 1, 1), (_THREADS, 1, 1), arguments, writes=[5])
+        emit.launch(kernel, (max(1, sizes.tiles), 1, 1), (THREADS, 1, 1), arguments, writes=[5])
 
     def _windows(self, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> Windows:
         return resolve_windows(x_shape[2:], w_shape[2:], self.strides, self.dilations, self.pads, "NOTSET")

@@ -25,6 +25,7 @@ class DepthToSpace(Operator):
     blocksize: int
     mode: str = "DCR"
     tolerance = Tolerance.EXACT
+    example = "float32[1,8,2,3] blocksize=2"
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Divide the channels and multiply the plane."""
@@ -72,6 +73,7 @@ class SpaceToDepth(Operator):
     blocksize: int
     mode: str = "DCR"
     tolerance = Tolerance.EXACT
+    example = "float32[1,2,4,6] blocksize=2"
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Multiply the channels and divide the plane."""

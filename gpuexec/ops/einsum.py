@@ -24,8 +24,8 @@ from gpuexec.ops.einsum_equation import Contraction, Equation, Labels, measure, 
 from gpuexec.ops.einsum_host import contract, diagonal, sum_to
 from gpuexec.ops.elementwise_engine import FLOATS, UNSIGNED_BY_SIZE
 from gpuexec.ops.layout import Slots, window
-from gpuexec.ops.matmul import DTYPES as PRODUCT_TYPES
-from gpuexec.ops.matmul import launch_gemm
+from gpuexec.ops.matmul_launch import DTYPES as PRODUCT_TYPES
+from gpuexec.ops.matmul_launch import launch_gemm
 from gpuexec.ops.reduce import ROWS as REDUCTIONS
 from gpuexec.ops.reduce import lower_reduction
 from gpuexec.ops.strided import join
@@ -48,6 +48,7 @@ class Einsum(Operator):
     equation: str
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    example = "float32[2,3] float32[3,4] equation='ij,jk'"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the extents of the output's labels.

@@ -20,7 +20,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.elementwise_cast import widen_narrow
+from gpuexec.ops.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise_engine import (
     FLOATS,
     UNSIGNED_BY_SIZE,
@@ -60,7 +60,9 @@ class Row:
         is_swapped: Whether the kernel takes the two inputs in reverse.
         is_unidirectional: Whether only the second input may be stretched.
         narrow: Narrow floats that it takes too, widened to float32 before.
+        widened: Integers that it takes too, computed in double and truncated.
         hosted: Types of host objects that its NumPy form takes too.
+        example: See `Operator`; wanted where an attribute is required.
     """
 
     name: str
@@ -74,7 +76,9 @@ class Row:
     is_swapped: bool = False
     is_unidirectional: bool = False
     narrow: tuple[DType, ...] = ()
+    widened: tuple[DType, ...] = ()
     hosted: tuple[DType, ...] = ()
+    example: str = ""
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -106,7 +110,7 @@ class Elementwise(Operator):
         row = self.row
         self.pick_form()
         specs = require_inputs(row.name, inputs, self.arity)
-        dtype = require_same_dtype(row.name, specs, (*row.dtypes, *row.narrow, *row.hosted))
+        dtype = require_same_dtype(row.name, specs, (*row.dtypes, *row.narrow, *row.widened, *row.hosted))
         shape = broadcast(*(spec.shape for spec in specs))
         if row.is_unidirectional and shape != specs[0].shape:
             raise InputError(
@@ -119,12 +123,20 @@ class Elementwise(Operator):
         """Apply the NumPy form."""
         arrays = [x for x in inputs if x is not None]
         dtype = self.row.result or arrays[0].dtype
+        if dtype in self.row.widened:
+            wide = [x.astype(np.float64) for x in arrays]
+            return (truncate(apply(self.pick_form().function, wide, wide[0].dtype, None, self.parameters()), dtype),)
         return (apply(self.pick_form().function, arrays, dtype, out, self.parameters()),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch the kernel once."""
         row, (y,) = self.row, outputs
         if y is None:
+            return
+        if y.dtype in row.widened:
+            wide = emit.temp(y.shape, np.float64)
+            self.lower(emit, tuple(_widen_integers(emit, x) for x in inputs if x is not None), (wide,))
+            convert_commands(emit, y, wide)
             return
         slots = [widen_narrow(emit, x) for x in inputs if x is not None]
         types = f"{row.storage(slots[0].dtype)}, {row.output_type(slots[0].dtype)}"
@@ -157,6 +169,12 @@ class Elementwise(Operator):
         return tuple(float(np.float32(getattr(self, name))) for name in names)
 
 
+def _widen_integers(emit: Emitter, x: Slot) -> Slot:
+    wide = emit.temp(x.shape, np.float64)
+    convert_commands(emit, wide, x)
+    return wide
+
+
 def add_table(rows: Sequence[Row], source: str, template: str, arity: int, module: str) -> dict[str, type[Elementwise]]:
     """Make and register the operator class of each row, and instantiate its kernels.
 
@@ -184,6 +202,7 @@ def add_table(rows: Sequence[Row], source: str, template: str, arity: int, modul
             "template": template,
             "arity": arity,
             "tolerance": row.tolerance,
+            "example": row.example,
         }
         cls = dataclasses.make_dataclass(
             row.name, fields, bases=(Elementwise,), namespace=namespace, frozen=True, slots=True

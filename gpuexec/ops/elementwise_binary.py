@@ -86,6 +86,7 @@ ROWS = (
         (("direction", str),),
         choice="direction",
         tolerance=EXACT,
+        example="int32[2] int32[2] direction='LEFT'",
     ),
     Row(
         "Equal",

@@ -158,6 +158,7 @@ class Cast(_Conversion):
     to: int
     saturate: int = 1
     round_mode: str = "up"
+    example = "float32[2] to=7"
 
     def __post_init__(self) -> None:
         """Check that the type is known; passes look at it."""

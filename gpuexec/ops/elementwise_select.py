@@ -29,6 +29,7 @@ class Where(Operator):
     """condition ? a : b, all three broadcast; moves bits."""
 
     tolerance = Tolerance.EXACT
+    example = "bool[2] float32[2] float32[2]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast; a and b agree in dtype."""
@@ -109,7 +110,7 @@ class Clip(Operator):
         bounds = []
         for index, (role, bound) in enumerate((("min", low), ("max", high)), 1):
             if bound is not None and bound.dtype != x.dtype:
-                bound = emit.constant(require_const(bound.spec, role, index).reshape(()).astype(x.dtype))
+                bound = emit.constant(_round_bound(require_const(bound.spec, role, index), x.dtype))
             bounds.append(bound)
         launch_units(
             emit,
@@ -123,14 +124,20 @@ class Clip(Operator):
 
 @upgrade("Clip", below=11)
 def _bounds_to_inputs(node: RawNode) -> RawNode:
-    """Clip-6 has its bounds as float attributes."""
-    for index, name in enumerate(("min", "max"), 1):
-        if name in node.attributes:
-            node = node.with_input(index, np.array(node.attributes[name], np.float32)).without(name)
+    """Clip-6 has its bounds as float attributes, which are the limits of float where none are given."""
+    limit = np.finfo(np.float32).max
+    for index, (name, default) in enumerate((("min", -limit), ("max", limit)), 1):
+        node = node.with_input(index, np.array(node.attributes.get(name, default), np.float32)).without(name)
     return node
+
+
+def _round_bound(bound: Array, dtype: DType) -> Array:
+    """Return a bound as a 0-d array of the type that is clipped; beyond its limits it is infinite."""
+    with np.errstate(over="ignore"):
+        return bound.reshape(()).astype(dtype)
 
 
 def _cast_bound(bound: Array, dtype: DType) -> Array:
     """Return a bound as a 0-d array of the type clipping is computed in."""
-    rounded = bound.reshape(()).astype(dtype)
+    rounded = _round_bound(bound, dtype)
     return rounded.astype(np.float32) if dtype.itemsize == 2 and dtype in dtypes_of("float") else rounded

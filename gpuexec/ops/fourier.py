@@ -35,6 +35,7 @@ class DFT(Operator):
     inverse: int = 0
     onesided: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,8,2] int64[]=8"
 
     def infer(
         self, x: TensorSpec | None, dft_length: TensorSpec | None = None, axis: TensorSpec | None = None
@@ -82,7 +83,7 @@ class DFT(Operator):
         self._lines(x.spec, *specs).launch(emit, x, y)
 
     def _lines(self, x: TensorSpec, dft_length: TensorSpec | None, axis: TensorSpec | None) -> Lines:
-        given = -2 if axis is None else int(require_scalar(axis, "axis", 2))
+        given = -2 if axis is None else int(require_scalar(check_dtype("DFT", axis, _COUNTS, "axis"), "axis", 2))
         place = normalize_axis(given, x.rank)
         if place == x.rank - 1:
             raise InputError(f"DFT expects a signal axis, not the last one (real and imaginary parts), got {given}.")
@@ -103,6 +104,7 @@ class STFT(Operator):
 
     onesided: int = 1
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[2,40,1] int64[]=7 - int64[]=8"
 
     def infer(
         self,

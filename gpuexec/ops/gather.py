@@ -53,7 +53,7 @@ class Gather(Operator):
         axis = normalize_axis(self.axis, data.ndim)
         picked = resolve_indices(indices, data.shape[axis], axis)
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
-        return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip")),)
+        return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip"), data.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Treat the axes before as batches that share the indices, the axes behind as the slice."""
@@ -123,7 +123,7 @@ class GatherND(Operator):
             rows = rows * data.shape[axis] + resolve_indices(tuples[..., place], data.shape[axis], axis)
         rows = np.broadcast_to(rows, tuples.shape[:2])
         flat = data.reshape((prod(data.shape[:last]), *data.shape[last:]))
-        return (np.asarray(flat[rows.reshape(indices.shape[:-1])]),)
+        return (np.asarray(flat[rows.reshape(indices.shape[:-1])], data.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Pick slices, each batch with indices of its own."""

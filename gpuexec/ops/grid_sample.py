@@ -19,7 +19,7 @@ from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import Cast, convert
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, accumulator, dtype_row, dtypes_of
 
 SOURCE = "grid_sample.cu"
 FEW_AXES, MAX_AXES = 3, 6  # what a kernel keeps in registers; the latter is kAxes of grid_sample.cu
@@ -55,6 +55,7 @@ class GridSample(Operator):
     mode: str = "linear"
     padding_mode: str = "zeros"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,1,2,2] float32[1,2,2,2] mode='nearest'"
 
     def infer(self, x: TensorSpec, grid: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, positions...]``.
@@ -67,7 +68,7 @@ class GridSample(Operator):
                 f"GridSample expects mode among {', '.join(_MODES)} and padding_mode among {', '.join(_PADDINGS)}, "
                 f"got {self.mode!r} and {self.padding_mode!r}."
             )
-        check_dtype(self.name, x, [row.numpy for row in COMPUTED])
+        check_dtype(self.name, x, [*(row.numpy for row in COMPUTED), *((STRING,) if self.mode == "nearest" else ())])
         check_dtype(self.name, grid, FLOATS, "grid")
         axes = x.rank - 2
         if axes < 1 or grid.rank != x.rank or (grid.shape[0], grid.shape[-1]) != (x.shape[0], axes):
@@ -219,7 +220,8 @@ def _blend(rows: Array, taps: list[_Taps], strides: tuple[int, ...], is_nearest:
     def along(axis: int, offset: Array | int, inside: Array | None) -> Array:
         if axis == len(taps):
             values: Array = rows[batch, offset]
-            return values if inside is None else np.where(inside[..., None], values, rows.dtype.type(0))
+            nothing = "" if rows.dtype == STRING else rows.dtype.type(0)
+            return values if inside is None else np.where(inside[..., None], values, nothing)
         total: Array | None = None
         for elements, own, weights in taps[axis]:
             both = own if inside is None else inside if own is None else inside & own

@@ -43,10 +43,9 @@ instantiate(
 )
 
 
-@operator("ImageToTensor", "gpuexec")
 @dataclass(frozen=True, slots=True)
-class ImageToTensor(Operator):
-    """Image ``[h, w]``, ``[h, w, c]`` or ``[n, h, w, c]`` to a tensor of four axes: x * scale + bias.
+class _Transform(Operator):
+    """Base: what becomes of pixels.
 
     Attributes:
         size: Height and width of the result, sampled linearly at pixel centres; empty: as they are.
@@ -68,6 +67,12 @@ class ImageToTensor(Operator):
     antialias: int = 0
     to: int = 1
     tolerance = Tolerance.EXACT
+
+
+@operator("ImageToTensor", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class ImageToTensor(_Transform):
+    """Image ``[h, w]``, ``[h, w, c]`` or ``[n, h, w, c]`` to a tensor of four axes: x * scale + bias."""
 
     def infer(self, image: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the tensor's spec.
@@ -92,23 +97,14 @@ class ImageToTensor(Operator):
 
 @operator("TensorToImage", "gpuexec")
 @dataclass(frozen=True, slots=True)
-class TensorToImage(Operator):
+class TensorToImage(_Transform):
     """Tensor of three axes (an image) or four (a batch) to ``[h, w, c]`` or ``[n, h, w, c]``: x * scale + bias.
 
-    Integers are rounded to nearest even and saturate; NaN gives 0. Attributes are those of `ImageToTensor`; ``layout``
-    is that of the tensor, with the batch or without.
+    Integers are rounded to nearest even and saturate; NaN gives 0. ``layout`` is that of the tensor, with the batch or
+    without.
     """
 
-    size: tuple[int, ...] = ()
-    channels: tuple[int, ...] = ()
-    scale: tuple[float, ...] = (1.0,)
-    bias: tuple[float, ...] = (0.0,)
-    fill: tuple[float, ...] = (0.0,)
-    layout: str = "NCHW"
-    origin: str = "top_left"
-    antialias: int = 0
     to: int = 2
-    tolerance = Tolerance.EXACT
 
     def infer(self, tensor: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the image's spec.
@@ -136,8 +132,6 @@ class TensorToImage(Operator):
 
 
 # ---------------------------------------------------------------- what both share
-
-_Transform = ImageToTensor | TensorToImage
 
 
 def _to_nhwc(dims: Sequence[int], layout: str, alone: int) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class ImageDecoder(Operator):
     pixel_format: str = "RGB"
     tolerance = Tolerance.EXACT
     host_reason = "images are decoded by Pillow"
+    example = "uint8[64]"
 
     def __post_init__(self) -> None:
         if self.pixel_format not in _CHANNELS:
@@ -78,7 +79,8 @@ class ImageDecoder(Operator):
 
     def _arrange(self, pillow: Any, image: Any) -> Array:
         """Return an image as an array of the wanted channels."""
-        if image.mode.startswith("I;16"):  # of 16 bits the upper ones count
+        # Of 16 bits the upper ones count. Some readers give them as 32; TIFF alone has these.
+        if image.mode.startswith("I;16") or (image.mode == "I" and image.format != "TIFF"):
             image = pillow.fromarray((np.asarray(image) >> 8).astype(_UINT8))
         if self.pixel_format == "Grayscale":
             return np.array(image.convert("L"))[:, :, None]

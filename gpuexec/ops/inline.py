@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from itertools import chain, count
 
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, find_free, list_needed
 from gpuexec.operator import build
 
 
@@ -39,9 +38,7 @@ def inline_branch(
 
     def name_value(value: Value) -> Value:
         if value not in stands_for:
-            name = f"{node.name}/{value.name}"
-            numbered = (f"{name}.{i}" for i in count(2))
-            free = next(new for new in chain((name,), numbered) if new not in taken and new not in used)
+            free = find_free(f"{node.name}/{value.name}", taken, used)
             used.add(free)
             stands_for[value] = Value(free, value.declared)
         return stands_for[value]
@@ -59,14 +56,9 @@ def inline_branch(
         Node(build("Identity", {}), (name_value(inner),), (wanted,), f"{node.name}/output{index}")
         for index, inner, wanted in identities
     ]
-    needed = {value for value in node.outputs if value is not None}
-    kept = []
-    for each in reversed(nodes):
-        if needed.intersection(each.outputs):
-            needed.update(value for value in each.inputs if value is not None)
-            kept.append(each)
+    kept, needed = list_needed(nodes, [value for value in node.outputs if value is not None])
     constants = {name_value(value): array for value, array in branch.constants.items()}
-    return tuple(reversed(kept)), {value: array for value, array in constants.items() if value in needed}
+    return tuple(kept), {value: array for value, array in constants.items() if value in needed}
 
 
 def _given(node: Node) -> tuple[Value, ...]:

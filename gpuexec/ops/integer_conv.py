@@ -16,9 +16,10 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, permute
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Emitter, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.conv_host import convolve
+from gpuexec.ops.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.integer import (
     FLOAT,
     INT32,
@@ -32,106 +33,22 @@ from gpuexec.ops.integer import (
     subtract_zero,
     to_int32,
 )
-from gpuexec.ops.integer_matmul import TILE
 from gpuexec.ops.integer_quants import align_quant
 from gpuexec.ops.layout import Slots, window
-from gpuexec.ops.strided import pack_fast_div32, pack_fast_div64
-from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows
+from gpuexec.ops.windows import pack_strides
 from gpuexec.spec import TensorSpec
-
-_THREADS = 256
-_LIMIT = 2**31
 
 instantiate(
     "integer_conv.cu", [f"{name}<{y}>" for name in ("integer_conv", "integer_conv_direct") for y in ("i32", "u8")]
 )
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerConvolution(Operator):
-    """Base: attributes of Conv, and the walk. ``channels_last`` of a subclass puts the channels of x and y last."""
-
-    auto_pad: str = "NOTSET"
-    dilations: tuple[int, ...] = ()
-    group: int = 1
-    kernel_shape: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
-    uses_all_cores: ClassVar[bool] = True
-
-    def windows(self, x_shape: Sequence[int], w_shape: Sequence[int]) -> Windows:
-        """Return the windows over an input of this shape, channels first."""
-        return resolve_windows(x_shape[2:], w_shape[2:], self.strides, self.dilations, self.pads, self.auto_pad)
-
-    def _infer_shape(self, x: Quantized, w: Quantized, *, is_last: bool = False) -> tuple[int, ...]:
-        """Check all but the result's scale; return its shape, in the order of x."""
-        name = self.name
-        values, weight = check_bytes(name, x.values, "x"), check_bytes(name, w.values, "w")
-        if values.rank != weight.rank or not 3 <= values.rank <= MAX_AXES + 2:
-            raise InputError(
-                f"{name} expects x and w of equal rank with 1 to {MAX_AXES} spatial axes, got {values} and {weight}."
-            )
-        shape = permute(values.shape, to_first(values.rank)) if is_last else values.shape
-        if self.group < 1 or shape[1] != weight.shape[1] * self.group or weight.shape[0] % self.group:
-            raise InputError(
-                f"{name} expects {weight.shape[1] * self.group} input channels (shape[1] * group={self.group} of w "
-                f"{weight}) and out channels that group divides, got x {values}."
-            )
-        if self.kernel_shape and self.kernel_shape != weight.shape[2:]:
-            raise InputError(f"{name} expects kernel_shape {list(weight.shape[2:])}, got {list(self.kernel_shape)}.")
-        check_one(name, x.zero, (values.dtype,), "x_zero_point")
-        for role, spec, dtype in (("w_zero_point", w.zero, weight.dtype), ("w_scale", w.scale, FLOAT)):
-            if spec is not None and (spec.dtype != dtype or not is_per_channel(spec, weight.shape[0])):
-                raise InputError(
-                    f"{name} expects {role} to be one {dtype.name}, or one for each output channel "
-                    f"({weight.shape[0]}), got {spec}."
-                )
-        made = (shape[0], weight.shape[0], *self.windows(shape, weight.shape).counts)
-        return permute(made, to_last(len(made))) if is_last else made
-
-    def _sum(self, x: Quantized, w: Quantized) -> Array:
-        """Return the sums in int32, channels first."""
-        inner = prod(w.values.shape[1:])
-        left = subtract_zero(x.values, None if x.zero is None else x.zero.reshape(()), inner)
-        right = subtract_zero(w.values, None if w.zero is None else by_channel(w.zero, w.values.ndim, 0), inner)
-        return to_int32(convolve(left, right, None, self.windows(left.shape, right.shape), self.group))
-
-    def _launch(self, emit: Emitter, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None = None) -> None:
-        """Launch the product over patches, or the direct kernel for groups of one channel; x and y channels first."""
-        windows = self.windows(x.values.shape, w.values.shape)
-        outs, ins = w.values.shape[:2]
-        group_outs, outputs = outs // self.group, prod(windows.counts)
-        for what, count in (("input channels * taps", ins * windows.taps), ("outputs of one channel", outputs)):
-            if count >= _LIMIT:
-                raise InputError(f"{self.name} expects fewer than 2**31 {what} on a device, got {count}.")
-        w = align_quant(emit, w)
-        name, blocks = "integer_conv_direct", ceil_div(y.values.spec.size, _THREADS)
-        if ins != 1 and group_outs != 1:
-            name = "integer_conv"
-            blocks = ceil_div(x.values.shape[0] * outputs, TILE) * ceil_div(group_outs, TILE) * self.group
-        steps = (*y.values.strides[:2], y.values.strides[-1])
-        per_channel = int(any(slot is not None and slot.spec.size > 1 for slot in (w.scale, w.zero)))
-        sizes = b"".join(
-            (
-                pack_fast_div64(max(1, outputs)),
-                pack_fast_div64(max(1, outs)),
-                pack_fast_div32(max(1, group_outs)),
-                struct.pack("<i4q", ins, x.values.shape[0], *steps),
-                struct.pack("<4i", offset_of(x.values.dtype), offset_of(w.values.dtype), per_channel, 0),
-            )
-        )
-        arguments: list[Argument] = [x.values, emit.contiguous(w.values), x.zero, w.zero, y.values]
-        arguments += [windows.pack(), pack_strides(x.values.strides), sizes, x.scale, w.scale, y.scale, y.zero]
-        arguments += [None if bias is None else emit.contiguous(bias), pack_finish(1.0, y.values.dtype, None)]
-        kernel = Kernel("integer_conv.cu", f"{name}<{'i32' if y.values.dtype == INT32 else 'u8'}>")
-        emit.launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[4])
-
-
 @operator("ConvInteger")
 @dataclass(frozen=True, slots=True)
-class ConvInteger(IntegerConvolution):
+class ConvInteger(Convolution):
     """Convolution of ``x - x_zero_point`` with ``w - w_zero_point`` in int32."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
 
     def infer(
         self,
@@ -145,23 +62,23 @@ class ConvInteger(IntegerConvolution):
         Raises:
             InputError: Ranks, types, channels, zero points or attributes do not fit together.
         """
-        return (TensorSpec(self._infer_shape(Quantized(x, None, x_zero), Quantized(w, None, w_zero)), INT32),)
+        return (TensorSpec(_infer_shape(self, Quantized(x, None, x_zero), Quantized(w, None, w_zero)), INT32),)
 
     def compute(
         self, x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None, out: Any = None
     ) -> tuple[Array, ...]:
         """Convolve exactly; sums wrap."""
-        return (self._sum(Quantized(x, None, x_zero), Quantized(w, None, w_zero)),)
+        return (_sum(self, Quantized(x, None, x_zero), Quantized(w, None, w_zero)),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one kernel."""
         x, w, x_zero, w_zero = (*inputs, None, None)[:4]
-        self._launch(emit, Quantized(x, None, x_zero), Quantized(w, None, w_zero), Quantized(outputs[0]))
+        _launch(self, emit, Quantized(x, None, x_zero), Quantized(w, None, w_zero), Quantized(outputs[0]))
 
 
 @operator("QLinearConv")
 @dataclass(frozen=True, slots=True)
-class QLinearConv(IntegerConvolution):
+class QLinearConv(Convolution):
     """Convolution of bytes with a bias in int32, quantised again: ``round(sum * (x_scale * w_scale / y_scale))``.
 
     ``y_zero_point`` is added, halves are rounded to even, and the result saturates. ``channels_last`` is of
@@ -169,6 +86,8 @@ class QLinearConv(IntegerConvolution):
     """
 
     channels_last: int = 0
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "uint8[2,3,6,6] float32[] uint8[] int8[4,3,3,3] float32[4] int8[4] float32[] uint8[] int32[4]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]`` of the type of y_zero_point.
@@ -177,7 +96,7 @@ class QLinearConv(IntegerConvolution):
             InputError: Ranks, types, channels, scales, zero points or attributes do not fit together.
         """
         x, w, y, bias = _split(inputs)
-        shape = self._infer_shape(x, w, is_last=bool(self.channels_last))
+        shape = _infer_shape(self, x, w, is_last=bool(self.channels_last))
         for role, spec in (("x_scale", x.scale), ("w_scale", w.scale), ("y_scale", y.scale)):
             check_dtype(self.name, spec, (FLOAT,), role)
         check_one(self.name, x.scale, (FLOAT,), "x_scale")
@@ -194,7 +113,7 @@ class QLinearConv(IntegerConvolution):
         rank = x.values.ndim
         if self.channels_last:
             x = Quantized(x.values.transpose(to_first(rank)), x.scale, x.zero)
-        sums = self._sum(x, w)
+        sums = _sum(self, x, w)
         if bias is not None:
             sums = sums + bias.reshape(-1, *(1,) * (rank - 2))
         scale = multiply_scales(1.0, x.scale.reshape(()), by_channel(w.scale, rank, 1))
@@ -208,7 +127,55 @@ class QLinearConv(IntegerConvolution):
         assert made is not None
         if self.channels_last:
             x, made = Quantized(channels_first(x.values), x.scale, x.zero), channels_first(made)
-        self._launch(emit, x, w, Quantized(made, y.scale, y.zero), bias)
+        _launch(self, emit, x, w, Quantized(made, y.scale, y.zero), bias)
+
+
+def _infer_shape(op: Convolution, x: Quantized, w: Quantized, *, is_last: bool = False) -> tuple[int, ...]:
+    """Check all but the result's scale; return its shape, in the order of x."""
+    name = op.name
+    values, weight = check_bytes(name, x.values, "x"), check_bytes(name, w.values, "w")
+    check_kernel(name, values, weight, op.kernel_shape, op.group)
+    shape = permute(values.shape, to_first(values.rank)) if is_last else values.shape
+    check_channels(name, values, shape[1], weight, op.group)
+    check_one(name, x.zero, (values.dtype,), "x_zero_point")
+    for role, spec, dtype in (("w_zero_point", w.zero, weight.dtype), ("w_scale", w.scale, FLOAT)):
+        if spec is not None and (spec.dtype != dtype or not is_per_channel(spec, weight.shape[0])):
+            raise InputError(
+                f"{name} expects {role} to be one {dtype.name}, or one for each output channel "
+                f"({weight.shape[0]}), got {spec}."
+            )
+    made = (shape[0], weight.shape[0], *op.windows(shape, weight.shape).counts)
+    return permute(made, to_last(len(made))) if is_last else made
+
+
+def _sum(op: Convolution, x: Quantized, w: Quantized) -> Array:
+    """Return the sums in int32, channels first."""
+    inner = prod(w.values.shape[1:])
+    left = subtract_zero(x.values, None if x.zero is None else x.zero.reshape(()), inner)
+    right = subtract_zero(w.values, None if w.zero is None else by_channel(w.zero, w.values.ndim, 0), inner)
+    return to_int32(convolve(left, right, None, op.windows(left.shape, right.shape), op.group))
+
+
+def _launch(op: Convolution, emit: Emitter, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None = None) -> None:
+    """Launch the product over patches, or the direct kernel for groups of one channel; x and y channels first."""
+    windows = op.windows(x.values.shape, w.values.shape)
+    outs, ins = w.values.shape[:2]
+    sizes = ConvSizes(x.values.shape[0], op.group, ins, outs // op.group, prod(windows.counts))
+    check_index(op.name, "input channels * taps", ins * windows.taps)
+    check_index(op.name, "outputs of one channel", sizes.outputs)
+    w = align_quant(emit, w)
+    name, blocks = "integer_conv", sizes.tiles
+    if sizes.has_single:
+        name, blocks = "integer_conv_direct", ceil_div(y.values.spec.size, THREADS)
+    steps = (*y.values.strides[:2], y.values.strides[-1])
+    per_channel = int(any(slot is not None and slot.spec.size > 1 for slot in (w.scale, w.zero)))
+    rest = struct.pack("<3q4i", *steps, offset_of(x.values.dtype), offset_of(w.values.dtype), per_channel, 0)
+    arguments: list[Argument] = [x.values, emit.contiguous(w.values), x.zero, w.zero, y.values]
+    arguments += [windows.pack(), pack_strides(x.values.strides), sizes.pack() + rest]
+    arguments += [x.scale, w.scale, y.scale, y.zero, None if bias is None else emit.contiguous(bias)]
+    arguments += [pack_finish(1.0, y.values.dtype, None)]
+    kernel = Kernel("integer_conv.cu", f"{name}<{'i32' if y.values.dtype == INT32 else 'u8'}>")
+    emit.launch(kernel, (blocks, 1, 1), (THREADS, 1, 1), arguments, writes=[4])
 
 
 def _split(inputs: Sequence[Any]) -> tuple[Quantized, Quantized, Quantized, Any]:

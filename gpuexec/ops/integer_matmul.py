@@ -37,9 +37,9 @@ from gpuexec.ops.integer import (
 )
 from gpuexec.ops.integer_quants import align_quant, check_quant, quant_strides, view_quant
 from gpuexec.ops.layout import Slots
+from gpuexec.ops.matmul_launch import TILE
 from gpuexec.spec import TensorSpec
 
-TILE = 64  # rows and columns of a block; kTile of integer_tile.cuh
 FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of integer_matmul.cu
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_matmul.cu
 HALF: np.dtype[Any] = np.dtype(np.float16)
@@ -93,6 +93,10 @@ class QLinearMatMul(Operator):
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     uses_all_cores: ClassVar[bool] = True
+    example = (
+        "uint8[9] float32[] uint8[] int8[9] float32[] int8[] float32[] uint8[] | float8e5m2[9] float32[] float8e5m2[] "
+        "float8e5m2[9] float32[] float8e5m2[] float32[] float8e5m2[]"
+    )
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec, of the type of y_zero_point.

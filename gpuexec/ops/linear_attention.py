@@ -47,6 +47,7 @@ class LinearAttention(Operator):
     scale: float = 0.0
     update_rule: str = "gated_delta"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[2,4,32] float32[2,4,32] float32[2,4,32] q_num_heads=4 kv_num_heads=4 update_rule='linear'"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of the output and the last state, which has the type of the past one, else the query's.

@@ -116,6 +116,8 @@ class _Loss(Operator):
 class NegativeLogLikelihoodLoss(_Loss):
     """``-input[n, label, ...] * weight[label]``, its sum, or its mean over the sum of weights."""
 
+    example = "float32[4,5] int64[4]"
+
     def infer(
         self, x: TensorSpec | None, labels: TensorSpec | None, weights: TensorSpec | None = None
     ) -> tuple[TensorSpec, ...]:
@@ -147,6 +149,7 @@ class SoftmaxCrossEntropyLoss(_Loss):
     """The loss of NegativeLogLikelihoodLoss for ``log_softmax(scores)`` over axis 1, and these logarithms."""
 
     has_softmax: ClassVar[bool] = True
+    example = "float32[4,5] int64[4]"
 
     def infer(
         self, x: TensorSpec | None, labels: TensorSpec | None, weights: TensorSpec | None = None

@@ -36,6 +36,7 @@ class LRN(Operator):
     beta: float = 0.75
     bias: float = 1.0
     tolerance = Tolerance.REDUCTION
+    example = "float32[2,3,4] size=3"
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

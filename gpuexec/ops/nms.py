@@ -98,6 +98,8 @@ class NonMaxSuppression(BoxSelection):
     left out, if that is given. Without ``max_output_boxes_per_class`` none is kept.
     """
 
+    example = "float32[1,6,4] float32[1,1,6] int64[1]=2"
+
     def infer(
         self,
         boxes: TensorSpec,

@@ -64,6 +64,7 @@ class Compress(Operator):
 
     axis: int | None = None
     tolerance = Tolerance.EXACT
+    example = "float32[2,3] bool[6]"
 
     def infer(self, x: TensorSpec, condition: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count, if the condition is known."""

@@ -101,6 +101,7 @@ class GroupNormalization(_ChannelNormalization):
     epsilon: float = 1e-5
     stash_type: int = 1
     per_group: int = 0
+    example = "float32[2,4,3] float32[4] float32[4] num_groups=2"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

@@ -13,6 +13,7 @@ from gpuexec.spec import STRING, dtype_row, dtypes_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
+_MOST_DIGITS = 1000  # Python refuses to read integers of some thousands
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -55,15 +56,16 @@ def _read(text: str, to: np.dtype[Any]) -> Any:
     if to == np.bool_ and stripped.lower() in _TRUTHS:
         return _TRUTHS[stripped.lower()]
     if not _DECIMAL.fullmatch(stripped):
-        raise InputError(f"expected a text that says a number, to make {name} of it, got {text!r}.")
+        raise InputError(f"expected a text that says a number, to make {name} of it, got {text[:40]!r}.")
     if to == np.bool_:
         return float(stripped) != 0
     if to in dtypes_of("float"):
         return float(stripped)
-    number = int(stripped) if _INTEGER.fullmatch(stripped) else float(stripped)
+    is_whole = _INTEGER.fullmatch(stripped) and len(stripped) < _MOST_DIGITS
+    number = int(stripped) if is_whole else float(stripped)
     limits = np.iinfo(to)
     if not limits.min - 1 < number < limits.max + 1:
-        raise InputError(f"expected a text that says a number of {name}, got {text!r}.")
+        raise InputError(f"expected a text that says a number of {name}, got {text[:40]!r}.")
     return int(number)
 
 

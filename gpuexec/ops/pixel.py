@@ -95,6 +95,7 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "lp_norm.cu": {"normalize_lp": ""},
     "lrn.cu": {"normalize_neighbours": ""},
     "matmul.cu": {"gemm": "", "gemm_narrow": ""},
+    "matmul_nbits.cu": {"matmul_nbits": ""},
     "mean_variance.cu": {"normalize_mean_variance": ""},
     "norm.cu": {"normalize_rows": ""},
     "one_hot.cu": {"one_hot": ""},

@@ -48,6 +48,7 @@ class MaxPool(Operator):
     storage_order: int = 0
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "float32[1,1,4,4] kernel_shape=(2,2)"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]`` for values and int64 indices.
@@ -95,6 +96,7 @@ class AveragePool(Operator):
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,1,4,4] kernel_shape=(2,2)"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
@@ -139,6 +141,7 @@ class LpPool(Operator):
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,1,4,4] kernel_shape=(2,2)"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.

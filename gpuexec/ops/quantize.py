@@ -55,6 +55,7 @@ class DequantizeLinear(Operator):
     block_size: int = 0
     output_dtype: int = 0
     tolerance = Tolerance.EXACT
+    example = "int8[4,3] float32[3] output_dtype=1"
 
     def infer(self, x: TensorSpec, scale: TensorSpec, zero: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Keep the shape.
@@ -99,6 +100,7 @@ class QuantizeLinear(Operator):
     precision: int = 0
     saturate: int = 1
     tolerance = Tolerance.EXACT
+    example = "float32[2] float32[] uint8[]"
 
     def infer(self, x: TensorSpec, scale: TensorSpec, zero: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Keep the shape.

@@ -112,6 +112,7 @@ class RandomUniform(Drawing):
     low: float = 0.0
     shape: tuple[int, ...] = ()
     distribution = UNIFORM
+    example = "shape=(2,3)"
 
     def find_shape(self) -> tuple[int, ...]:
         """Return the attribute."""
@@ -126,6 +127,7 @@ class RandomUniformLike(Drawing):
     high: float = 1.0
     low: float = 0.0
     distribution = UNIFORM
+    example = "float32[3] dtype=1"
 
 
 @operator("RandomNormal")
@@ -138,6 +140,7 @@ class RandomNormal(Drawing):
     scale: float = 1.0
     shape: tuple[int, ...] = ()
     distribution = NORMAL
+    example = "shape=(2,3)"
 
     def find_shape(self) -> tuple[int, ...]:
         """Return the attribute."""
@@ -152,6 +155,7 @@ class RandomNormalLike(Drawing):
     mean: float = 0.0
     scale: float = 1.0
     distribution = NORMAL
+    example = "float32[3] dtype=1"
 
 
 @operator("Bernoulli")

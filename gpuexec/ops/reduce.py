@@ -25,14 +25,16 @@ from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.elementwise_cast import convert_commands
 from gpuexec.ops.strided import MAX_RANK, Walk, join
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 SOURCE = "reduce.cu"
 CHUNK_TERMS = 16384
-_FLOATS = dtypes_of("float")
-_NUMBERS = (*(np.dtype(t) for t in (np.uint32, np.uint64, np.int32, np.int64)), *_FLOATS)
+_FLOATS, _INTEGERS = dtypes_of("float"), dtypes_of("int", "uint")
+_WHOLE = tuple(np.dtype(t) for t in (np.uint32, np.uint64, np.int32, np.int64))
+_NUMBERS = (*_WHOLE, *_FLOATS)
 _ORDERED = (*_NUMBERS, *(np.dtype(t) for t in (np.uint8, np.int8, np.bool_)))
 
 
@@ -50,7 +52,7 @@ class ReductionRow:
     """One way to reduce: ONNX name, CUDA functor and finish, NumPy function, element types.
 
     ``axes_input_since`` is the opset that made axes an input; ``keeps_single`` says that reducing over no axes gives
-    the input.
+    the input; ``widened`` are integers that are reduced as double.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ReductionRow:
     finish: Finish = Finish.AS_IS
     axes_input_since: int = 18
     keeps_single: bool = False
+    widened: tuple[np.dtype[Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Reduction(Operator):
     row: ClassVar[ReductionRow]
     keepdims: int = 1
     noop_with_empty_axes: int = 0
+    example = "float32[2,3] int64[1]=1"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the spec with the reduced axes gone, or of extent 1.
@@ -78,8 +82,9 @@ class Reduction(Operator):
             InputError: A type the operator does not have, or axes out of range.
             NeedsHostValue: The axes are not known.
         """
-        x = check_dtype(self.name, inputs[0], self.row.dtypes)
-        return (x.with_shape(host.reduced_shape(x.shape, self._axes(x.rank, _known_axes(inputs)), self.keepdims)),)
+        x = check_dtype(self.name, inputs[0], (*self.row.dtypes, *self.row.widened))
+        axes = self._axes(x.rank, _known_axes(self.name, inputs))
+        return (x.with_shape(host.reduced_shape(x.shape, axes, self.keepdims)),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Reduce; half and bfloat16 in float, rounded once."""
@@ -93,7 +98,7 @@ class Reduction(Operator):
         """Alias the input where nothing happens, else reduce."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        axes = self._axes(x.spec.rank, _known_axes([None if slot is None else slot.spec for slot in inputs]))
+        axes = self._axes(x.spec.rank, _known_axes(self.name, [None if slot is None else slot.spec for slot in inputs]))
         if not axes and self.row.keeps_single:
             emit.alias(y, x)
         else:
@@ -114,8 +119,9 @@ ROWS = (
     ReductionRow("ReduceL1", "SumMagnitude", host.fold_l1, _NUMBERS),
     ReductionRow("ReduceL2", "SumSquare", host.fold_l2, _NUMBERS, finish=Finish.ROOT),
     ReductionRow("ReduceSumSquare", "SumSquare", host.fold_sum_square, _NUMBERS),
-    ReductionRow("ReduceLogSum", "Sum", host.fold_log_sum, _FLOATS, finish=Finish.LOG),
-    ReductionRow("ReduceLogSumExp", "LogSumExp", host.fold_log_sum_exp, _FLOATS),
+    # Until opset 27 these two took integers.
+    ReductionRow("ReduceLogSum", "Sum", host.fold_log_sum, _NUMBERS, finish=Finish.LOG),
+    ReductionRow("ReduceLogSumExp", "LogSumExp", host.fold_log_sum_exp, _FLOATS, widened=_WHOLE),
 )
 
 
@@ -149,9 +155,11 @@ REDUCTIONS = {row.name: _register(row) for row in ROWS}
 globals().update(REDUCTIONS)  # so that each class is found where its __module__ says
 
 
-def _known_axes(inputs: Sequence[TensorSpec | None]) -> Array | None:
+def _known_axes(name: str, inputs: Sequence[TensorSpec | None]) -> Array | None:
     """Return the content of the axes input; nothing is read where it is absent or empty."""
     axes = inputs[1] if len(inputs) > 1 else None
+    if axes is not None:
+        check_dtype(name, axes, _INTEGERS, "axes")
     if axes is None or axes.size == 0:
         return None
     return require_const(axes, "axes", 1)
@@ -159,6 +167,12 @@ def _known_axes(inputs: Sequence[TensorSpec | None]) -> Array | None:
 
 def lower_reduction(emit: Emitter, row: ReductionRow, x: Slot, y: Slot, axes: tuple[int, ...]) -> None:
     """Launch a reduction of ``x`` along ``axes``: in chunks where all axes go, else a team of threads per row."""
+    if x.dtype in row.widened:
+        wide, result = emit.temp(x.shape, np.float64), emit.temp(y.shape, np.float64)
+        convert_commands(emit, wide, x)
+        lower_reduction(emit, row, wide, result, axes)
+        convert_commands(emit, y, result)
+        return
     cuda = dtype_row(x.dtype).cuda
     instance = f"<{row.functor}<{cuda}>, {cuda}>"
     finish = np.int32(row.finish)

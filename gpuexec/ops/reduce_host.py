@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.geometry import Shape
 from gpuexec.operator import Array
+from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.spec import accumulator
 
 Fold = Callable[[Array, tuple[int, ...]], Array]
@@ -38,7 +39,7 @@ def fold_mean(x: Array, axes: tuple[int, ...]) -> Array:
     """Average; the mean of nothing is NaN, or 0 for integers, which truncate."""
     total, terms = fold_sum(x, axes), prod(x.shape[axis] for axis in axes)
     if x.dtype.kind in "iu":
-        return _truncate(total.astype(np.float64) / np.float64(terms), x.dtype)
+        return truncate(total.astype(np.float64) / np.float64(terms), x.dtype)
     return np.asarray(total / x.dtype.type(terms))
 
 
@@ -55,7 +56,7 @@ def fold_l1(x: Array, axes: tuple[int, ...]) -> Array:
 def fold_l2(x: Array, axes: tuple[int, ...]) -> Array:
     """Take the root of the sum of squares; integers truncate."""
     total = fold_sum_square(x, axes)
-    return _truncate(np.sqrt(total.astype(np.float64)), x.dtype) if x.dtype.kind in "iu" else np.sqrt(total)
+    return truncate(np.sqrt(total.astype(np.float64)), x.dtype) if x.dtype.kind in "iu" else np.sqrt(total)
 
 
 def fold_sum_square(x: Array, axes: tuple[int, ...]) -> Array:
@@ -64,12 +65,15 @@ def fold_sum_square(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 def fold_log_sum(x: Array, axes: tuple[int, ...]) -> Array:
-    """Take the logarithm of the sum."""
-    return np.asarray(np.log(fold_sum(x, axes)))
+    """Take the logarithm of the sum; integers truncate."""
+    total = fold_sum(x, axes)
+    return truncate(np.log(total.astype(np.float64)), x.dtype) if x.dtype.kind in "iu" else np.asarray(np.log(total))
 
 
 def fold_log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
-    """Take the logarithm of the sum of exponentials, shifted by the largest where it is finite."""
+    """Take the logarithm of the sum of exponentials, shifted by the largest where it is finite; integers truncate."""
+    if x.dtype.kind in "iu":
+        return truncate(fold_log_sum_exp(x.astype(np.float64), axes), x.dtype)
     largest = np.maximum.reduce(x, axis=axes, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(largest), largest, x.dtype.type(0))
     return np.asarray(np.log(fold_sum(np.exp(x - shift), axes)) + shift)
@@ -103,8 +107,3 @@ def _settle_zeros(x: Array, result: Array, axes: tuple[int, ...], greater: bool)
     wins = (x == 0) & (np.signbit(x) != greater)  # zeros of the sign that wins
     is_positive = np.logical_or.reduce(wins, axis=axes, keepdims=True) == greater
     return np.where(is_zero, np.where(is_positive, x.dtype.type(0.0), x.dtype.type(-0.0)), result)
-
-
-def _truncate(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert double to integer as the kernels' cast does: toward zero, NaN gives 0."""
-    return np.asarray(np.where(np.isnan(x), 0, x)).astype(dtype)

@@ -49,7 +49,7 @@ _FUNCTIONS = {
     "relu": _Function(lambda x, a, b: np.maximum(x, 0)),
     "affine": _Function(lambda x, a, b: a * x + b, 1.0, 0.0, 2),
     "leakyrelu": _Function(lambda x, a, b: np.where(x < 0, a * x, x), 0.01, takes=1),
-    "thresholdedrelu": _Function(lambda x, a, b: np.where(x > a, x, 0), 1.0, takes=1),
+    "thresholdedrelu": _Function(lambda x, a, b: np.where(x >= a, x, 0), 1.0, takes=1),
     "scaledtanh": _Function(lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0, 2),
     "hardsigmoid": _Function(lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5, 2),
     "elu": _Function(lambda x, a, b: np.where(x < 0, a * np.expm1(x), x), 1.0, takes=1),

@@ -45,8 +45,8 @@ class Layer:
     clip: float
     hidden_size: int
     is_batch_first: bool
-    is_linear: bool
-    input_forget: bool
+    is_linear: bool = False
+    input_forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)

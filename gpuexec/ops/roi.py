@@ -53,6 +53,7 @@ class RoiAlign(Operator):
     sampling_ratio: int = 0
     spatial_scale: float = 1.0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[2,3,4,4] float32[5,4] int64[5]"
 
     def infer(self, x: TensorSpec, rois: TensorSpec, batch_indices: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[regions, channels, output_height, output_width]``.
@@ -111,6 +112,7 @@ class MaxRoiPool(Operator):
     pooled_shape: tuple[int, ...]
     spatial_scale: float = 1.0
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "float32[1,1,4,4] float32[1,5] pooled_shape=(1,1)"
 
     def infer(self, x: TensorSpec, rois: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[regions, channels, *pooled_shape]``.

@@ -41,6 +41,7 @@ class RotaryEmbedding(Operator):
     num_heads: int | None = None
     rotary_embedding_dim: int = 0
     tolerance = Tolerance.EXACT
+    example = "float32[2,3,4,8] float32[50,4] float32[50,4] int64[2,4]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

@@ -54,6 +54,7 @@ class ScatterElements(Operator):
     axis: int = 0
     reduction: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "float32[8] int64[8] float32[8]"
 
     def infer(self, data: TensorSpec, indices: TensorSpec, updates: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of data."""
@@ -107,6 +108,7 @@ class ScatterND(Operator):
 
     reduction: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "float32[3,4] int64[2] float32[]"
 
     def infer(self, data: TensorSpec, indices: TensorSpec, updates: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of data."""

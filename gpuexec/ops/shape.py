@@ -139,6 +139,7 @@ class Constant(Operator):
     value_int: int | None = None
     value_ints: tuple[int, ...] | None = None
     tolerance = Tolerance.EXACT
+    example = "value=('float32',(1,),'00000000')"
 
     def __post_init__(self) -> None:
         freeze_value(self)

@@ -25,6 +25,7 @@ class Slice(Operator):
     """Take every ``steps``-th element from ``starts`` to before ``ends`` on some axes; a negative step walks back."""
 
     tolerance = Tolerance.EXACT
+    example = "float32[4,5] int64[1]=1 int64[1]=3"
 
     def infer(
         self,
@@ -80,6 +81,7 @@ class Split(Operator):
     axis: int = 0
     num_outputs: int | None = None
     tolerance = Tolerance.EXACT
+    example = "float32[6] int64[3]=1,2,3"
 
     def infer(self, x: TensorSpec, split: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Give each part its extent."""
@@ -97,6 +99,8 @@ class Split(Operator):
         assert x is not None
         split = inputs[1] if len(inputs) > 1 else None
         parts, axis = self._parts(x.shape, None if split is None else require_ints(split.spec, "split", 1))
+        if len(parts) != len(outputs):
+            raise InputError(f"Split expects an output for each of {len(parts)} parts, got {len(outputs)}.")
         first = 0
         for part, y in zip(parts, outputs, strict=True):
             if y is not None:

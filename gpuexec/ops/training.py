@@ -117,6 +117,7 @@ class Adagrad(_Optimizer):
     norm_coefficient: float = 0.0
     groups: ClassVar[int] = 3
     kernel: ClassVar[str] = "adagrad"
+    example = "float32[] int64[] float32[3] float32[3] float32[3]"
 
     def _numbers(self) -> tuple[float, ...]:
         return _as_floats(self.norm_coefficient, self.decay_factor, self.epsilon)
@@ -141,6 +142,7 @@ class Adam(_Optimizer):
     norm_coefficient_post: float = 0.0
     groups: ClassVar[int] = 4
     kernel: ClassVar[str] = "adam"
+    example = "float32[] int64[] float32[3] float32[3] float32[3] float32[3]"
 
     def _numbers(self) -> tuple[float, ...]:
         return _as_floats(self.norm_coefficient, self.alpha, self.beta, self.epsilon, self.norm_coefficient_post)
@@ -167,6 +169,9 @@ class Momentum(_Optimizer):
     norm_coefficient: float
     groups: ClassVar[int] = 3
     kernel: ClassVar[str] = "momentum"
+    example = (
+        "float32[] int64[] float32[3] float32[3] float32[3] alpha=0.95 beta=0.1 mode='standard' norm_coefficient=0.001"
+    )
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of what is optimised and of the velocities.

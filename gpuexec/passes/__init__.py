@@ -23,6 +23,7 @@ from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.narrow_weights import narrow_weights
+from gpuexec.passes.pack_weights import pack_weights
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
 from gpuexec.spec import TensorSpec
@@ -46,6 +47,7 @@ AT_LOAD = (
     Pass("differentiate", differentiate),
     Pass("decompose", decompose),
     Pass("narrow_weights", narrow_weights),
+    Pass("pack_weights", pack_weights),
     Pass("fold_constants", fold_constants),
     Pass("inline_branches", inline_branches),
     Pass("remove_noops", remove_noops),
@@ -54,8 +56,9 @@ AT_LOAD = (
     Pass("merge_common", merge_common),
     Pass("remove_dead", remove_dead),
 )
-# What leaves operators as files have them, and settles what the weights are; the rest of AT_LOAD comes after it.
-_SETTLING = ("fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
+# What settles what the weights are and leaves operators as files have them, Gradients excepted, which don't see what
+# becomes of the weights they name; the rest of AT_LOAD comes after it.
+_SETTLING = ("differentiate", "fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),

@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.errors import UnsupportedError
 from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import find_operator
-from gpuexec.ops.rnn import GRU, LSTM, RNN
+from gpuexec.ops.rnn import Recurrent
 from gpuexec.spec import DeclaredSpec, Dim
 
 # Where the parts of the state stand among the inputs of a layer; they are the outputs from the second on.
@@ -40,9 +40,9 @@ def add_memories(graph: Graph) -> tuple[Graph, tuple[tuple[Value, Value], ...]]:
     nodes: list[Node] = []
     for node in graph.nodes:
         op = node.operator
-        count = 2 if isinstance(op, LSTM) else 1
+        count = op.states if isinstance(op, Recurrent) else 0
         inputs = [*node.inputs, *(None,) * (_FIRST_STATE + count - len(node.inputs))]
-        if not isinstance(op, (LSTM, GRU, RNN)) or any(inputs[_FIRST_STATE : _FIRST_STATE + count]):
+        if not isinstance(op, Recurrent) or any(inputs[_FIRST_STATE : _FIRST_STATE + count]):
             nodes.append(node)
             continue
         known = [value for value in node.inputs[:4] if value in dtypes]

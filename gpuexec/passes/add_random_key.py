@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from gpuexec.graphs import Array, Graph, Node, Value, bodies, walk, with_bodies
+from gpuexec.graphs import Array, Graph, Node, Value, bodies, take_free, walk, with_bodies
 from gpuexec.operator import Operator
 from gpuexec.ops.containers.element_keys import ElementKeys
 from gpuexec.ops.control import Loop, Scan, SequenceMap
@@ -53,7 +53,7 @@ def add_random_key(graph: Graph) -> tuple[Graph, tuple[Value, Value] | None]:
         return graph, None
     used = [getattr(node.operator, "stream", None) or 0 for inner in walk(graph) for node in inner.nodes]
     names = {value.name for value in graph.values()}
-    key, left = (Value(_free(name, names), _KEY) for name in (NAME, f"{NAME}.left"))
+    key, left = (Value(take_free(name, names), _KEY) for name in (NAME, f"{NAME}.left"))
     nodes = _give_keys(graph, key, count(max(used) + 1))
     nodes += (Node(NextKey(), (key,), (left,), key.name),)
     changed = replace(graph, nodes=nodes, inputs=(*graph.inputs, key), outputs=(*graph.outputs, left))
@@ -130,7 +130,7 @@ def _give_elements(node: Node, key: Value, streams: Iterator[int]) -> tuple[Node
     """Return a SequenceMap whose body draws, with a sequence of keys that it walks too, and the node that makes it."""
     assert isinstance(node.operator, SequenceMap)
     body, at = node.operator.body, node.operator.given
-    own = Value(_free(NAME, {value.name for value in body.values()}), _KEY)
+    own = Value(take_free(NAME, {value.name for value in body.values()}), _KEY)
     keys = Value(f"{node.name}.{NAME}")
     body = replace(body, nodes=_give_keys(body, own, streams), inputs=(*body.inputs[:at], own, *body.inputs[at:]))
     mapped = replace(
@@ -146,10 +146,10 @@ def _give_bodies(node: Node, key: Value, streams: Iterator[int]) -> Node:
     changed = []
     for body in bodies(node.operator):
         names = {value.name for value in body.values()}
-        inner, own = Value(_free(NAME, names), _KEY), Value(_free(f"{NAME}.trip", names), _KEY)
+        inner, own = Value(take_free(NAME, names), _KEY), Value(take_free(f"{NAME}.trip", names), _KEY)
         if isinstance(node.operator, Scan):
             # The first trip's key is one mixed too: the run's own is that of the nodes around.
-            zero = Value(_free(f"{NAME}.zero", names), DeclaredSpec(np.dtype(np.int64), ()))
+            zero = Value(take_free(f"{NAME}.zero", names), DeclaredSpec(np.dtype(np.int64), ()))
             nodes = (Node(NextKey(), (inner, zero), (own,), own.name), *_give_keys(body, own, streams))
             at = node.operator.states
             changed.append(
@@ -184,10 +184,3 @@ def _trim(inputs: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
     while inputs and inputs[-1] is None:
         inputs = inputs[:-1]
     return inputs
-
-
-def _free(wanted: str, names: set[str]) -> str:
-    """Return a name that no value has yet, and note it."""
-    name = next(each for each in (wanted, *(f"{wanted}_{n}" for n in range(2, len(names) + 3))) if each not in names)
-    names.add(name)
-    return name

@@ -52,7 +52,7 @@ def append_rows(graph: Graph, held: Value, output: Value, growth: Growth, capaci
         source = node.inputs[0]
         assert source is not None
         between = source
-    append = Node(Append(growth.axis, capacity, held.name), growth.node.inputs, (output,), growth.node.name)
+    append = replace(growth.node, operator=Append(growth.axis, capacity, held.name), outputs=(output,))
     # All that stood for the Concat's result is the output now.
     stood = {made, *(value for node in gone for value in node.outputs if value is not None)}
     nodes = []

@@ -15,10 +15,10 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.operator import build
 from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
-from gpuexec.passes.narrow_weights import Stored, add_constant, can_read, find_free
+from gpuexec.passes.narrow_weights import Stored, add_constant, can_read
 from gpuexec.spec import dtype_row
 
 KINDS: dict[str, np.dtype[Any]] = {"fp16": HALF, "int8": INT8}
@@ -64,7 +64,7 @@ def compress_weights(graph: Graph, kind: str, only: Only | None = None) -> Graph
             if kind == "fp16"
             else build("DequantizeLinear", {} if axis is None else {"axis": axis})
         )
-        nodes.append(Node(operator, inputs, (value,), find_free(f"{value.name}.widen", taken)))
+        nodes.append(Node(operator, inputs, (value,), take_free(f"{value.name}.widen", taken)))
     return replace(graph, nodes=(*nodes, *graph.nodes), constants=constants) if nodes else graph
 
 

@@ -14,12 +14,13 @@ def decompose(graph: Graph) -> Graph:
     Where an output's size depends on data, the shape then depends on a count that a node before it makes: eight bytes
     to be read, where NonZero itself would need all of its input. Where an operator keeps a cache, a Concat makes it,
     which may then grow in place. And one that others make up (`gpuexec.ops.composite`) leaves nothing to do but for its
-    parts. Every operator says beside its class what it becomes.
+    parts. Every operator says beside its class what it becomes; what comes of it bears its node's name in messages.
     """
     if all(decomposition_for(node.operator.name) is None for node in graph.nodes):
         return graph
     nodes: list[Node] = []
     for node in graph.nodes:
         function = decomposition_for(node.operator.name)
-        nodes.extend((node,) if function is None else function(node))
+        parts = (node,) if function is None else function(node)
+        nodes.extend(part if part is node else replace(part, part_of=node.part_of or f"{node}") for part in parts)
     return replace(graph, nodes=tuple(nodes))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpuexec.errors import ModelError, UnsupportedError, locate
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, list_needed
 from gpuexec.operator import build, decomposition_for
 from gpuexec.ops.gradient import Gradient
 from gpuexec.passes.derivatives import FIXED_INPUTS, OF_ALL_OUTPUTS, PARTS, RULES, Tape, has_slope
@@ -53,11 +53,16 @@ def _differentiate_one(tape: Tape, node: Node, op: Gradient, before: Sequence[No
         raise ModelError(
             f"expected an input for each of xs and zs, and those themselves and y; got {len(node.inputs)}."
         )
+    twice = sorted({value.name for value in named if named.count(value) > 1})
+    if twice:
+        raise ModelError(f"%{twice[0]} is several of xs and zs; give each a value of its own.", value=twice[0])
     xs = named[: len(op.xs)]
     for value in (*xs, y):
         _check_type(value)
     path = _find_path(before, y, named, inputs)
-    stands_for = {value: at for value, at in zip(named, _require(given), strict=True) if at is not value}
+    # Stand-ins are values of their own: one value may stand for several, and lie on the way to y.
+    pairs = zip(named, _require(given), strict=True)
+    stands_for = {value: tape.apply("Identity", at) for value, at in pairs if at is not value}
     if stands_for:
         path = _repeat(tape, path, stands_for)
     y, xs = stands_for.get(y, y), [stands_for.get(x, x) for x in xs]
@@ -89,16 +94,11 @@ def _find_path(nodes: Sequence[Node], y: Value, given: Sequence[Value], inputs: 
     Raises:
         ModelError: They need an input of the graph beside these.
     """
-    needed = {y} - set(given)
-    path = []
-    for node in reversed(nodes):
-        if needed.intersection(node.outputs):
-            path.append(node)
-            needed.update(value for value in node.inputs if value is not None and value not in given)
-    beside = sorted(value.name for value in needed & inputs)
+    path, needed = list_needed(nodes, [y], given)
+    beside = sorted(value.name for value in needed.intersection(inputs).difference(given))
     if beside:
         raise ModelError(f"{y} depends on %{beside[0]} too; name it in xs, or in zs where it is held.", value=beside[0])
-    return path[::-1]
+    return path
 
 
 def _repeat(tape: Tape, path: Sequence[Node], stands_for: dict[Value, Value]) -> list[Node]:
@@ -175,11 +175,12 @@ def _decompose(tape: Tape, node: Node) -> tuple[Value | None, ...]:
     Raises:
         UnsupportedError: It is not said in others.
     """
-    function = decomposition_for(node.operator.name)
-    if function is None:
-        known = ", ".join(sorted({*RULES, *OF_ALL_OUTPUTS, *PARTS}))
-        raise UnsupportedError(f"{node} has no derivative here; known are {known}.")
+    name, function = node.operator.name, decomposition_for(node.operator.name)
     outputs = tuple(None if value is None else tape.make_value() for value in node.outputs)
     title = next(value.name for value in outputs if value is not None)
-    tape.add(function(replace(node, outputs=outputs, name=title)))
+    parts = () if function is None else function(replace(node, outputs=outputs, name=title))
+    if not parts or any(part.operator.name == name for part in parts):
+        known = ", ".join(sorted({*RULES, *OF_ALL_OUTPUTS, *PARTS}))
+        raise UnsupportedError(f"{node} has no derivative here; known are {known}.")
+    tape.add(parts)
     return outputs

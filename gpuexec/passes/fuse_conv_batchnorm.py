@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
 
 import numpy as np
 
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.mapped import count_copied
 from gpuexec.passes.fold_constants import COPIED_NBYTES
 
@@ -36,7 +35,7 @@ def fuse_conv_batchnorm(graph: Graph) -> Graph:
             weight, bias = (
                 _add(norm, part, array, constants, names) for part, array in zip(("weight", "bias"), arrays)
             )
-            fused[conv] = Node(conv.operator, (conv.inputs[0], weight, bias), norm.outputs[:1], conv.name)
+            fused[conv] = Node(conv.operator, (conv.inputs[0], weight, bias), norm.outputs[:1], conv.name, conv.part_of)
             gone.add(norm)
     nodes = tuple(fused.get(node, node) for node in graph.nodes if node not in gone)
     return replace(graph, nodes=nodes, constants=constants) if fused else graph
@@ -88,10 +87,7 @@ def _pick(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> list[Arra
 
 def _add(norm: Node, part: str, array: Array, constants: dict[Value, Array], names: set[str]) -> Value:
     """Add a constant under a name of its own."""
-    base = f"{norm.name}.{part}"
-    name = next(name for name in chain((base,), (f"{base}.{i}" for i in count(2))) if name not in names)
-    names.add(name)
     array.flags.writeable = False
-    value = Value(name)
+    value = Value(take_free(f"{norm.name}.{part}", names))
     constants[value] = array
     return value

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.operator import build, describe
 from gpuexec.ops.epilogue import (
     BINARY_OPERATORS,
@@ -23,7 +23,6 @@ from gpuexec.ops.epilogue import (
 )
 from gpuexec.ops.fused import PRODUCERS, fused_name
 from gpuexec.passes.known_specs import infer_known
-from gpuexec.passes.narrow_weights import find_free
 from gpuexec.spec import BFLOAT16, TensorSpec
 
 _CLIP = "Clip"
@@ -97,7 +96,7 @@ class _Fusing:
         for chain in self._chains:
             if chain.length:
                 nodes = chain.nodes[: chain.length + 1]
-                fused[nodes[0]] = _make_node(chain, find_free("+".join(node.name for node in nodes), taken))
+                fused[nodes[0]] = _make_node(chain, take_free("+".join(node.name for node in nodes), taken))
                 gone.update(nodes[1:])
         if not fused:
             return self._graph
@@ -216,7 +215,8 @@ def _make_node(chain: _Chain, name: str) -> Node:
     inputs = (*producer.inputs, *chain.operands)[: max(len(producer.inputs), most + 1)]
     _, attributes = describe(producer.operator)
     operator = build(fused_name(producer.operator.name), {**dict(attributes), "steps": steps})
-    return Node(operator, inputs, (chain.values[chain.length],), name)
+    part_of = chain.nodes[0].part_of if len({node.part_of for node in chain.nodes}) == 1 else ""
+    return Node(operator, inputs, (chain.values[chain.length],), name, part_of)
 
 
 def _is_float(array: Array) -> bool:

@@ -57,7 +57,7 @@ def _as_over_cache(node: Node) -> Node | None:
     if any((past_keys, past_values, present_keys, present_values)):
         return None
     inner = AttentionOverCache(**{f.name: getattr(op, f.name) for f in fields(op)})
-    return Node(inner, (query, keys, values, mask, None, lengths), (y, scores), node.name)
+    return Node(inner, (query, keys, values, mask, None, lengths), (y, scores), node.name, node.part_of)
 
 
 def _find_joined(attention: Node, producers: dict[Value, Node]) -> tuple[Value, Value] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.geometry import normalize_axis
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.operator import build, describe, find_operator
 from gpuexec.ops.narrow import DOMAIN, FORMS
 from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
@@ -164,13 +163,6 @@ def _narrow(node: Node, stored: Stored) -> Any:
 
 def add_constant(name: str, array: Array, constants: dict[Value, Array], names: set[str]) -> Value:
     """Add a constant under a name of its own."""
-    value = Value(find_free(name, names))
+    value = Value(take_free(name, names))
     constants[value] = array
     return value
-
-
-def find_free(name: str, taken: set[str]) -> str:
-    """Return a name, or one with a number behind it, that nobody has yet; it is taken then."""
-    free = next(each for each in chain((name,), (f"{name}.{i}" for i in count(2))) if each not in taken)
-    taken.add(free)
-    return free

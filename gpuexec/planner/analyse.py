@@ -20,7 +20,7 @@ from gpuexec.graphs import Graph, Node, Value
 from gpuexec.plan import KeptOnHost, Read
 from gpuexec.planner.content import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]
@@ -183,7 +183,9 @@ class Walk:
         if self._has_content(value):
             return self._demanded.get(value, spec)
         if given is not None and given.value is not None:
-            return spec.with_value(given.value.array, _Log(self.analysis, (value.name,), is_input=True))
+            # What plans are made by is remembered, and the caller may write to the array.
+            content = given.value.array if is_host_object(spec.dtype) else frozen(given.value.array.copy())
+            return spec.with_value(content, _Log(self.analysis, (value.name,), is_input=True))
         node = self._producers[value]
         specs = [None if v is None else self._demanded.get(v, self.analysis.specs[v]) for v in node.inputs]
         logs = [s.value.log for s in specs if s is not None and s.value is not None]
@@ -197,6 +199,9 @@ class Walk:
         return value is not None and value in self._inputs and self.analysis.specs[value].nbytes > HOST_VALUE_LIMIT
 
     def _note(self, node: Node, outputs: tuple[TensorSpec, ...]) -> None:
+        if any(node.outputs[len(outputs) :]):
+            got = f"got {len(node.outputs)}"
+            raise InputError(f"{node}: expected at most {len(outputs)} outputs of such inputs, {got}.", node=node.name)
         for value, spec in zip(node.outputs, outputs, strict=False):
             if value is not None:
                 self.analysis.specs[value] = spec

@@ -10,11 +10,17 @@ from typing import Any
 from gpuexec.errors import InputError
 from gpuexec.geometry import round_up
 from gpuexec.graphs import Graph
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import Dim, TensorSpec
 
 _POWERS_UP_TO = 256
 # A declared dimension: a fixed extent, or an inclusive range of extents.
 DeclaredDims = Mapping[str, int | tuple[int, int]]
+
+
+def fix_dim(dim: Dim, dims: DeclaredDims) -> Dim:
+    """Return the extent declared of a dimension, or the dimension itself where none is."""
+    bound = dims.get(dim) if isinstance(dim, str) else None
+    return bound if isinstance(bound, int) else dim
 
 
 def bucket_end(extent: int) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.graphs import Array, Graph, Node, Value, list_needed
 from gpuexec.planner.trace import HostTrace, Traces
 
 
@@ -104,7 +104,7 @@ class _Division:
             given = [v for v in given if v not in host_made]
         kept = [v for v in wanted if v in made and v not in host_made and v not in sorting.objects]
         ready_outputs = tuple(dict.fromkeys([*given, *kept]))
-        ready_nodes = _lead_to([n for n in sorting.nodes if n in sorting.ready], ready_outputs)
+        ready_nodes, _ = list_needed([n for n in sorting.nodes if n in sorting.ready], ready_outputs)
         return Parts(
             self._make_graph(ready_nodes, ready_outputs) if ready_outputs else None,
             self._make_graph(rest_nodes, tuple(rest_outputs)) if rest_outputs else None,
@@ -146,14 +146,3 @@ class _Division:
         constants = {value: self._sorting.constants[value] for value in used if value in self._sorting.constants}
         inputs = tuple([value for value in used if value not in made and value not in constants])
         return Graph(inputs, outputs, tuple(nodes), constants, self._graph.name)
-
-
-def _lead_to(nodes: Sequence[Node], outputs: Iterable[Value]) -> list[Node]:
-    """Return the nodes that these outputs follow from."""
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if any(value in wanted for value in node.outputs):
-            kept.append(node)
-            wanted.update(value for value in node.inputs if value is not None)
-    return kept[::-1]

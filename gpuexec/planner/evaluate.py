@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.errors import GpuexecError, locate
+from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.graphs import Node
+from gpuexec.operator import Operator
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -32,13 +33,34 @@ def evaluate_node(node: Node, specs: Sequence[TensorSpec | None]) -> list[Tensor
     """
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
     try:
-        outputs = infer_specs(node.operator, specs)
-        if all(spec.value is not None for spec in outputs):
+        outputs = _infer(node.operator, specs)
+        if outputs is not None and all(spec.value is not None for spec in outputs):
             return list(outputs)
         computed = compute_arrays(node.operator, arrays)
+        _check_types(outputs or (), computed)
     except GpuexecError as error:
         raise locate(error, node, node.name) from None
     return [None if array is None else TensorSpec.of(frozen(array)) for array in computed]
+
+
+def _infer(operator: Operator, specs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...] | None:
+    """Return the specs of an operator's outputs; None: what `compute` makes of content tells them.
+
+    One that the host alone computes is asked without content: else it would, for the shape, do all of its work twice.
+    """
+    if operator.lower is not None or not operator.host_reason:
+        return infer_specs(operator, specs)
+    try:
+        return infer_specs(operator, [None if spec is None else TensorSpec(spec.shape, spec.dtype) for spec in specs])
+    except NeedsHostValue:
+        return None
+
+
+def _check_types(specs: Sequence[TensorSpec], arrays: Sequence[Array | None]) -> None:
+    """Check that `compute` made what `infer` said; its shape may be what only content tells."""
+    for spec, array in zip(specs, arrays, strict=False):
+        if array is not None and array.dtype != spec.dtype:
+            raise PlanError(f"expected {spec} to be computed, got {array.dtype}{list(array.shape)}.")
 
 
 def frozen(array: Array) -> Array:

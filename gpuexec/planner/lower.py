@@ -151,7 +151,8 @@ class _Walk:
         except (struct.error, OverflowError) as error:
             given = ", ".join("-" if slot is None else str(slot.spec) for slot in inputs)
             raise KernelError(
-                f"{node} ({given}): an extent or stride is too large for the kernel, which counts in 32 bits: {error}.",
+                f"{node} ({given}): an extent, stride or attribute is too large for the kernel, which counts in 32 "
+                f"bits: {error}.",
                 node=node.name,
             ) from error
         except Exception as error:

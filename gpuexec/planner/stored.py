@@ -13,8 +13,7 @@ from gpuexec.errors import PlanError
 from gpuexec.geometry import round_up
 from gpuexec.plan import ArenaLayout, Buffer, Plan, Role, format_command
 from gpuexec.plan_json import encode
-
-_ALIGNMENT = 256
+from gpuexec.planner.arena import ALIGNMENT
 
 
 def take_over(
@@ -38,7 +37,7 @@ def take_over(
         # Scalars that are no number are equal only as text.
         if kept_command != command and encode(kept_command) != encode(command):
             raise PlanError(f"The stored plan has another command {number} than {format_command(command)[:80]}.")
-    room = sum(round_up(buffer.nbytes, _ALIGNMENT) for buffer in buffers if buffer.role is Role.TEMP)
+    room = sum(round_up(buffer.nbytes, ALIGNMENT) for buffer in buffers if buffer.role is Role.TEMP)
     if not 0 <= stored.layout.nbytes <= room:
         raise PlanError(f"The stored plan has an arena of {stored.layout.nbytes} bytes for {room} of buffers.")
     if sorted(number for number, _ in stored.layout.offsets) != [b.id for b in buffers if b.role is Role.TEMP]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.graphs import Graph, Value
@@ -22,6 +23,7 @@ from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
 from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
+from gpuexec.planner.numbers import raise_numbers
 from gpuexec.planner.resolve import Resolver
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
 from gpuexec.planner.stored import take_over
@@ -63,7 +65,9 @@ def plan_graph(
     if caches:
         specs = Analyser(graph).run(inputs).specs
         larger = [*grown_ends(graph, inputs, declared or {}, caches, specs), *larger]
-    for ends in larger:
+    for ends in chain.from_iterable((raise_numbers(graph, inputs, ends), ends) for ends in larger):
+        if ends is None:
+            continue
         try:
             template = Template(graph, ends, target, slack, caches=caches)
             template.specialise(inputs)
@@ -98,12 +102,12 @@ class Template:
         caches: Caches | None = None,
     ) -> None:
         self._graph, self._target = graph, target
-        self._specs = {value.name: inputs[value.name] for value in graph.inputs}
+        self._specs = {value.name: _bare(inputs[value.name]) for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
         self._analyser, self._lowering = Analyser(graph), Lowering(graph, target, caches or {})
         with phase("analyse", graph.name):
-            analysis = self._analyser.run(self._specs)
+            analysis = self._analyser.run(inputs)
         with phase("lower", graph.name):
             lowered = self._lowering.run(analysis)
         self._copies = OutputCopies(graph, target)

@@ -60,8 +60,9 @@ def build_contents(
         DeviceNotFoundError: Architectures are named and NVRTC is not installed.
     """
     for what, given in (("models", models), ("shapes", shapes or {}), ("cases", cases or {})):
-        if not isinstance(given, Mapping):
-            raise InputError(f"{what.capitalize()} are given by name of the method; got a {type(given).__name__}.")
+        check_named(what, given)
+    if isinstance(architectures, str):
+        raise InputError(f"Architectures are a list, [{architectures!r}], got the text {architectures!r}.")
     odd = [name for name in models if not isinstance(name, str) or not name]
     if odd:
         raise InputError(f"A method's name is a text, got {odd[0]!r}.")
@@ -97,6 +98,16 @@ def build_contents(
     for method in methods.values():
         method.model.code = code
     return Contents(methods, code, writer=writer)
+
+
+def check_named(what: str, given: object) -> None:
+    """Check that something is given by name of the method.
+
+    Raises:
+        InputError: It is not.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(f"{what.capitalize()} are given by name of the method; got a {type(given).__name__}.")
 
 
 def share_weights(models: Mapping[str, Model]) -> dict[str, Model]:

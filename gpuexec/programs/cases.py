@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gpuexec.containers import pack
@@ -18,7 +19,7 @@ from gpuexec.ops.interpret import compute_graph
 from gpuexec.ports import ModelPort
 from gpuexec.programs.contents import Allowance, StoredCase, check_allowed
 from gpuexec.programs.limiting import limit_trips
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row, is_container, is_host_object
+from gpuexec.spec import TensorSpec, dtype_row, is_container, is_host_object
 from gpuexec.starts import find_starts
 
 _ULPS = 4
@@ -95,7 +96,7 @@ def _allow(model: Model, expected: Array, case: Case) -> Allowance:
         return Allowance(0.0, 0.0, Tolerance.EXACT.value)
     types = {port.spec.dtype for port in (*model.inputs, *model.outputs)}
     types |= {array.dtype for graph in walk(model.graph) for array in graph.constants.values()}
-    eps = max(_eps(dtype) for dtype in types | {expected.dtype} if dtype_row(dtype).kind == "float")
+    eps = max(eps_of(dtype) for dtype in types | {expected.dtype} if dtype_row(dtype).kind == "float")
     wide = np.abs(expected.astype(np.float64))
     scale = float(np.max(wide[np.isfinite(wide)], initial=0.0))
     if Tolerance.REDUCTION in classes:
@@ -105,8 +106,9 @@ def _allow(model: Model, expected: Array, case: Case) -> Allowance:
     return Allowance(rtol, min(rtol * scale, sys.float_info.max), Tolerance.ROUNDING.value)
 
 
-def _eps(dtype: np.dtype[Any]) -> float:
-    return 2.0**-7 if dtype == BFLOAT16 else float(np.finfo(dtype).eps)
+def eps_of(dtype: np.dtype[Any]) -> float:
+    """Return the distance of a float type's 1 from the next number."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
 def _check_arrays(arrays: Mapping[str, Array], ports: Sequence[ModelPort], what: str) -> dict[str, Array]:

@@ -22,7 +22,7 @@ from gpuexec.mapped import map_file
 
 
 class DataLoader(ABC):
-    """Gives the bytes of a program; threads may call it at once. Subclass it, or have these three methods.
+    """Gives the bytes of a program; threads may call it at once. Subclass it with two methods, or have all three.
 
     ``close`` is called by nobody but its owner: what a program took from a loader stays good.
     """
@@ -34,9 +34,12 @@ class DataLoader(ABC):
         They must stay as they are: weights may be used where they lie.
         """
 
-    @abstractmethod
     def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
-        """Write ``size`` bytes from ``offset`` on to the start of a writable buffer, and nothing behind them."""
+        """Write ``size`` bytes from ``offset`` on to the start of a writable buffer, and nothing behind them.
+
+        Unless a loader knows better, what it loads is copied there.
+        """
+        _write_into(buffer, self.load(offset, size))
 
     @abstractmethod
     def size(self) -> int:
@@ -128,10 +131,6 @@ class MmapDataLoader(DataLoader):
         """Return a view of the map."""
         return _take_view(self._view, self._where, offset, size, self._size)
 
-    def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
-        """Copy bytes of the map."""
-        _write_into(buffer, self.load(offset, size))
-
     def size(self) -> int:
         """Return the size the file had when it was mapped."""
         return self._size
@@ -158,10 +157,6 @@ class BufferDataLoader(DataLoader):
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view."""
         return _take_view(self._view, "The buffer", offset, size, self._size)
-
-    def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
-        """Copy bytes."""
-        _write_into(buffer, self.load(offset, size))
 
     def size(self) -> int:
         """Return the size of the buffer."""
@@ -212,10 +207,6 @@ class FileLikeDataLoader(DataLoader):
                 parts.append(bytes(part))
                 left -= len(part)
             return b"".join(parts)
-
-    def load_into(self, offset: int, size: int, buffer: memoryview) -> None:
-        """Copy bytes of the file."""
-        _write_into(buffer, self.load(offset, size))
 
     def size(self) -> int:
         """Return how many bytes there were behind the position the file had."""
@@ -290,8 +281,9 @@ def _check_room(buffer: memoryview, size: int) -> memoryview:
     return room
 
 
-def _write_into(buffer: memoryview, content: bytes | memoryview) -> None:
-    _check_room(buffer, len(content))[: len(content)] = content
+def _write_into(buffer: memoryview, content: Any) -> None:
+    raw = memoryview(content).cast("B")
+    _check_room(buffer, raw.nbytes)[: raw.nbytes] = raw
 
 
 def _short(where: str, offset: int, size: int, got: int) -> AccessError:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gpuexec.errors import InputError, OutOfMemoryError
+from gpuexec.geometry import round_up
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Count, Readers
 from gpuexec.results.arenas import make_bytes
@@ -49,7 +50,12 @@ class DeviceAllocator:
             if self._most_nbytes is not None and self.nbytes + nbytes > self._most_nbytes:
                 raise OutOfMemoryError(f"{nbytes} bytes are too many: {self.nbytes} of {self._most_nbytes} are given.")
             self.nbytes += nbytes
-        return make_bytes(self._backend, nbytes)
+        try:
+            return make_bytes(self._backend, nbytes)
+        except BaseException:
+            with self._lock:
+                self.nbytes -= nbytes
+            raise
 
 
 class BumpAllocator:
@@ -58,11 +64,16 @@ class BumpAllocator:
     Args:
         block: A contiguous array of bytes with slices: of NumPy, CuPy or torch.
         alignment: What every slice starts at a multiple of, counted from the block's start.
+
+    Raises:
+        InputError: The block or the alignment is none.
     """
 
     def __init__(self, block: Any, alignment: int = 256) -> None:
         if len(getattr(block, "shape", ())) != 1 or str(block.dtype).removeprefix("torch.") != "uint8":
             raise InputError("BumpAllocator takes one array of bytes: uint8, of one axis.")
+        if not isinstance(alignment, int) or alignment < 1:
+            raise InputError(f"A BumpAllocator's alignment is a whole number, at least 1, got {alignment!r}.")
         self._block, self._alignment = block, alignment
         self._lock = threading.Lock()
         self.nbytes = 0
@@ -74,7 +85,7 @@ class BumpAllocator:
             OutOfMemoryError: The block is used up.
         """
         with self._lock:
-            start = -(-self.nbytes // self._alignment) * self._alignment
+            start = round_up(self.nbytes, self._alignment)
             if start + nbytes > len(self._block):
                 raise OutOfMemoryError(
                     f"{nbytes} bytes are needed, {max(len(self._block) - start, 0)} of {len(self._block)} are left."

@@ -11,13 +11,13 @@ from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.model import Model
 from gpuexec.profiling.profiler import Profiler
-from gpuexec.programs.method_inputs import SlotBinder
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_ports import Key, find_port
 from gpuexec.programs.method_setting import Setting
 from gpuexec.programs.method_steps import Steps
 from gpuexec.programs.method_storage import MethodClaims, MethodMemory, check_memory, open_method_storage
+from gpuexec.programs.slot_binder import SlotBinder
 from gpuexec.progress import Tell
 from gpuexec.resources.caller_stream import open_stream
 from gpuexec.resources.unclosed import warn_unless_closed
@@ -66,7 +66,7 @@ class Method(Setting):
         self._engine.profiler = profiler
         self._engine.site.listener.tell = progress
         assert isinstance(self._engine.binder, SlotBinder)
-        self._binder, self._frame = self._engine.binder, self._engine.frames[0]
+        self._inputs, self._frame = self._engine.binder.inputs, self._engine.frames[0]
         self._planned = {port.name: self._frame.given(port.name) for port in model.outputs}
         self._run: Run | None = None
         self._once: dict[str, object] = {}

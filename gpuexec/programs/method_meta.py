@@ -16,9 +16,9 @@ from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_state import lay_out_state
 from gpuexec.results.arenas import make_bytes
 from gpuexec.runtime.backend import Backend, BackendType
-from gpuexec.spec import Dim, TensorSpec, is_host_object
+from gpuexec.runtime.device import align
+from gpuexec.spec import Dim, TensorSpec, is_container, is_host_object, name_dtype
 
-_ALIGNMENT = 256
 # The planned buffers, by index. The last lies on the host.
 ACTIVATIONS, INPUTS, OUTPUTS, STATE, STAGING = range(5)
 PURPOSES = ("activations", "inputs", "outputs", "state", "staging")
@@ -116,14 +116,12 @@ class MethodMeta:
         return len(self._model.memories)
 
     def input_tag(self, index: int) -> str:
-        """Return what kind of value an input is: ``"Tensor"``."""
-        _pick(self._model.inputs, index, self.name, "inputs")
-        return "Tensor"
+        """Return what kind of value an input is: ``"Tensor"``, ``"Sequence"``, ``"Optional"`` or ``"Map"``."""
+        return _name_kind(_pick(self._model.inputs, index, self.name, "inputs"))
 
     def output_tag(self, index: int) -> str:
-        """Return what kind of value an output is: ``"Tensor"``."""
-        _pick(self._model.outputs, index, self.name, "outputs")
-        return "Tensor"
+        """Return what kind of value an output is; see `input_tag`."""
+        return _name_kind(_pick(self._model.outputs, index, self.name, "outputs"))
 
     def input_tensor_meta(self, index: int) -> TensorMeta:
         """Describe an input.
@@ -250,6 +248,11 @@ def share_buffers(metas: Sequence[MethodMeta]) -> list[object]:
     return blocks
 
 
+def _name_kind(port: ModelPort) -> str:
+    dtype = port.spec.dtype
+    return name_dtype(dtype).capitalize() if is_container(dtype) else "Tensor"
+
+
 def _nbytes(spec: TensorSpec | None) -> int | None:
     """Return how many bytes a tensor takes on a device; None where that is unknown, or it is none that lies there."""
     return None if spec is None or is_host_object(spec.dtype) else spec.nbytes
@@ -260,7 +263,7 @@ def _lay_out(sizes: Sequence[int | None]) -> tuple[tuple[int | None, ...], int]:
     offsets: list[int | None] = []
     end = 0
     for nbytes in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = align(end)
         offsets.append(None if nbytes is None else start)
         end = end if nbytes is None else start + nbytes
     return tuple(offsets), end

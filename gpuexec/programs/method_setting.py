@@ -11,7 +11,7 @@ from gpuexec.memories import Memory
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
 from gpuexec.programs.bounds import Bounds
-from gpuexec.programs.method_inputs import SlotBinder
+from gpuexec.programs.method_inputs import MethodInputs
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_outputs import check_outputs_apart, take_output
 from gpuexec.programs.method_ports import Key, check_has_bytes, check_order, find_port
@@ -33,7 +33,7 @@ class Setting:
     _bounds: dict[str, Bounds]
     _steps: Steps
     _claims: MethodClaims
-    _binder: SlotBinder
+    _inputs: MethodInputs
     _frame: Frame
     _planned: dict[str, Region | None]
     _once: dict[str, object]
@@ -97,7 +97,7 @@ class Setting:
         bounds.check(spec)
         with self._engine.entering():
             self._steps.check_none("input_buffer")
-            return self._binder.buffer(port.name, spec)
+            return self._inputs.lend(port.name, spec)
 
     def set_output(self, index: Key, array: object) -> None:
         """Let an output be written to memory of the user's from the next run on; None: where it was before.
@@ -143,7 +143,7 @@ class Setting:
             check_ports(self._model, ports, {name: item.spec for name, item in accepted.items()})
             self._once.update(once)
             for name, item in accepted.items():
-                self._binder.set(name, item)
+                self._inputs.set(name, item)
 
     def _accept_memory(self, memory: Memory, value: object) -> object:
         """Return what the next run starts from in place of the state."""
@@ -159,4 +159,4 @@ class Setting:
         """Check that an output's bytes are used for nothing else here."""
         check_outputs_apart(name, region, {port.name: self._frame.given(port.name) for port in self._model.outputs})
         self._claims.check_apart(region, f"Output {name!r}")
-        self._binder.check_apart(region, f"Output {name!r}")
+        self._inputs.check_apart(region, f"Output {name!r}")

@@ -10,11 +10,10 @@ from gpuexec.memories import Memory
 from gpuexec.resources.claims import Claim
 from gpuexec.resources.memory import Allocate
 from gpuexec.resources.pool import ExchangePool
-from gpuexec.runtime.device import ByteArray, Region
+from gpuexec.runtime.device import ByteArray, Region, align
 from gpuexec.runtime.device import Memory as DeviceMemory
 from gpuexec.spec import TensorSpec
 
-_ALIGNMENT = 256
 # What a run starts from, what it leaves, and what one before it left, which is kept until the next is sure.
 _SWAPPED = 3
 # What grows where it lies, and what takes its place after a reset while work still reads it.
@@ -136,4 +135,4 @@ class _Block:
 
 
 def _align(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+    return align(max(nbytes, 1))

@@ -9,10 +9,10 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.programs.bounds import Bounds
 from gpuexec.programs.memory_manager import HierarchicalAllocator, MemoryManager
-from gpuexec.programs.method_inputs import SlotBinder
 from gpuexec.programs.method_meta import ACTIVATIONS, INPUTS, OUTPUTS, PURPOSES, STAGING, STATE, MethodMeta
 from gpuexec.programs.method_places import Places, Slot
 from gpuexec.programs.method_state import StateBlocks
+from gpuexec.programs.slot_binder import SlotBinder
 from gpuexec.resources.claims import Claim, claim, claim_part
 from gpuexec.resources.frames import Frame, Turns
 from gpuexec.resources.memory import Allocate, Arena, BorrowedMemory

@@ -14,7 +14,7 @@ from gpuexec.loading import load
 from gpuexec.model import Model, exchange_weights
 from gpuexec.phases import phase
 from gpuexec.profiling.profiler import Profiler, check_profiler
-from gpuexec.programs.building import build_contents
+from gpuexec.programs.building import build_contents, check_named
 from gpuexec.programs.cases import Case
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.contents import Bound, Contents, Verification
@@ -25,7 +25,7 @@ from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_plan import MethodPlan
 from gpuexec.programs.method_storage import MethodMemory
 from gpuexec.programs.sharing import MethodPlans, SharedArenas
-from gpuexec.progress import Tell
+from gpuexec.progress import Tell, check_tell
 from gpuexec.resources.weights import weights_of
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.runtime.backend import Backend, BackendType, find_backend
@@ -72,6 +72,7 @@ class Program:
             ModelError: A model is broken.
             InputError: A shape contradicts its model, or names what is not there.
         """
+        check_named("models", models)
         loaded = {name: item if isinstance(item, Model) else load(item) for name, item in models.items()}
         contents = build_contents(loaded, shapes=shapes, architectures=architectures, cases=cases)
         return Program(contents, backend)
@@ -239,8 +240,8 @@ class Program:
             progress: Called with a `Progress` after each piece of the weights that is uploaded, here or in a run.
 
         Raises:
-            InputError: There is no such method, or the memory does not fit; both numbers are told; or ``profiler`` is
-                none.
+            InputError: There is no such method, or the memory does not fit; both numbers are told; or ``profiler`` or
+                ``progress`` is none.
             UnsupportedError: Operators that nothing here can run; lists all.
             OutOfMemoryError: There is no room, or ``max_bytes`` allows too little; both numbers are told.
         """
@@ -250,6 +251,7 @@ class Program:
                 " MemoryManager(planned_memory=HierarchicalAllocator(arenas))."
             )
         check_profiler(profiler)
+        check_tell(progress)
         chosen = self._open(backend)
         model, plan = self._find(name), self._plan(name, chosen)
         # Without memory of the user's, outputs grow and may be taken along like a Worker's.

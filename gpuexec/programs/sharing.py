@@ -11,6 +11,7 @@ from gpuexec.programs.memory_manager import HierarchicalAllocator
 from gpuexec.programs.method_meta import INPUTS, STAGING, STATE, MethodMeta, allocate_buffers, share_buffers
 from gpuexec.programs.method_plan import MethodPlan, plan_method
 from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Device
 
 
 class MethodPlans:
@@ -18,18 +19,20 @@ class MethodPlans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plans: dict[tuple[str, int], MethodPlan] = {}
+        # By name of the method and device, which is kept, so that no other can have its id.
+        self._plans: dict[tuple[str, int], tuple[Device, MethodPlan]] = {}
 
     def find(self, name: str, model: Model, backend: Backend) -> MethodPlan:
         """Return the plan of a method, which is made if it is new."""
-        key = (name, id(backend.device))
+        device = backend.device
+        key = (name, id(device))
         with self._lock:
             found = self._plans.get(key)
         if found is None:
-            found = plan_method(model, backend.device.target)
+            made = device, plan_method(model, device.target)
             with self._lock:
-                found = self._plans.setdefault(key, found)
-        return found
+                found = self._plans.setdefault(key, made)
+        return found[1]
 
 
 class SharedArenas:
@@ -37,7 +40,7 @@ class SharedArenas:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._arenas: dict[int, HierarchicalAllocator] = {}
+        self._arenas: dict[int, tuple[Device, HierarchicalAllocator]] = {}
 
     def open(self, backend: Backend, name: str, metas: Mapping[str, MethodMeta]) -> HierarchicalAllocator:
         """Return blocks for one more Method: shared ones, and its own for inputs, state and staging.
@@ -47,10 +50,11 @@ class SharedArenas:
             name: Of the method.
             metas: Of all methods that may share, by name.
         """
+        key = id(backend.device)
         with self._lock:
-            shared = self._arenas.get(id(backend.device))
-            if shared is None:
-                shared = self._arenas[id(backend.device)] = HierarchicalAllocator(share_buffers(list(metas.values())))
+            if key not in self._arenas:
+                self._arenas[key] = backend.device, HierarchicalAllocator(share_buffers(list(metas.values())))
+            _, shared = self._arenas[key]
         own = metas[name].memory_planned_buffers
         blocks: list[Any] = list(shared.buffers)
         for index in (INPUTS, STATE, STAGING):

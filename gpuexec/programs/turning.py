@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from gpuexec.graphs import Graph, Node, Value, bodies, with_bodies
+from gpuexec.graphs import Graph, Node, Value, bodies, take_free, with_bodies
 from gpuexec.operator import Operator, build
 from gpuexec.ops.control import If
 
@@ -63,16 +63,8 @@ class Ifs:
                 self._numbers[id(operator)] = number, operator
                 if number in chosen:
                     condition, *captures = node.inputs
-                    turned = Value(_free_name(f"{node.name}/turned", names))
+                    turned = Value(take_free(f"{node.name}/turned", names))
                     nodes.append(Node(build("Not", {}), (condition,), (turned,), turned.name))
                     changed = replace(changed, inputs=(turned, *captures))
             nodes.append(changed)
         return replace(graph, nodes=tuple(nodes))
-
-
-def _free_name(wanted: str, names: set[str]) -> str:
-    name = wanted
-    while name in names:
-        name += "'"
-    names.add(name)
-    return name

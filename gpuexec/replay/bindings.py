@@ -10,10 +10,10 @@ from gpuexec.replay.inputs import InputHome
 from gpuexec.replay.replayable import Replayable
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.syncs import SyncLog
-from gpuexec.results.arenas import ALIGNMENT, take_memory
+from gpuexec.results.arenas import take_memory
 from gpuexec.running.inputs import Acceptor, DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.device import ALIGNMENT, Memory, Region, Stream
 
 # What was copied into a pinned block: the block, and the inputs by name.
 Staged = tuple[Memory, Mapping[str, object]]

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import ALIGNMENT, Event, Memory, Region, Stream, align, begin_host_write
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-_ALIGNMENT = 256
 _BLOCKS = 2
 
 
@@ -32,7 +31,7 @@ class InputHome:
         total = 0
         for name, spec in specs.items():
             self._offsets[name] = total
-            total += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+            total += align(spec.nbytes)
         self._nbytes = max(total, 1)
         self.memory: Memory = backend.device.allocate(self._nbytes)
         self._blocks: list[tuple[Memory, Event | None]] = [
@@ -62,7 +61,7 @@ class InputHome:
             nbytes = self._specs[name].nbytes
             if name not in names or not nbytes:
                 continue
-            if end and offset - end < _ALIGNMENT:
+            if end and offset - end < ALIGNMENT:
                 end = offset + nbytes
                 continue
             self._copy(stream, block, start, end)

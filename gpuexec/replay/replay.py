@@ -24,12 +24,11 @@ from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Lease, Turns
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import Share
-from gpuexec.results.arenas import ALIGNMENT
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.plan_cache import record_plan
-from gpuexec.runtime.device import Event, Recording, Region, Stream
+from gpuexec.runtime.device import ALIGNMENT, Event, Recording, Region, Stream
 from gpuexec.runtime.recording import LaunchRecording
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuexec.errors import ErrorCode, InputError
-
-_ALIGNMENT = 256
+from gpuexec.runtime.device import align
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +92,7 @@ def claim_part(first: int, available: int, nbytes: int, what: str) -> Claim:
         start, end = first, first + available
         for row in sorted(_held.values(), key=lambda row: row.first):
             if _overlap(row, start, start + nbytes):
-                start = -(-row.last // _ALIGNMENT) * _ALIGNMENT
+                start = align(row.last)
         if start + nbytes > end:
             error = InputError(
                 f"{what} needs {nbytes} bytes of its own, and {max(end - start, 0)} of {available} are left: Methods"

@@ -137,10 +137,11 @@ class Fence:
 
 def when_all_issued(fences: Sequence[Fence], callback: Callable[[], None]) -> None:
     """Call back once all of these are issued: now, if they are."""
-    if not fences:
+    left = next((place for place, fence in enumerate(fences) if not fence.is_issued()), None)
+    if left is None:
         callback()
     else:
-        fences[0].when_issued(lambda: when_all_issued(fences[1:], callback))
+        fences[left].when_issued(lambda: when_all_issued(fences[left + 1 :], callback))
 
 
 async def wait_in_loop(subscribe: Callable[[Callable[[], None]], None]) -> None:

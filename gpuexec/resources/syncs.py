@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from gpuexec.graphs import Node
 from gpuexec.phases import note
 from gpuexec.planner.cut import HostRead
 
+# Each may be of another run, so they can't be told together.
+WAITS_KEPT = 1000
 _ARE_ALLOWED: ContextVar[bool] = ContextVar("gpuexec_syncs_allowed", default=True)
 
 
@@ -76,11 +79,16 @@ class SyncLog:
 
     def __init__(self, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
-        # Waits that nobody asked for by name: (what, why).
-        self.waits: list[tuple[str, str]] = []
+        self._waits: deque[tuple[str, str]] = deque(maxlen=WAITS_KEPT)
         self._reads: dict[tuple[str, str, str], ReadRow] = {}
         self._calls: dict[tuple[str, str], CallRow] = {}
         self._lock = threading.Lock()
+
+    @property
+    def waits(self) -> tuple[tuple[str, str], ...]:
+        """Waits that nobody asked for by name: (what, why), the last of them."""
+        with self._lock:
+            return tuple(self._waits)
 
     @property
     def reads(self) -> tuple[ReadRow, ...]:
@@ -109,7 +117,7 @@ class SyncLog:
         if not are_syncs_allowed():
             raise ImplicitSyncError(f"no_implicit_sync() refuses that the host waits for {what}: {why}.")
         with self._lock:
-            self.waits.append((what, why))
+            self._waits.append((what, why))
         note("host wait", f"{what}: {why}")
 
     def note_read(self, read: HostRead, nbytes: int, waited_ms: float, copied_ms: float) -> None:

@@ -17,13 +17,12 @@ from gpuexec.errors import AccessError, GpuexecError
 from gpuexec.mapped import FileRange, FileSource, find_range, find_source
 from gpuexec.progress import Progress, Tell
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import Event, Memory, Region, Stream, align, begin_host_write
 from gpuexec.runtime.transfers import close_stream
 
 Array = np.ndarray[Any, Any]
 BLOCK_NBYTES = 16 << 20
 _BLOCKS = 2
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +113,7 @@ class _Courier:
                 else:
                     window[...] = piece[done : done + count]
                 self._stream.copy_to_device(address + at + done, window)
-                self._used += -(-count // _ALIGNMENT) * _ALIGNMENT
+                self._used += align(count)
                 done += count
                 self._done += count
                 if self._tell is not None:

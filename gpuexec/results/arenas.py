@@ -17,12 +17,10 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Memory, Region, Stream
+from gpuexec.runtime.device import ALIGNMENT, ByteArray, Memory, Region, Stream
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-# What every arena on a device must begin at a multiple of.
-ALIGNMENT = 256
 # Pinned memory is only copied from: the widest element is enough.
 HOST_ALIGNMENT = 16
 

@@ -33,6 +33,11 @@ def copy_tensor(tensor: Tensor, out: Tensor | None, backend: Backend, caller: Ca
         region = Region(backend.device.allocate(max(source.spec.nbytes, 1)), 0, source.spec.nbytes)
         place = Place(source.name, source.spec, region)
         out = Tensor(Content(source.name, backend, place, Fence.of(), Lease(backend), None))
+    if not isinstance(out, Tensor):
+        raise InputError(
+            f"`out` is a {type(out).__name__}; expected a tensor made by copy_output with {source.spec}.",
+            value=source.name,
+        )
     target = out._content
     if target.spec != source.spec or not target.lease.is_own or target.backend.device is not backend.device:
         raise InputError(

@@ -17,11 +17,10 @@ from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import ByteArray, Memory, Region, Stream, align, begin_host_write
 from gpuexec.spec import is_host_object
 
 Array = np.ndarray[Any, Any]
-_ALIGNMENT = 256
 
 
 class InputBinder:
@@ -97,8 +96,8 @@ class InputBinder:
     ) -> dict[str, GivenInput]:
         """Lay staged arrays one after the other into a pinned block, borrowed ones behind them; return what to keep."""
         has_kernels = self._backend.device.target.has_kernels
-        staged_bytes = sum(_align(item.spec.nbytes) for _, item in staged)
-        total = staged_bytes + sum(_align(raw.nbytes) for _, _, raw in borrowed)
+        staged_bytes = sum(align(item.spec.nbytes) for _, item in staged)
+        total = staged_bytes + sum(align(raw.nbytes) for _, _, raw in borrowed)
         self._release_at_end(bound)
         block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
         if block is not None:
@@ -122,13 +121,13 @@ class InputBinder:
                 np.copyto(window, item.array)
                 held.array = window
                 kept[value.name] = HostArray(item.spec, window)
-            offset += _align(nbytes)
+            offset += align(nbytes)
         for value, item, raw in borrowed:
             if has_kernels:
                 assert home is not None
                 region = Region(home, offset, raw.nbytes)
                 direct.append((region.address, raw))
-                offset += _align(raw.nbytes)
+                offset += align(raw.nbytes)
             else:
                 region = Region(BorrowedMemory.of(raw), 0, raw.nbytes)
             bound.env[value] = Held(item.spec, region, item.array)
@@ -189,9 +188,4 @@ def bind_object(bound: Bound, value: Value, item: HostArray) -> None:
 def count_host_bytes(given: Mapping[str, GivenInput]) -> int:
     """Return how many bytes inputs from the host take on a device."""
     taken = (item.spec for item in given.values() if isinstance(item, HostArray))
-    return sum(_align(spec.nbytes) for spec in taken if not is_host_object(spec.dtype))
-
-
-def _align(nbytes: int) -> int:
-    """Round up to what every region starts at."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return sum(align(spec.nbytes) for spec in taken if not is_host_object(spec.dtype))

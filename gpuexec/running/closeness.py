@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gpuexec.apply import compute_arrays
 from gpuexec.operator import Operator, Tolerance
-from gpuexec.spec import BFLOAT16, accumulator, dtype_row
+from gpuexec.spec import accumulator, dtype_row
 
 Array = np.ndarray[Any, Any]
 _ULPS = 4
@@ -101,8 +102,8 @@ def count_terms(operator: Operator, inputs: Sequence[Array | None], position: in
 
 def _allow(operator: Operator, inputs: Sequence[Array | None], position: int, expected: Array) -> Array:
     dtype = expected.dtype
-    eps = 2.0**-7 if dtype == BFLOAT16 else float(np.finfo(dtype).eps)
-    tiny = 2.0**-133 if dtype == BFLOAT16 else float(np.finfo(dtype).smallest_subnormal)
+    limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    eps, tiny = float(limits.eps), float(limits.smallest_subnormal)
     size = _magnitude(expected)
     ulp = eps * size + tiny
     if operator.tolerance is Tolerance.ROUNDING:

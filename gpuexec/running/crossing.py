@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.geometry import round_up
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.weights import Share
 from gpuexec.running.held import Held
@@ -103,7 +104,7 @@ class Fetch:
 
 def _pad(nbytes: int) -> int:
     """Round up to what any dtype may start at."""
-    return -(-nbytes // 8) * 8
+    return round_up(nbytes, 8)
 
 
 def _take_out(memory: Memory, first: int, spec: TensorSpec) -> Array:

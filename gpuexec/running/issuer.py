@@ -50,8 +50,7 @@ class Issuer:
                         turn.wait()
                     has_waited = True
         except GpuexecError as error:
-            with self.lock:
-                self.end(bound, error)
+            self.end(bound, error)
             # Whether the caller or the driver thread gets this far is chance: either way it is the run that tells.
             if self._road.is_synchronous or not has_waited:
                 raise
@@ -71,11 +70,9 @@ class Issuer:
         except GeneratorExit:
             raise
         except BaseException as error:
-            with self.lock:
-                self.end(bound, error)
+            self.end(bound, error)
             raise
-        with self.lock:
-            self.end(bound, None)
+        self.end(bound, None)
 
     def _is_turn_of(self, bound: Bound) -> bool:
         return bound.is_ready() and (self.driver.is_current() or not self.driver.is_busy())
@@ -96,15 +93,17 @@ class Issuer:
                     turn = next(bound.turns, None)
             except BaseException as error:
                 # A wait that fails ends the run as work that fails does.
-                with self.lock:
-                    self.end(bound, error)
+                self.end(bound, error)
                 # Whoever waits keeps the error, which should keep nothing of the run but where it came about.
                 traceback.clear_frames(error.__traceback__)
 
     def end(self, bound: Bound, error: BaseException | None) -> None:
         """Say that nothing more of a run will come; what it uses is free once the work issued so far is done."""
-        if bound.is_over:
-            return
+        with self.lock:
+            if not bound.is_over:
+                self._end(bound, error)
+
+    def _end(self, bound: Bound, error: BaseException | None) -> None:
         # The turns hold the run, which holds them: nothing should wait for a collection.
         bound.is_over, bound.turns = True, iter(())
         try:
@@ -146,7 +145,7 @@ class Issuer:
                 return
             if self.driver.is_busy():
                 # The bytes it holds may be those of a run before it that is still waiting.
-                self.driver.put(lambda: self.end(bound, bound.run._fence.failure))
+                self.driver.put(partial(self.end, bound, bound.run._fence.failure))
             else:
                 self.end(bound, bound.run._fence.failure)
 

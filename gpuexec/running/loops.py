@@ -27,20 +27,18 @@ from gpuexec.running.part import Part
 from gpuexec.running.run import Pause, Turn
 from gpuexec.running.site import Site
 from gpuexec.running.stacking import Stack
-from gpuexec.runtime.device import Event, Region, Stream
+from gpuexec.runtime.device import ALIGNMENT, Event, Region, Stream
 from gpuexec.spec import TensorSpec, is_host_object
 
 _Result = TypeVar("_Result")
-# Nothing to wait for: where whoever advances a run sees that it was cancelled.
 # Trips between two marks on the stream, and marks that may lie ahead of the device.
 _TRIPS_MARKED, _MARKS_AHEAD = 16, 4
+# Nothing to wait for: where whoever advances a run sees that it was cancelled.
 _BETWEEN_TRIPS = Pause(lambda: True, lambda: None)
 # Turns of a run, and then a result.
 _Making = Generator[Turn, None, _Result]
 # Stands for what lies on the device.
 _NOTHING = np.empty(0, np.uint8)
-# Regions start where any kernel may read in wide words.
-_ALIGNMENT = 256
 
 
 class Looper:
@@ -190,7 +188,7 @@ class Looper:
             return Held(spec, array=np.asarray(content, spec.dtype), is_computed=True)
         region = self._locate(held)
         start = region.offset + place * spec.nbytes
-        if start % _ALIGNMENT == 0:
+        if start % ALIGNMENT == 0:
             return Held(spec, Region(region.memory, start, spec.nbytes), content, is_computed=True, owner=held.owner)
         lent = self._pool.lend(spec.nbytes)
         if spec.nbytes:

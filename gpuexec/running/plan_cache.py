@@ -117,8 +117,7 @@ class PlanCache:
         prepared, plan, site = choice.prepared, choice.prepared.plan, self._site
         memory = site.arena.reserve(plan.layout.nbytes)
         if prepared.recording is None or prepared.generation != site.arena.generation:
-            if prepared.recording is not None:
-                prepared.recording.close()
+            self._drop_outdated()
             prepared.recording = record_plan(prepared, site, memory, stream, site.graphs)
             prepared.generation, prepared.current = site.arena.generation, None
         return prepared.recording
@@ -130,6 +129,13 @@ class PlanCache:
             recording.patch(choice.variant.commands)
             prepared.current = choice.variant
         return recording
+
+    def _drop_outdated(self) -> None:
+        """Let go of recordings over arenas that were outgrown, and of these with them."""
+        for each in self._prepared:
+            if each.recording is not None and each.generation != self._site.arena.generation:
+                each.recording.close()
+                each.recording = None
 
     def _make(self, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> Choice:
         counters = self._site.counters
@@ -213,6 +219,8 @@ class PlanCache:
             self._site.plans[:] = [plan for plan in self._site.plans if plan is not prepared.plan]
             for key in [key for key, choice in self._choices.items() if choice.prepared is prepared]:
                 del self._choices[key]
+            kept = {shapes for shapes, _ in self._choices}
+            self._reads = {shapes: reads for shapes, reads in self._reads.items() if shapes in kept}
 
     def _admit(self, plan: Plan, constants: Mapping[Value, Array]) -> None:
         self._check_limit(plan, {value.name: array for value, array in constants.items()})

@@ -40,10 +40,9 @@ class Submission:
     @property
     def layers(self) -> list[tuple[str, int]]:
         """Commands in a row that stem from one node: the node, and where they end."""
-        ends = [*range(1, len(self._origins)), len(self._origins)]
         return [
             (origin, end)
-            for origin, end in zip(self._origins, ends, strict=True)
+            for end, origin in enumerate(self._origins, 1)
             if end == len(self._origins) or self._origins[end] != origin
         ]
 

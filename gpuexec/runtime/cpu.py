@@ -21,12 +21,10 @@ from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_execution import Call, Execution, Order
 from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
-from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
+from gpuexec.runtime.device import ALIGNMENT, ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
-
-_ALIGNMENT = 256
 
 
 class CpuMemory:
@@ -36,10 +34,10 @@ class CpuMemory:
 
     def __init__(self, nbytes: int) -> None:
         try:
-            self._block = np.empty(nbytes + _ALIGNMENT, np.uint8)
+            self._block = np.empty(nbytes + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError) as error:
             raise OutOfMemoryError(f"The host refused {nbytes} bytes.") from error
-        start = -self._block.ctypes.data % _ALIGNMENT
+        start = -self._block.ctypes.data % ALIGNMENT
         self.array: ByteArray = self._block[start : start + nbytes]
         self.address: int = self._block.ctypes.data + start
         self.nbytes = nbytes

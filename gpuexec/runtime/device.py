@@ -15,12 +15,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuexec.command import Kernel
+from gpuexec.geometry import round_up
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
 
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+# What memory, and each region in it, starts at a multiple of, in bytes: any kernel may read there in wide words.
+ALIGNMENT = 256
+
+
+def align(nbytes: int) -> int:
+    """Round bytes up to what the next region may start at."""
+    return round_up(nbytes, ALIGNMENT)
 
 
 class Memory(Protocol):

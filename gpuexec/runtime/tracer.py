@@ -15,14 +15,13 @@ from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
+from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent, align
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.runtime.tracer_graph import TracerGraph
 from gpuexec.target import Target
 
-_ALIGNMENT = 256
 _DEFAULT_STREAMS = 2
 # The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
 _LAUNCH = struct.Struct("Q3I3IIQQQ")
@@ -214,7 +213,7 @@ class TracerDevice:
     def allocate(self, nbytes: int) -> Memory:
         """Return an address range."""
         address = self._top
-        self._top += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._top += align(max(nbytes, 1))
         self.note("allocate", address, nbytes)
         return TracerMemory(address, nbytes)
 

@@ -14,7 +14,7 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec, holds_numbers
+from gpuexec.spec import TensorSpec, convert_numbers
 from gpuexec.state.carried import Carried
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +32,7 @@ def take_value(memory: Memory, item: object, backend: Backend) -> Carried:
     try:
         return _take(memory, item, backend)
     except GpuexecError as error:
-        if memory.input not in str(error):
+        if repr(memory.input) not in str(error):
             error.args = (f"Memory {memory.input!r}: {error}",)
         raise
     except Exception as error:
@@ -49,7 +49,7 @@ def _take(memory: Memory, item: Any, backend: Backend) -> Carried:
     has_dlpack = hasattr(item, "__dlpack__")
     if has_dlpack or hasattr(item, "__cuda_array_interface__"):
         return _take_foreign(memory, item, backend, has_dlpack=has_dlpack)
-    return _keep(memory, _convert(np.array(item, order="C"), memory.dtype))
+    return _keep(memory, convert_numbers(np.array(item, order="C"), memory.dtype))
 
 
 def _take_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bool) -> Carried:
@@ -75,8 +75,3 @@ def _keep(memory: Memory, array: Array) -> Carried:
     spec = TensorSpec(array.shape, array.dtype)
     memory.check(spec)
     return Carried(Place(memory.input, spec), Fence.of(), array=array)
-
-
-def _convert(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return numbers of Python in a memory's dtype where that loses nothing but a float's precision."""
-    return array.astype(dtype) if array.dtype.kind in "biuf" and holds_numbers(dtype, array) else array

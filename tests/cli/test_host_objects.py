@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from gpuexec.cli import main
-from tests.objects import MIXED
+from tests.objects import MIXED, parse
 
 
 def test_run_reads_and_writes_host_objects_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,10 @@ def test_run_takes_one_input_from_json_and_makes_up_the_others(
         ("[1", "s={}", "is no JSON"),
         ("[1]", "{}", "holds a list; name the input"),
         ("3", "s={}", "Input 's': expected a list of values, got a int"),
-        ('["a"]', "x={}", "Input 'x' expects float32"),
+        ('["a"]', "x={}", "Input 'x': expected float32[...], got string[1]"),
+        ("[1, null]", "x={}", "Input 'x': expected float32[...], got Python objects"),
+        ("[1e99]", "x={}", "Input 'x': expected float32, got 1e+99, which is beyond that"),
+        ('["a", 1]', "w={}", "Input 'w': expected strings, got an element of type int"),
     ],
 )
 def test_run_refuses_json_that_is_no_input(
@@ -67,6 +70,30 @@ def test_run_refuses_json_that_is_no_input(
     model, given = str(tmp_path / "mixed.onnx"), item.format(tmp_path / "in.json")
     assert main(["run", model, "--backend", "cpu", "--input", given]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_text_comes_and_goes_to_its_last_character(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a[b]"
+    folder.mkdir()
+    onnx.save(parse("(string[k] w) => (string[k] v) { v = StringConcat (w, w) }", 20), folder / "text.onnx")
+    (tmp_path / "in.json").write_text(json.dumps({"w": ["a\0", "[red]"]}))
+    common = [
+        "run",
+        str(folder / "text.onnx"),
+        "--backend",
+        "cpu",
+        "--repeat",
+        "0",
+        "--input",
+        str(tmp_path / "in.json"),
+    ]
+    assert main([*common, "--output", str(tmp_path / "out.json")]) == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == {"v": ["a\0a\0", "[red][red]"]}
+    assert f"{folder / 'text.onnx'}: 1 nodes" in capsys.readouterr().out.replace("\n", "")
+    assert main([*common, "--output", str(tmp_path / "out.npz")]) == 1
+    assert "Output 'v' has text that ends in NUL" in capsys.readouterr().err
+    assert main(["info", str(folder / "text.onnx")]) == 0
+    assert "a[b]" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_explain_tells_of_host_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from examples import snake
 from gpuexec.cli import main
 from gpuexec.cli.ops import count_rows, list_rows, make_row, shorten
 from gpuexec.importer.versions import list_forms
 from gpuexec.operator import decomposition_for, find_operator
 from gpuexec.ops.control import LOOPS, If
 from gpuexec.ops.gradient import Gradient
+from gpuexec.spec import DTYPES
 
 
 def is_ours(name: str) -> bool:
@@ -45,12 +47,49 @@ def test_what_is_told_to_have_kernels_lowers(name: str) -> None:
     assert found is not None and callable(found.lower)
 
 
-def test_versions_and_types_are_those_of_onnx() -> None:
-    relu = ROWS["Relu"]
-    assert (relu.versions, relu.device) == ((1, 6, 13, 14), "kernels")
-    assert {"float32", "bfloat16", "int8"} <= set(relu.types) and "uint8" not in relu.types
-    assert make_row("com.microsoft.BiasGelu", None).versions == ()
-    assert shorten(("float32", "bfloat16", "uint4", "float8e5m2", "string")) == "f32 bf16 u4 f8e5m2 string"
+def test_versions_are_those_of_onnx() -> None:
+    assert (ROWS["Relu"].versions, ROWS["Relu"].place) == ((1, 6, 13, 14), "kernels")
+    assert ROWS["com.microsoft.BiasGelu"].versions == ()
+
+
+def test_types_are_told_of_every_operator_input_by_input() -> None:
+    assert [name for name, row in ROWS.items() if not row.types] == []
+    assert set(ROWS["Relu"].types[0]) == {
+        *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"),
+    }
+    microsoft = ROWS["com.microsoft.MatMulBnb4"]
+    assert [shorten(types) for types in microsoft.types] == ["f16 f32 bf16", "u8", "f16 f32 bf16"]
+    assert ROWS["RandomNormal"].types == (("float32", "float16", "float64", "bfloat16"),)
+    assert ROWS["SequenceAt"].types == (("sequence",), ("int32", "int64"))
+    assert ROWS["com.microsoft.Gelu"].types == ROWS["Gelu"].types
+
+
+def test_places_on_textures_name_types_or_parts() -> None:
+    assert [ROWS[name].pixel for name in ("Not", "Conv", "TopK", "StringSplit", "If")] == [
+        *("blits", "blits: f16 f32", "host", "host", ""),
+    ]
+    assert ROWS["Attention"].pixel == "host: AttentionOverCache"
+    assert (ROWS["com.microsoft.Gelu"].place, ROWS["com.microsoft.Gelu"].pixel) == ("as Gelu", ROWS["Gelu"].pixel)
+    assert (ROWS["ScaledTanh"].place, ROWS["ScaledTanh"].pixel) == ("as Affine, Tanh", "")
+
+
+def test_an_operator_of_ones_own_is_told_like_any() -> None:
+    row = make_row(snake.Snake.name, None)
+    assert (row.place, row.pixel, row.types) == ("kernels", "host", (("float32",), ("float32",)))
+
+
+@pytest.mark.parametrize(
+    ("types", "short"),
+    [
+        (("float32", "bfloat16", "uint4", "float8e5m2", "string"), "u4 f32 bf16 f8e5m2 string"),
+        (("int8", "int16", "int32", "bool"), "bool i8-32"),
+        (("int8", "int16", "int64", "uint2", "uint8"), "i8 i16 i64 u2 u8"),
+        (tuple(row.name for row in DTYPES), "bool i2-64 u2-64 f16-64 f4 f6 f8 bf16 f8e8m0"),
+        ((), ""),
+    ],
+)
+def test_types_are_written_in_few_letters(types: tuple[str, ...], short: str) -> None:
+    assert shorten(types) == short
 
 
 def test_counts_add_up_by_domain() -> None:
@@ -63,7 +102,20 @@ def test_command_prints_what_the_pattern_chooses(capsys: pytest.CaptureFixture[s
     assert main(["ops", "^Softmax$"]) == 0
     printed = capsys.readouterr().out
     assert "Softmax" in printed and "1 11 13" in printed and "kernels" in printed
-    assert "ai.onnx: 1 operators (1 kernels)" in printed
+    assert "ai.onnx: 1 operators (1 kernels), 1 with blits" in printed
+
+
+def test_command_keeps_to_120_characters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["ops", "^(com|Str|Cast)"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 120 and "…" not in printed
+    assert " DecoderMaskedMultiHeadAttention " in printed and "com.microsoft\n" in printed.replace(" ", "")
+
+
+def test_command_refuses_what_is_no_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "("]) != 0
+    assert "'(' is no regular expression" in "".join(capsys.readouterr())
 
 
 def test_command_prints_the_host_alone_and_the_counts_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,7 +167,7 @@ def test_array_of_a_file_must_be_as_declared(tmp_path: Path) -> None:
     np.testing.assert_array_equal(parse_argument(f"float[6]={tmp_path / 'a.npz'}:x", RNG).value, np.arange(6))
     with pytest.raises(InputError, match=r"the file holds float32\[6\], expected float32\[7\]"):
         parse_argument(f"float[7]={tmp_path / 'a.npz'}:x", RNG)
-    with pytest.raises(InputError, match=r"the file holds x; name one"):
+    with pytest.raises(InputError, match=r"a.npz holds x; name one"):
         parse_argument(f"float[6]={tmp_path / 'a.npz'}:y", RNG)
 
 

@@ -156,6 +156,20 @@ NODES: list[tuple[str, onnx.NodeProto, Any, dict[str, Any], Any]] = [
         [np.array([[[0, 0], [1, 0]]], F32)],
     ),
     (
+        "map of words",
+        helper.make_node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["b", "a"]),
+        [{"a": 1.5}],
+        {},
+        [np.array([0, 1.5])],
+    ),
+    (
+        "map of integers",
+        helper.make_node("CastMap", ["x"], ["y"], domain="ai.onnx.ml", cast_to="TO_INT64"),
+        [{7: F32(2.5), 3: F32(-1)}],
+        {},
+        [np.array([[-1, 2]])],
+    ),
+    (
         "typed by the caller",
         helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.INT32),
         [X],
@@ -182,10 +196,16 @@ def test_node_runs_by_itself(node: onnx.NodeProto, inputs: Any, options: dict[st
         (helper.make_node("Add", ["x"], ["y"]), [X], gx.ModelError, "Add ''"),
         (helper.make_node("Add", ["x", "z"], ["y"]), [X, X[:, :1].astype(int)], gx.ModelError, "Add ''"),
         (helper.make_node("SequenceLength", ["x"], ["y"]), [[]], gx.InputError, "an empty list"),
+        (
+            helper.make_node("CastMap", ["x"], ["y"], domain="ai.onnx.ml"),
+            [{}],
+            gx.InputError,
+            "an empty dict, which tells no type",
+        ),
         (helper.make_node("Neg", ["x"], ["y"]), [None], gx.InputError, "is None"),
         (helper.make_node("Neg", ["x"], ["y"]), [np.zeros(2, complex)], gx.GpuexecError, "complex128"),
     ],
-    ids=["operator", "too many", "lacking", "too few", "types", "empty list", "none", "dtype"],
+    ids=["operator", "too many", "lacking", "too few", "types", "empty list", "empty dict", "none", "dtype"],
 )
 def test_bad_node_is_refused(node: onnx.NodeProto, inputs: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

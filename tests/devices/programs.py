@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuexec.graphs import Graph, Value
 from gpuexec.operator import build
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 
 _ONE = ("Neg", "Abs", "Relu", "Floor")
 _TWO = ("Add", "Sub", "Mul", "Max")

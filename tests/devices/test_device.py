@@ -192,7 +192,7 @@ def test_launches_of_one_stream_run_in_order(device: Device) -> None:
 
 @pytest.mark.parametrize("is_cuda", [False, True], ids=["simulator", "standin"])
 def test_fault_ends_the_device_for_every_later_call(is_cuda: bool, request: pytest.FixtureRequest) -> None:
-    # A GPU's fault needs a process of its own; see tests/runtime/test_cuda.py.
+    # A GPU's fault needs a process of its own; see tests/runtime/cuda/test_cuda_faults.py.
     device: Device = request.getfixturevalue("standin_device") if is_cuda else make_simulator()
     kernel, stream, event = Kernel(SCALE_SOURCE, "fault"), device.create_stream(), device.create_event()
     device.load([kernel])

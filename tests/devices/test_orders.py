@@ -26,7 +26,7 @@ from gpuexec.target import Target
 from tests.devices.opening import make_simulator, open_device
 from tests.devices.programs import make_input, make_program
 from tests.execute import LoadedPlan, Record
-from tests.operators import compute_graph
+from tests.graph_builder import compute_graph
 
 ROWS = 16
 SPEC = TensorSpec((ROWS, 8), np.dtype(np.float32))

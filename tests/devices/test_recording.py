@@ -22,7 +22,7 @@ from tests.devices.opening import SCALE_SOURCE
 from tests.devices.programs import make_input, make_program
 from tests.devices.test_device import SHIFT, download, on_launching, upload
 from tests.execute import LoadedPlan, Record
-from tests.operators import compute_graph
+from tests.graph_builder import compute_graph
 
 
 def record_both(device: Device, segment: Segment, memory: Mapping[int, Region]) -> Recording:

@@ -116,6 +116,36 @@ def test_models_that_draw_random_numbers_draw_alike_on_both_sides(backend: gx.Ba
         gx.bisect(onnx.parser.parse_model(RANDOM), x, backend=backend)
 
 
+HALF = """
+<ir_version: 10, opset_import: ["": 18]>
+agraph (float[n, 64] x) => (float[n, 64] y) {
+  a = Cast <to = 10> (x)
+  b = MatMul (a, w)
+  c = Softmax (b)
+  d = MatMul (c, w)
+  e = LayerNormalization (d, s)
+  y = Cast <to = 1> (e)
+}
+"""
+
+
+def half_model(scale: float = 1.0) -> gx.Model:
+    model = onnx.parser.parse_model(HALF)
+    w = np.random.default_rng(0).normal(0, 0.3, (64, 64)) * scale
+    for name, array in (("w", w), ("s", np.ones(64))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float16), name))
+    return gx.load(model)
+
+
+@on_both
+def test_roundings_of_half_may_add_up(backend: gx.BackendType) -> None:
+    x = np.random.default_rng(1).normal(size=(32, 64)).astype(np.float32)
+    report = gx.measure_gap(half_model(), x, backend, "onnxruntime")
+    assert report.is_close and max(gap.share for gap in report.outputs.values()) > 0
+    assert not gx.measure_gap(half_model(), x, backend, "onnxruntime", rtol=1e-3, atol=1e-5).is_close
+    assert not gx.measure_gap(half_model(1.05), x, backend, half_model()).is_close
+
+
 def test_the_table_has_a_line_for_each_layer_and_a_gap_can_be_missing() -> None:
     report = gx.measure_gap(gx.load(parse()), {"x": X}, CPU, CPU)
     lines = str(report).splitlines()

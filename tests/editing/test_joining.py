@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend
 from tests.editing.test_choosing import run
+from tests.objects import parse
 from tests.small_models import affine, expect_affine, make_model, ramp, two_inputs
 from tests.state_models import WIDTH, running_sum
 
@@ -178,3 +179,14 @@ def test_another_dtype_is_refused_with_both_specs() -> None:
     halves = make_model([helper.make_node("Neg", ["x"], ["y"])], {"x": (3,)}, {"y": (3,)}, TensorProto.FLOAT16)
     with pytest.raises(gx.InputError, match=r"'y' \(float32\[n,3\]\) can't be 'x' \(float16\[3\]\): the dtypes differ"):
         affine().append(halves)
+
+
+def test_containers_are_joined_by_what_they_hold() -> None:
+    first = gx.load(parse("(seq(float[]) s) => (seq(float[]) t) { t = Identity (s) }"))
+    for kind in ("int64", "string"):
+        second = gx.load(parse(f"(seq({kind}[]) s) => (seq({kind}[]) t) {{ t = SequenceErase (s) }}"))
+        with pytest.raises(gx.InputError, match=rf"'s' \(sequence\({kind}\[...\]\)\): the dtypes differ\.$"):
+            first.append(second)
+    second = gx.load(parse("(seq(float[]) s) => (int64 n) { n = SequenceLength (s) }"))
+    with gx.Worker(first.append(second), backend=gx.BackendType.CPU) as worker:
+        assert int(worker.run([[np.ones(2, np.float32)] * 3])) == 3

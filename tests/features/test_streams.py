@@ -14,8 +14,8 @@ from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
 from tests.features.held import held_worker, holding
 from tests.features.marks import on
+from tests.foreign_arrays import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
 from tests.small_models import affine, expect_affine, ramp, trace
-from tests.test_interop import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
 
 X = ramp(2, 3)
 Y = expect_affine(X)

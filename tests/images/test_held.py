@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from onnx import helper
 import gpuexec as gx
 from gpuexec.images import converter as converter_module
 from gpuexec.images.converter import ImageConverter
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.backend import Backend
 from tests.features.held import holding
 from tests.images.foreign import ForeignArray
 from tests.small_models import DOMAIN, GATES, Array, affine, expect_affine, gated, make_model
@@ -27,22 +27,6 @@ ZEROS = np.zeros(SHAPE, np.float32)
 
 def expect(image: Array) -> Array:
     return np.moveaxis(image, 2, 0)[None].astype(np.float32) * np.float32(1 / 255)
-
-
-@pytest.fixture(params=[gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(request.param)
-
-
-@pytest.fixture
-def simulator() -> Backend:
-    return open_backend(gx.BackendType.SIMULATOR)
-
-
-@pytest.fixture
-def converter(backend: Backend) -> Iterator[ImageConverter]:
-    with ImageConverter(backend) as made:
-        yield made
 
 
 def begin(call: Callable[[], object]) -> threading.Thread:

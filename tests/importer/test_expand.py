@@ -8,8 +8,10 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from gpuexec import operator
-from gpuexec.errors import ModelError, UnsupportedError
+from gpuexec.errors import InputError, ModelError, UnsupportedError
 from gpuexec.importer import load_graph, run_oracle, to_model
+from gpuexec.ops.interpret import infer_graph
+from gpuexec.spec import TensorSpec
 
 HEAD = '<ir_version: 10, opset_import: ["": 18, "loc": 1]>'
 
@@ -156,3 +158,26 @@ def test_operator_whose_body_can_not_be_had_is_reported_by_name(monkeypatch: pyt
         load_graph(model)
     assert "operator unknown (loc 1): 1" in str(caught.value)
     assert "operator Celu: 1" in str(caught.value)
+
+
+def test_errors_of_an_expanded_node_name_the_node_of_the_model() -> None:
+    kinds = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", "h", n, f"{n}d"]) for n in ("q", "k", "v")]
+    scores = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in ("s", "t")]
+    body = helper.make_graph([helper.make_node("Neg", ["s"], ["t"])], "negate", scores[:1], scores[1:])
+    nodes = [
+        helper.make_node("Relu", ["q"], ["r"], "relu"),
+        helper.make_node("FlexAttention", ["r", "k", "v"], ["y"], "first", None, "ai.onnx.preview", score_mod=body),
+        helper.make_node("FlexAttention", ["y", "k", "v"], ["z"], "second", None, "ai.onnx.preview", score_mod=body),
+    ]
+    out = helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None)
+    opsets = [helper.make_opsetid("", 26), helper.make_opsetid("ai.onnx.preview", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "two", kinds, [out]), opset_imports=opsets, ir_version=11)
+    graph = load_graph(model).graph
+    wholes = dict.fromkeys(node.part_of for node in graph.nodes)
+    assert list(wholes) == ["", "FlexAttention 'first'", "FlexAttention 'second'"]
+    assert [node.name for node in graph.nodes if not node.part_of] == ["relu"]
+    assert all(v.name != "z" or node.part_of.endswith("'second'") for node in graph.nodes for v in node.outputs if v)
+    specs = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 6)}
+    given = [TensorSpec(shape, np.dtype(np.float32)) for shape in specs.values()]
+    with pytest.raises(InputError, match=r"FlexAttention 'second', in its MatMul .* float32\[1,2,3,6\]"):
+        infer_graph(graph, given)

@@ -25,8 +25,20 @@ class Trial:
     instances: Mapping[str, tuple[str, ...]]
 
 
-def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], is_thorough: bool = False) -> Trial:
-    """Return what tries the mutants of a kernel file.
+def choose_trials(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> tuple[Trial, Trial]:
+    """Return what tries the mutants of a kernel file, and what else tries those that survive it."""
+    first = choose_trial(file, folder, tests_of)
+    return first, choose_trial(file, folder, tests_of, is_thorough=True, tried=first.tests)
+
+
+def choose_trial(
+    file: str,
+    folder: Path,
+    tests_of: Mapping[Kernel, Sequence[str]],
+    is_thorough: bool = False,
+    tried: Sequence[str] = (),
+) -> Trial:
+    """Return tests for the mutants of a kernel file.
 
     A header is tried by all files that include it, one that blits share with kernels by the kernels. A thorough trial
     has all tests that bear on it.
@@ -36,6 +48,7 @@ def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
         folder: Where kernels stand.
         tests_of: The tests that launch each kernel.
         is_thorough: Whether no test is left out, rather than most.
+        tried: Tests that were run already.
     """
     is_header = not file.endswith(".cu")
     sources = _including(file, folder, tests_of) if is_header else {file}
@@ -44,8 +57,11 @@ def choose_trial(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
     by_kernel: dict[str, dict[str, None]] = {}
     for kernel in kernels if is_thorough else _pick_instances(kernels, tests_of):
         own = [test for test in tests_of[kernel] if f"/test_{Path(kernel.source).stem}.py" in test]
-        by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(own or tests_of[kernel]))
-    chosen = dict.fromkeys(test for tests in by_kernel.values() for test in _spread(list(tests), most))
+        wanted = (*own, *tests_of[kernel]) if is_thorough else own or tests_of[kernel]
+        by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(wanted))
+    chosen = dict.fromkeys(
+        test for tests in by_kernel.values() for test in _spread(list(tests), most) if test not in tried
+    )
     instances: dict[str, list[str]] = {}
     for kernel, tests in tests_of.items():
         if not chosen.keys().isdisjoint(tests):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,13 +40,14 @@ class Mutant:
 
 
 def find_mutants(folder: Path, file: str) -> list[Mutant]:
-    """Return every mutant of a kernel file of a folder, in the order of its lines."""
+    """Return every mutant of a kernel file of a folder that the simulator compiles, in the order of its lines."""
     text = (folder / file).read_text()
     plain = strip_comments(text).splitlines()
     found: dict[tuple[int, str], Mutant] = {}
     seen: Counter[tuple[str, str]] = Counter()
+    skipped = _find_skipped(plain)
     for number, (line, code) in enumerate(zip(text.splitlines(), plain, strict=True), 1):
-        if code.lstrip().startswith("#") or "static_assert" in code:
+        if number in skipped or "static_assert" in code:
             continue
         for kind, change in CHANGES.items():
             for changed in change(code):
@@ -55,6 +56,23 @@ def find_mutants(folder: Path, file: str) -> list[Mutant]:
                     found[number, changed] = Mutant(file, number, kind, line, changed.rstrip(), nth)
                     seen[line.strip(), changed.strip()] += 1
     return list(found.values())
+
+
+def _find_skipped(lines: Sequence[str]) -> set[int]:
+    """Return the numbers of lines of the preprocessor, and of those it takes away for the simulator."""
+    skipped: set[int] = set()
+    taken: list[bool] = []  # by conditional around the line
+    for number, line in enumerate(lines, 1):
+        code = line.lstrip()
+        if code.startswith("#if"):
+            taken.append(code.split() != ["#ifndef", "GPUEXEC_SIM"])
+        elif code.startswith("#else"):
+            taken[-1] = not taken[-1]
+        elif code.startswith("#endif"):
+            taken.pop()
+        if code.startswith("#") or not all(taken):
+            skipped.add(number)
+    return skipped
 
 
 # ---------------------------------------------------------------- mistakes: code of a line -> what it may become

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from tests.devices import opening
 
 PROCESSES = 2
 _MESSAGE_LENGTH = 200
-CPU_SECONDS = 100  # of a child without the compilers it starts: one that takes more hangs
+CPU_SECONDS = 30  # of a test without the compilers it starts: one that takes more hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,6 @@ def _live(row: Mapping[str, Any], items: Sequence[pytest.Item], path: Path) -> N
     """Be the child: run the tests, write the report, and end without what the parent has to do at its end."""
     try:
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
@@ -139,6 +140,7 @@ def _shuffle_threads() -> None:
 def _run(items: Sequence[pytest.Item]) -> Report:
     """Run tests up to the first that fails."""
     for item, following in zip(items, (*items[1:], None), strict=True):
+        _limit_time()
         failures = _Failures()
         item.config.pluginmanager.register(failures)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -147,6 +149,12 @@ def _run(items: Sequence[pytest.Item]) -> Report:
             by = f"{item.nodeid.partition('::')[2]}: {failures.text}"
             return Report("refused" if "does not compile" in failures.text else "caught", by)
     return Report("survived")
+
+
+def _limit_time() -> None:
+    """End the process if what comes next hangs."""
+    soft = math.ceil(time.process_time()) + CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def shorten(text: str) -> str:

@@ -9,10 +9,11 @@ import pytest
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
 from gpuexec.runtime.kernel_source import kernels_dir
-from tests.mutants.__main__ import Row, format_rows, list_files, rate_of, try_all
-from tests.mutants.choose import Trial, choose_trial
+from tests.mutants.__main__ import list_files, try_all, try_left
+from tests.mutants.choose import Trial, choose_trial, choose_trials
 from tests.mutants.equivalents import EQUIVALENTS
 from tests.mutants.mutate import CHANGES, Mutant, find_mutants
+from tests.mutants.results import RESULTS, Row, find_unlike, format_rows, identify, rate_of, read_rows, store
 
 SOURCE = """#include "other.cuh"
 // for (i < n) __syncthreads();
@@ -46,7 +47,7 @@ EXPECTED = {
 }
 # One of each kind, by file, kind, what the changed line has, and which of those; and what tries the mutants of a file.
 HANDFUL = (
-    ("gemm_simt.cuh", "indices swapped", "slab[x + i * dx][k + i * dk] = part[i]", 0),
+    ("tile.cuh", "indices swapped", "slab[x + i * dx][k + i * dk] = part[i]", 0),
     ("lp_norm.cu", "bound moved", "column <= end", 0),
     ("lp_norm.cu", "shared array shorter", "kBlockThreads - 1", 0),
     ("pad.cu", "- 1 forgotten", "2 * (extent) - folded", 0),
@@ -61,7 +62,7 @@ LONG = "tests/ops/test_lp_norm.py::test_lp_normalization[plan-long-columns]"
 TRILU = "tests/ops/test_trilu.py::test_trilu[plan-float32]"
 BLITS = Trial((TRILU,), {"pixel/trilu.cu": ("draw_trilu<u32>",)})
 TRIALS = {
-    "gemm_simt.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-matmul_2d]",), {"matmul.cu": ("gemm<float>",)}),
+    "tile.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-matmul_2d]",), {"matmul.cu": ("gemm<float>",)}),
     "lp_norm.cu": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
     "pad.cu": Trial(
         tuple(f"tests/ops/test_pad.py::test_pad[plan-{case}]" for case in ("constant_two_axes", "reflect_inner")),
@@ -82,10 +83,25 @@ def test_find_mutants_makes_each_mistake_once(tmp_path: Path) -> None:
     assert {mutant.kind for mutant in mutants} == set(CHANGES)
 
 
+def test_what_the_simulator_does_not_compile_has_no_mutants(tmp_path: Path) -> None:
+    conditionals = (
+        "#ifdef GPUEXEC_SIM",
+        "#else",
+        "#endif",
+        "#ifndef GPUEXEC_SIM",
+        "#else",
+        "#endif",
+        "#if 1",
+        "#endif",
+    )
+    (tmp_path / "f.cu").write_text("".join(f"{each}\nif (i >= n) return;\n" for each in conditionals))
+    assert sorted({mutant.line // 2 for mutant in find_mutants(tmp_path, "f.cu")}) == [1, 3, 5, 6, 7, 8]
+
+
 def test_handful_is_caught() -> None:
     mutants = [pick(*row) for row in HANDFUL]
     assert {mutant.kind for mutant in mutants} == set(CHANGES)
-    rows = try_all(mutants, [TRIALS], sorted({test.partition("::")[0] for t in TRIALS.values() for test in t.tests}))
+    rows = try_all(mutants, [TRIALS])
     assert [f"{row}" for row in rows if row.outcome != "caught"] == []
 
 
@@ -124,6 +140,7 @@ def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_pa
     assert choose_trial("a.cu", tmp_path, tests_of) == Trial((own,), {"a.cu": ("f<int>",), "b.cu": ("g",)})
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
     assert choose_trial("b.cu", tmp_path, tests_of).tests == (other,)
+    assert choose_trials("a.cu", tmp_path, tests_of)[1].tests == (other,)
 
 
 def test_header_is_tried_by_kernels_and_one_of_blits_by_blits(tmp_path: Path) -> None:
@@ -154,8 +171,63 @@ def test_thorough_trial_leaves_no_test_out(tmp_path: Path) -> None:
     assert len(thorough.tests) == 150 and len(thorough.instances["a.cu"]) == 3
 
 
+def test_what_survives_is_tried_by_the_tests_left(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("\n")
+    tests = {Kernel("a.cu", "f<int>"): tuple(f"tests/ops/test_a.py::t[plan-{i}]" for i in range(50))}
+    first, second = choose_trials("a.cu", tmp_path, tests)
+    assert len(first.tests) == 40 and len(second.tests) == 10
+    assert {*first.tests, *second.tests} == {*tests[Kernel("a.cu", "f<int>")]}
+
+
 def test_rate_counts_what_could_be_caught() -> None:
     mutant = Mutant("f.cu", 1, "bound moved", "i < n", "i <= n")
     rows = [Row(mutant, outcome, "why") for outcome in ("caught", "caught", "survived", "equivalent", "refused")]
     assert rate_of(rows) == pytest.approx(2 / 3)
     assert "66.7% caught" in format_rows(rows)
+
+
+def test_results_are_read_as_they_were_written() -> None:
+    text = RESULTS.read_text()
+    rows = read_rows(text)
+    assert len(rows) == text.count("  ->  ")
+    assert text.endswith("\n\n" + "\n".join(map(str, rows)) + "\n")
+
+
+def test_results_of_a_file_take_the_place_of_those_it_had(tmp_path: Path) -> None:
+    files, path = ["a.cu", "b.cu", "c.cu"], tmp_path / "results.txt"
+    for file in files:
+        (tmp_path / file).write_text(SOURCE)
+    tried = {file: [Row(mutant, "caught", file) for mutant in find_mutants(tmp_path, file)] for file in files}
+    store(path, {"b.cu": tried["b.cu"], "c.cu": tried["c.cu"]}, tmp_path, files)
+    store(path, {"a.cu": tried["a.cu"], "b.cu": tried["b.cu"][:1]}, tmp_path, files)
+    expected = [*tried["a.cu"], tried["b.cu"][0], *tried["c.cu"]]
+    assert [*map(str, read_rows(path.read_text()))] == [*map(str, expected)]
+    store(path, {}, tmp_path, ["a.cu", "c.cu"])
+    assert "b.cu" not in path.read_text()
+
+
+def test_results_name_the_files_that_have_other_mutants(tmp_path: Path) -> None:
+    files = ["new.cu", "changed.cu", "moved.cu", "plain.cu"]
+    for file in files:
+        (tmp_path / file).write_text("// nothing to break\n" if file == "plain.cu" else SOURCE)
+    rows = [Row(mutant, "caught", "why") for file in files[1:] for mutant in find_mutants(tmp_path, file)]
+    (tmp_path / "changed.cu").write_text(SOURCE.replace("i < 3", "i < 4"))
+    (tmp_path / "moved.cu").write_text("// further down\n" + SOURCE)
+    assert find_unlike(rows, tmp_path, files) == ["new.cu", "changed.cu"]
+    assert "not tried since: new.cu, changed.cu\n" in format_rows(rows, files[:2])
+
+
+def test_results_tell_mutants_apart_that_read_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text(SOURCE + SOURCE)
+    mutants = find_mutants(tmp_path, "a.cu")
+    rows = read_rows(format_rows([Row(mutant, "caught", "why") for mutant in mutants]))
+    assert list(map(identify, mutants)) == [identify(row.mutant) for row in rows]
+    assert {mutant.nth for mutant in mutants} == {0, 1}
+
+
+def test_what_was_caught_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text(SOURCE)
+    first, *others = find_mutants(tmp_path, "a.cu")
+    known = [Row(first, "caught", "why"), *(Row(mutant, "survived", "") for mutant in others)]
+    rows = try_left([first, *others], known, [])
+    assert rows == [known[0], *(Row(mutant, "untried", "") for mutant in others)]

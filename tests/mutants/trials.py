@@ -30,12 +30,8 @@ class Attempt:
     mode: str = "simulator"
 
 
-def try_mutants(attempts: Sequence[Attempt], paths: Sequence[str] = ("tests/ops",)) -> list[Report]:
+def try_mutants(attempts: Sequence[Attempt]) -> list[Report]:
     """Run the tests of each attempt on its mutant.
-
-    Args:
-        attempts: What to try.
-        paths: Where the tests are collected.
 
     Raises:
         KernelError: The tests could not be run at all.
@@ -50,6 +46,7 @@ def try_mutants(attempts: Sequence[Attempt], paths: Sequence[str] = ("tests/ops"
         }
         for attempt in attempts
     ]
+    paths = sorted({test.partition("::")[0] for attempt in attempts for test in attempt.trial.tests})
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "mutants.json", Path(folder) / "reports.json"
         given.write_text(json.dumps(rows))

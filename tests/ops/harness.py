@@ -20,85 +20,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
-from gpuexec import operator as gx_operator
-from gpuexec.command import Slot
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.graphs import Graph, RawNode, Value
-from gpuexec.operator import Emitter, Operator, Tolerance, operator
+from gpuexec.graphs import Graph, Value
+from gpuexec.operator import Operator
 from gpuexec.plan import Plan
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.devices.opening import open_living
 from tests.execute import run_template
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
+from tests.ops.case import Case, build_operator, const_positions, expect
+from tests.ops.strided import memory_of, spread_all
 from tests.ops.tolerance import assert_close, to_bits
 
 Array = np.ndarray[Any, Any]
-NEWEST_OPSET = 24
 MOST_CHECKED_ELEMENTS = 1 << 16
 # What `run_case` does now; the fixture of tests/ops/conftest.py sets it.
 CHECKS: list[str] = ["host", "simulator"]
 # What the check "plan" plans for, and the plans it made.
 TARGETS: list[Target] = []
 PLANS: list[Plan] = []
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operator applied to arrays; strided ones reach the operator as they are.
-
-    ``const`` lists the inputs given as constants (what ``require_const`` asks for); ``outputs`` says which outputs are
-    wanted; ``opset``, the version of ``domain`` (``""``: ai.onnx), sends the case through the upgrades where it is
-    below the newest; ``expected`` replaces the oracle; ``oracle`` is ``"reference"``, ``"onnxruntime"`` or
-    ``"expected"``; ``terms`` is the number of elements that enter one output (REDUCTION); ``refusal`` is what the host
-    says to inputs it refuses, while kernels make ``expected`` of them.
-    """
-
-    id: str
-    op: str
-    inputs: tuple[Array | None, ...]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    const: tuple[int, ...] = ()
-    outputs: tuple[bool, ...] = (True,)
-    opset: int = NEWEST_OPSET
-    expected: tuple[Array, ...] | None = None
-    oracle: str = "reference"
-    terms: int = 1
-    refusal: str = ""
-    domain: str = ""
-
-
-@operator("Window", "test")
-@dataclass(frozen=True, slots=True)
-class Window(Operator):
-    """A view of a dense vector: shape, strides and start in elements. How a strided input comes to be in a plan."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    start: int
-    tolerance = Tolerance.EXACT
-
-    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (x.with_shape(self.shape),)
-
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        strides = tuple(stride * x.itemsize for stride in self.strides)
-        return (_as_strided(x[self.start :], self.shape, strides),)
-
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        x, y = inputs[0], outputs[0]
-        assert x is not None and y is not None
-        emit.alias(y, Slot(x.buffer, x.offset_bytes + self.start * x.dtype.itemsize, y.spec, self.strides))
 
 
 def run_case(case: Case) -> None:
@@ -110,7 +58,7 @@ def run_case(case: Case) -> None:
             PLANS.extend(
                 plan_case(case, op, given, known, target)[0].plan
                 for target in TARGETS
-                for given in (inputs, _spread_all(inputs, known))
+                for given in (inputs, spread_all(inputs, known))
                 if not target.has_textures or is_drawn(case, op, given, known, target)
             )
         return
@@ -179,7 +127,7 @@ def check_device(
             run_on(name, case, op, inputs, known)
         return
     positions = [index for index, wanted in enumerate(case.outputs) if wanted]
-    for given in (inputs, _spread_all(inputs, known)):
+    for given in (inputs, spread_all(inputs, known)):
         for index, got in zip(positions, run_on(name, case, op, given, known), strict=True):
             expected = computed[index]
             assert expected is not None
@@ -192,7 +140,7 @@ def check_blits(
     """Check what blits make of a case, or that one without any is refused."""
     positions = [index for index, wanted in enumerate(case.outputs) if wanted]
     is_small = count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
-    for device, given in (("pixel_check" if is_small else "pixel", inputs), ("pixel", _spread_all(inputs, known))):
+    for device, given in (("pixel_check" if is_small else "pixel", inputs), ("pixel", spread_all(inputs, known))):
         if not op.is_lowered(_specs(given, known)) or not is_drawn(case, op, given, known, open_living(device).target):
             with pytest.raises(UnsupportedError, match=op.name):
                 run_on(device, case, op, given, known)
@@ -233,74 +181,16 @@ def plan_case(
         elif index in known:
             values.append(build.constant(np.array(x), f"x{index}"))
         else:
-            memory, window = _memory_of(x)
+            memory, window = memory_of(x)
             arrays[f"x{index}"] = memory
             value = build.input(f"x{index}", *memory.shape, dtype=x.dtype)
             values.append(value if window is None else build.node(window, value))
-    outputs = build.nodes(op, *values, count=len(op.infer(*_specs(inputs, known))), name=case.id)
+    absent = [index for index, wanted in enumerate(case.outputs) if not wanted]
+    count = len(op.infer(*_specs(inputs, known)))
+    outputs = build.nodes(op, *values, count=count, name=case.id, absent=absent)
     graph = build.graph(*[outputs[index] for index, wanted in enumerate(case.outputs) if wanted])
     specs = {key: TensorSpec(memory.shape, memory.dtype) for key, memory in arrays.items()}
     return plan_graph(graph, specs, target), graph, arrays
-
-
-def build_operator(case: Case) -> tuple[Operator, tuple[Array | None, ...]]:
-    """Return the case's operator in its newest form, and the inputs that form takes."""
-    names = tuple("" if x is None else f"x{i}" for i, x in enumerate(case.inputs))
-    outputs = tuple(f"y{i}" for i in range(len(case.outputs)))
-    raw = RawNode(case.op, case.domain, "node", names, outputs, dict(case.attributes), case.opset)
-    for function in gx_operator.upgrades_for(gx_operator.qualified(case.op, case.domain), case.opset):
-        raw = function(raw)
-    arrays = dict(zip(names, case.inputs, strict=True)) | dict(raw.constants)
-    inputs = tuple(arrays[name] if name else None for name in raw.inputs)
-    return gx_operator.build(gx_operator.qualified(raw.op_type, raw.domain), raw.attributes), inputs
-
-
-def const_positions(case: Case, inputs: Sequence[Array | None]) -> set[int]:
-    """Return the positions whose content planning knows: those of the case, and those an upgrade made constant."""
-    added = set(range(len(case.inputs), len(inputs)))
-    replaced = {i for i, x in enumerate(inputs) if i < len(case.inputs) and x is not case.inputs[i]}
-    return set(case.const) | added | replaced
-
-
-def expect(case: Case) -> tuple[Array, ...]:
-    """Return the oracle's outputs."""
-    if case.expected is not None:
-        return case.expected
-    model = make_model(case)
-    feeds = {f"x{i}": x for i, x in enumerate(case.inputs) if x is not None}
-    if case.oracle == "onnxruntime":
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        return tuple(session.run(None, feeds))
-    from onnx.reference import ReferenceEvaluator
-
-    with np.errstate(all="ignore"):
-        return tuple(np.asarray(y) for y in ReferenceEvaluator(model).run(None, feeds))
-
-
-def make_model(case: Case) -> onnx.ModelProto:
-    """Return the case as a one-node ONNX model."""
-
-    def info(name: str, x: Array) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype_row(x.dtype).code, x.shape)
-
-    names = ["" if x is None else f"x{i}" for i, x in enumerate(case.inputs)]
-    outputs = [f"y{i}" for i in range(len(case.outputs))]
-    attributes = {
-        key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
-        for key, value in case.attributes.items()
-    }
-    node = helper.make_node(case.op, names, outputs, domain=case.domain, **attributes)
-    graph = helper.make_graph(
-        [node],
-        "case",
-        [info(name, x) for name, x in zip(names, case.inputs, strict=True) if x is not None],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-    )
-    opsets = {"": NEWEST_OPSET, case.domain: case.opset}
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
 def compare(
@@ -324,38 +214,6 @@ def _check_strided_outputs(
     again = _wanted(case, op.compute(*inputs, out=out))
     for first, second in zip(_wanted(case, computed), again, strict=True):
         np.testing.assert_array_equal(to_bits(second), to_bits(first), err_msg=f"{case.id}: compute(out=) differs")
-
-
-def _memory_of(x: Array) -> tuple[Array, Window | None]:
-    """Return the array and None where it is dense, else a vector of the memory it spans and the window it is there."""
-    if x.flags.c_contiguous or not x.size:
-        return np.array(x, order="C"), None
-    steps = [(extent - 1) * stride for extent, stride in zip(x.shape, x.strides, strict=True)]
-    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
-    window = Window(x.shape, tuple(stride // x.itemsize for stride in x.strides), -low // x.itemsize)
-    memory = np.full(high - low + x.itemsize, 0xA5, np.uint8).view(x.dtype)
-    _as_strided(memory[window.start :], x.shape, x.strides)[...] = x
-    return memory, window
-
-
-def _as_strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    # NOTE: by bytes where an element is one, since as_strided knows float8e5m2 by no name.
-    given = x.view(np.uint8) if x.itemsize == 1 else x
-    return np.lib.stride_tricks.as_strided(given, shape, strides).view(x.dtype)
-
-
-def _spread_all(inputs: Sequence[Array | None], known: set[int]) -> list[Array | None]:
-    return [x if x is None or i in known else _spread(x) for i, x in enumerate(inputs)]
-
-
-def _spread(x: Array) -> Array:
-    """Return the same elements in memory with a gap after each, and rows back to front."""
-    if not x.ndim:
-        return x
-    roomy = np.full((*x.shape[:-1], 2 * x.shape[-1] + 1), np.asarray(0xA5).astype(x.dtype))
-    view: Array = roomy[..., 1::2][::-1]
-    view[...] = x
-    return view
 
 
 def _specs(inputs: Sequence[Array | None], known: set[int]) -> list[TensorSpec | None]:

@@ -16,7 +16,7 @@ from gpuexec.ops.col2im import Col2Im
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import COMPUTED, TensorSpec, accumulator
 from gpuexec.target import Target
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

@@ -15,7 +15,8 @@ from gpuexec.ops.control import If, Loop, Scan, inline_branch
 from gpuexec.ops.interpret import compute_graph, infer_graph
 from gpuexec.spec import DeclaredSpec, TensorSpec
 from tests.control_models import MODELS, X, flag
-from tests.operators import FLOAT, INT, GraphBuilder, Scale, Sum
+from tests.graph_builder import GraphBuilder
+from tests.operators import FLOAT, INT, Scale, Sum
 
 CASES = [(name, index) for name, model in MODELS.items() for index in range(len(model.inputs))]
 # onnxruntime does not slice what is empty.

@@ -116,6 +116,20 @@ def test_clip_of_old_opsets_has_bounds_as_attributes(dtype: np.dtype[Any], attri
     run_case(Case(f"{dtype.name}-{attributes}", "Clip", (x,), attributes, opset=10, expected=(expected.astype(dtype),)))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
+@pytest.mark.parametrize("attributes", [{}, {"min": -2.0}, {"max": 2.0}], ids=str)
+def test_clip_of_old_opsets_is_bounded_by_the_limits_of_float(
+    dtype: np.dtype[Any], attributes: dict[str, float]
+) -> None:
+    limit = float(np.finfo(np.float32).max)  # the attributes' default
+    low, high = attributes.get("min", -limit), attributes.get("max", limit)
+    x = np.array([-np.inf, np.inf, -5, 5, np.nan], dtype)
+    with np.errstate(over="ignore"):
+        bounds = np.array([low, high], np.float32).astype(dtype)
+    expected = np.array([*bounds, max(low, -5), min(high, 5), np.nan], dtype)
+    run_case(Case(f"{dtype.name}-{attributes}", "Clip", (x,), attributes, opset=7, expected=(expected,)))
+
+
 @pytest.mark.parametrize(
     ("specs", "message"),
     [

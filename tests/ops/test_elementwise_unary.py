@@ -14,7 +14,7 @@ import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, build
 from gpuexec.ops.elementwise_binary import ROWS as BINARY_ROWS
-from gpuexec.ops.elementwise_engine import FLOATS
+from gpuexec.ops.elementwise_engine import FLOATS, INTEGERS
 from gpuexec.ops.elementwise_unary import ROWS
 from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, accumulator, dtype_row
 from tests.ops.harness import Case, expect, run_case
@@ -96,7 +96,8 @@ def values(dtype: np.dtype[Any]) -> Array:
         return np.array([True, False, True])
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
-        return np.array([info.min, info.min + 1, 0, 1, 2, 3, 7, info.max // 2, info.max - 1, info.max], dtype)
+        below = [-2] if dtype.kind == "i" else []
+        return np.array([info.min, info.min + 1, *below, 0, 1, 2, 3, 7, info.max // 2, info.max - 1, info.max], dtype)
     random = np.random.default_rng(7)
     plain = np.concatenate(
         [[0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, 1.5, 2.5, -0.5, -1.5], random.normal(0, 3, 300)]
@@ -134,6 +135,14 @@ def test_row_matches_its_reference_for_every_dtype(label: str) -> None:
             with np.errstate(all="ignore"):
                 y = by_hand(label, x)
         run_case(Case(f"{label}-{dtype.name}", name, (x,), ATTRIBUTES.get(label, {}), expected=(y,)))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda d: d.name)
+def test_erf_of_old_opsets_takes_integers(dtype: np.dtype[Any]) -> None:
+    limits = np.iinfo(dtype)
+    x = np.array([limits.min, limits.max, 0, 1, 5, 6, 100], dtype)
+    y = np.array([-int(limits.min < 0), 1, 0, 0, 0, 1, 1], dtype)
+    run_case(Case(f"Erf-{dtype.name}", "Erf", (x,), opset=9, expected=(y,)))
 
 
 def by_hand(label: str, x: Array) -> Array:

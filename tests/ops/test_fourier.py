@@ -173,6 +173,7 @@ def scalar(value: int, dtype: Any = INT) -> TensorSpec:
         ({}, (4, 2), (None, scalar(1)), "not the last one (real and imaginary parts), got 1"),
         ({}, (4, 2), (None, scalar(-1)), "not the last one"),
         ({}, (4, 2), (None, scalar(2)), "out of range"),
+        ({}, (4, 2), (None, scalar(0, np.float32)), "axis of type int32, int64"),
         ({}, (4, 2), (scalar(0),), "a length of 1 or more, got 0"),
         ({}, (0, 2), (), "a length of 1 or more, got 0"),
         ({}, (4, 2), (scalar(4, np.int16),), "dft_length of type int32, int64"),

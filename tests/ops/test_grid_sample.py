@@ -19,7 +19,7 @@ from gpuexec.ops.grid_sample import GridSample
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import COMPUTED, dtypes_of
 from gpuexec.target import Target
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 
@@ -120,12 +120,15 @@ CASES = [
     # Halfway between elements of 4 and beyond them; positions are ((x + 1) * 4 - 1) / 2.
     by_hand("between", LINE, [[[-0.5], [0.0], [0.5]]], [[[1.5, 3, 6]]]),
     by_hand("nearest_half_way", LINE, [[[-0.5], [0.0], [0.5]]], [[[1, 4, 4]]], mode="nearest"),
+    sample("edges_of_border", LINE, np.array([[[-1], [1]]], np.float32), padding_mode="border", mode="cubic"),
     by_hand("edges_of_zeros", LINE, [[[-1.0], [1.0], [1.25], [1.26]]], [[[0.5, 4, 0, 0]]]),
     by_hand("reflected", LINE, [[[-1.25], [1.25], [2.75], [5.25]]], [[[1, 8, 1, 8]]], padding_mode="reflection"),
     by_hand("reflected_corners", LINE, [[[-5 / 3], [5 / 3], [3.0]]], [[[2, 4, 1]]], padding_mode="reflection",
             align_corners=1),
     by_hand("one_reflected", LINE[..., :1], [[[-3.0], [0.0], [0.7]]], [[[1, 1, 1]]], padding_mode="reflection",
             align_corners=1),
+    by_hand("one_reflected_often", LINE[..., :1], [[[0.0], [0.7]]], [[[1, 1]]], padding_mode="reflection",
+            mode="cubic"),
     *(by_hand(f"no_number_{mode}_zeros", LINE, [[[NAN], [INF], [-INF], [1e30], [-1e30]]], [[[0] * 5]], mode=mode)
       for mode in MODES),
     *(by_hand(f"no_number_{mode}_border", LINE, [[[NAN], [INF], [-INF], [1e30], [-1e30]]], [[[1, 8, 1, 8, 1]]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def expect(op: ImageToTensor | TensorToImage, x: Array) -> Array:
 
 def check(op: ImageToTensor | TensorToImage, x: Array, name: str) -> None:
     """Run a case whose arithmetic is exact in float, so that any order gives the same bits."""
-    attributes = {key: getattr(op, key) for key in op.__slots__}
+    attributes = {each.name: getattr(op, each.name) for each in fields(op)}
     run_case(Case(name, op.name, (x,), attributes, oracle="expected", expected=(expect(op, x),)))
 
 
@@ -146,7 +147,7 @@ def test_kernel_resizes_to_the_same_bits(name: str, antialias: int) -> None:
     to_tensor = ImageToTensor(SIZES[name], (1, 0, 2), (1 / 255,), (-0.1,), origin="bottom_left", antialias=antialias)
     to_image = TensorToImage(SIZES[name], scale=(255.0,), antialias=antialias)
     for op, x in ((to_tensor, image), (to_image, tensor)):
-        attributes = {key: getattr(op, key) for key in op.__slots__}
+        attributes = {each.name: getattr(op, each.name) for each in fields(op)}
         run_case(Case(name, op.name, (x,), attributes, oracle="expected", expected=op.compute(x)))
 
 

@@ -15,8 +15,9 @@ from PIL import Image
 import gpuexec as gx
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.operator import build
+from gpuexec.ops.image_decoder import ImageDecoder
 from gpuexec.spec import TensorSpec
-from tests.objects import BACKENDS
+from tests.objects import BACKENDS, parse
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 Array = np.ndarray[Any, Any]
@@ -82,6 +83,13 @@ def test_jpeg_agrees_with_the_evaluator(pixel_format: str) -> None:
 def test_images_of_other_kinds_have_three_channels(image: Image.Image, expected: Array | None) -> None:
     wanted = np.asarray(image.convert("RGB")) if expected is None else expected
     np.testing.assert_array_equal(decode(encode(image, "PNG")), wanted)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "PPM", "TIFF", "JPEG2000"])
+def test_of_16_bits_the_upper_ones_count_in_every_kind_of_file(kind: str) -> None:
+    encoded = encode(Image.fromarray(GRAY.astype(np.uint16) * 256 + 77), kind)
+    np.testing.assert_array_equal(decode(encoded), np.repeat(GRAY[:, :, None], 3, 2))
+    np.testing.assert_array_equal(decode(encoded, "Grayscale"), GRAY[:, :, None])
 
 
 def test_of_several_images_the_first_is_taken_as_stored() -> None:
@@ -150,3 +158,18 @@ def test_images_are_host_calls_and_no_plan_depends_on_them(backend: gx.BackendTy
         (call,) = worker.report().host_calls
     assert (call.operator, call.why, call.times) == ("ImageDecoder", "images are decoded by Pillow", 4)
     assert plans[-1] == plans[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_decodes_once(backend: gx.BackendType, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, decode_image = list[Array](), ImageDecoder._decode
+
+    def count(self: ImageDecoder, encoded: Array) -> Array:
+        decoded.append(encoded)
+        return decode_image(self, encoded)
+
+    monkeypatch.setattr(ImageDecoder, "_decode", count)
+    model = gx.load(parse("(uint8[n] e) => (float[h, w, c] y) { i = ImageDecoder (e) y = Cast <to = 1> (i) }", 20))
+    with gx.Worker(model, backend=backend) as worker:
+        y = worker.run(encode(Image.fromarray(COLORS), "PNG"))
+        assert len(decoded) == 1 and (y == COLORS).all()

@@ -230,7 +230,7 @@ Q = (X, SCALE, ZERO, W, SCALE, spec(I8), SCALE, ZERO)
         (ConvInteger(), (spec(U8, 1, 3), W), "equal rank with 1 to 3 spatial axes"),
         (ConvInteger(), (spec(U8, 1, 4, 5, 5), W), "expects 3 input channels"),
         (ConvInteger(group=0), (X, W), "group=0"),
-        (ConvInteger(kernel_shape=(2, 2)), (X, W), "expects kernel_shape [3, 3], got [2, 2]"),
+        (ConvInteger(kernel_shape=(2, 2)), (X, W), "expects kernel_shape [3, 3], as the weight has it, got [2, 2]"),
         (ConvInteger(), (X, W, spec(I8)), "expects x_zero_point of type uint8"),
         (ConvInteger(), (X, W, ZERO, spec(I8, 3)), "w_zero_point to be one int8, or one for each output channel (4)"),
         (QLinearConv(), (*Q[:4], spec(np.float32, 3), *Q[5:]), "w_scale to be one float32"),

@@ -19,7 +19,7 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
 from gpuexec.spec import TensorSpec
 from tests.devices.opening import open_device
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 from tests.ops.calls import Call
 from tests.ops.every_call import choose_calls, list_asked
 from tests.ops.test_every_operator import NAMES

@@ -9,7 +9,8 @@ import pytest
 
 from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError
-from gpuexec.ops.matmul import DTYPES, multiply
+from gpuexec.ops.matmul import multiply
+from gpuexec.ops.matmul_launch import DTYPES
 from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
 from tests.ops.harness import Case, run_case
 

@@ -128,6 +128,7 @@ PARTS = [
     select("select_few", *sample(2, 3, 20), 4, 0.2),
     select("select_all", *sample(1, 2, 30), 30),
     select("select_tiles", *sample(1, 1, 1500), 20),
+    select("select_at_threshold", np.array([[[0, 0, 1, 10], [0, 0, 1, 3]]], np.float32), SCORES[..., :2], 2),
     select("select_none", *sample(1, 2, 30), 0),
 ]
 

@@ -101,6 +101,7 @@ def test_integers_are_read() -> None:
             assert cast(x, row.name).tolist() == [12, 0, 7, 100, -2, 100]
     assert cast(texts(str(2**64 - 1)), "uint64").tolist() == [2**64 - 1]
     assert cast(texts(str(LONG.min)), "int64").tolist() == [LONG.min]
+    assert cast(texts("0" * 5000 + "7"), "int64").tolist() == [7]
     assert cast(texts("7", "-8"), "int4").astype(int).tolist() == [7, -8]
 
 
@@ -126,6 +127,7 @@ def test_narrow_floats_are_rounded_from_what_is_read() -> None:
         ("Hello", "float32", "a text that says a number, to make float32 of it, got 'Hello'"),
         ("", "int64", "to make int64 of it, got ''"),
         ("1_000", "float64", "got '1_000'"),
+        pytest.param("1" * 5000, "int64", "a number of int64, got '1{40}'", id="5000 digits"),
         ("0x10", "int32", "got '0x10'"),
         ("١", "int32", "got '١'"),
         ("yes", "bool", "to make bool of it, got 'yes'"),

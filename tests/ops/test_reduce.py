@@ -175,6 +175,26 @@ def worked_out() -> list[Case]:
             "ReduceSum", "half-in-float", np.full(4096, 1, np.float16), 0, expected=(np.array([4096], np.float16),)
         ),
     ]
+    for dtype in INTS:
+        logs = np.array([[[2, 9], [18, 0]], [[1000, 3], [148, 1]]], dtype)  # sums to 20, 9, 1148 and 4
+        rows += [
+            reduction(op, f"{np.dtype(dtype).name}-truncates", logs, 1, expected=(np.array(by_rows, dtype),), opset=18)
+            for op, by_rows in (("ReduceLogSum", [[[2, 2]], [[7, 1]]]), ("ReduceLogSumExp", [[[18, 9]], [[1000, 3]]]))
+        ] + [
+            reduction(op, f"{np.dtype(dtype).name}-all", logs, 0, 1, 2, expected=(np.array(by_all, dtype),), opset=18)
+            for op, by_all in (("ReduceLogSum", [[[7]]]), ("ReduceLogSumExp", [[[1000]]]))
+        ]
+    below = np.array([[-3, 2, -8], [-1, -1, -1]], np.int32)
+    rows += [
+        reduction("ReduceLogSum", "int-of-a-negative-sum", below, 1, expected=(np.zeros((2, 1), np.int32),), opset=11),
+        reduction(
+            "ReduceLogSumExp", "int-truncates-to-zero", below, 1, expected=(np.array([[2], [0]], np.int32),), opset=11
+        ),
+        Case(
+            "ReduceLogSumExp-int-old", "ReduceLogSumExp", (below,), {"axes": [0], "keepdims": 0}, opset=7,
+            expected=(np.array([0, 2, 0], np.int32),),
+        ),
+    ]  # fmt: skip
     return rows
 
 
@@ -342,9 +362,11 @@ def test_infer_reads_no_content_when_axes_are_empty() -> None:
     ("op", "attributes", "specs", "message"),
     [
         ("ReduceSum", {}, (spec(2, dtype=np.int8),), "ReduceSum expects input of type"),
-        ("ReduceLogSum", {}, (spec(2, dtype=np.int32),), "ReduceLogSum expects input of type"),
+        ("ReduceLogSum", {}, (spec(2, dtype=np.int16),), "ReduceLogSum expects input of type"),
         ("ReduceMax", {}, (spec(2), TensorSpec.of(axes_of(1))), "out of range"),
         ("ReduceMax", {}, (spec(2), TensorSpec.of(axes_of(0, -1))), "once"),
+        ("ReduceSum", {}, (spec(2), TensorSpec.of(np.array([0], np.float32))), "expects axes of type"),
+        ("ReduceSum", {}, (spec(2), spec(0)), "expects axes of type"),
         ("ArgMax", {"axis": 2}, (spec(2, 3),), "out of range"),
         ("ArgMin", {"axis": 1}, (spec(2, 0),), "at least one element"),
         ("ArgMax", {}, (spec(2, dtype=np.bool_),), "ArgMax expects input of type"),

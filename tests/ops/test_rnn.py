@@ -166,6 +166,7 @@ LARGER = [
     by_equations("more_slices_than_blocks", "RNN", (2, 2, 3, 250), "Bh", **BOTH),
     by_equations("most_units_alone", "RNN", (2, 5, 3, 256), "Bh", hidden_size=256),
     by_equations("beyond_most_units_alone", "RNN", (2, 1, 3, 257), "", hidden_size=257),
+    by_equations("whole_tiles_alone", "LSTM", (3, 4, 2, 5), hidden_size=5, **BOTH),
     by_equations("reset_of_many_units", "GRU", (2, 5, 3, 100), hidden_size=100),
     *(by_equations(f"double_{op}", op, (4, 3, 5, 6), "Bhcpl", np.float64, **BOTH) for op in GATES),
     *(by_equations(f"only_y_{op}", op, (3, 2, 4, 5), outputs=(True, False)) for op in ("GRU", "RNN")),
@@ -295,6 +296,14 @@ def test_double_is_computed_in_double() -> None:
     )
     answer = np.tanh(x[0] @ w[0].T)[None]
     run_case(Case("double", "RNN", (x, w, r), {}, outputs=(True, True), expected=(answer[:, None], answer), terms=3))
+
+
+def test_threshold_is_let_through() -> None:
+    """Unlike what the operator of this name does, a layer's function gives what equals alpha."""
+    x, w, r = (np.array(content, np.float32) for content in ([[[0.5], [0.25]]], [[[1.0]]], [[[0.0]]]))
+    attributes = {"activations": ["ThresholdedRelu"], "activation_alpha": [0.5]}
+    answer = np.array([[[0.5], [0.0]]], np.float32)
+    run_case(Case("at", "RNN", (x, w, r), attributes, outputs=(True, True), expected=(answer[:, None], answer)))
 
 
 def test_no_steps_leave_the_initial_state() -> None:

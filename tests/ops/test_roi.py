@@ -71,6 +71,7 @@ def with_image(rois: Array, images: int) -> Array:
 X = image(3, 5, 9, 12)
 ROIS, IMAGES = regions(8), np.arange(8) % 3
 RAMP = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+WHOLE = np.array([[0, 0, 3, 3]] * 3, np.float32)
 MODES = ("avg", "max")
 CASES = [
     *(
@@ -91,6 +92,7 @@ CASES = [
             attributes={"output_height": 2, "output_width": 3}),
     replace(align("opset_16", X, ROIS, IMAGES), opset=16),
     aligned_by_hand("between", RAMP, [[1, 1, 3, 3]], [7.5], sampling_ratio=1),
+    aligned_by_hand("at_the_edges", RAMP + 1, [[4.5] * 4, [-0.5] * 4], [16, 1], sampling_ratio=1),
     aligned_by_hand("no_numbers", RAMP, [[NAN] * 4, [0, 0, NAN, 2]], [0, 0]),
     aligned_by_hand("no_numbers_max", RAMP, [[NAN] * 4, [0, 0, NAN, 2]], [0, 0], mode="max", sampling_ratio=2),
     aligned_by_hand("endless", RAMP, [[-INF, 0, INF, 2], [0, 0, INF, INF]], [0, 0]),
@@ -101,7 +103,7 @@ CASES = [
     Case("no_regions", "RoiAlign", (X, ROIS[:0], IMAGES[:0]), expected=(np.zeros((0, 5, 1, 1), np.float32),)),
     Case("no_channels", "RoiAlign", (X[:, :0], ROIS, IMAGES), expected=(np.zeros((8, 0, 1, 1), np.float32),)),
     Case("no_rows", "RoiAlign", (X[:, :, :0], ROIS, IMAGES), expected=(np.zeros((8, 5, 1, 1), np.float32),)),
-    Case("no_such_image", "RoiAlign", (RAMP, ROIS[:3], np.array([1, -1, 2])), refusal="a region is of image 1",
+    Case("no_such_image", "RoiAlign", (RAMP, WHOLE, np.array([1, -1, 2])), refusal="a region is of image 1",
          expected=(np.zeros((3, 1, 1, 1), np.float32),)),
     *(pool(f"pool_{dtype.name}", image(2, 3, 6, 8, dtype=dtype), with_image(regions(6, 8).round(), 2).astype(dtype))
       for dtype in FLOATS),
@@ -114,14 +116,14 @@ CASES = [
     pooled_by_hand("pool_whole", RAMP, [[0, 0, 0, 3, 3]], [15]),
     pooled_by_hand("pool_nan_wins", np.array([[[[1, NAN, 2]]]], np.float32), [[0, 0, 0, 2, 0]], [NAN]),
     pooled_by_hand("pool_of_nothing_but_minus_inf", np.full((1, 1, 2, 2), -INF, np.float32), [[0, 0, 0, 1, 1]], [-INF]),
-    pooled_by_hand("pool_outside", RAMP, [[0, 10, 10, 12, 12], [0, 1e30, 0, 1e30, 3]], [0, 0]),
+    pooled_by_hand("pool_outside", RAMP, [[0, 10, 10, 12, 12], [0, 0, 10, 3, 12], [0, 1e30, 0, 1e30, 3]], [0] * 3),
     pooled_by_hand("pool_no_numbers", RAMP, [[0, NAN, NAN, NAN, NAN], [0, -INF, -INF, INF, INF]], [0, 15]),
     Case("pool_no_regions", "MaxRoiPool", (X, with_image(ROIS, 3)[:0]), {"pooled_shape": [2, 2]},
          expected=(np.zeros((0, 5, 2, 2), np.float32),)),
     Case("pool_no_rows", "MaxRoiPool", (X[:, :, :0], with_image(ROIS, 3)), {"pooled_shape": [1, 2]},
          expected=(np.zeros((8, 5, 1, 2), np.float32),)),
-    Case("pool_no_such_image", "MaxRoiPool", (RAMP, with_image(ROIS[:3], 3) + 1), {"pooled_shape": [1, 1]},
-         refusal="a region is of image 1", expected=(np.zeros((3, 1, 1, 1), np.float32),)),
+    Case("pool_no_such_image", "MaxRoiPool", (RAMP, with_image(WHOLE, 3) + np.float32([1, 0, 0, 0, 0])),
+         {"pooled_shape": [1, 1]}, refusal="a region is of image 1", expected=(np.zeros((3, 1, 1, 1), np.float32),)),
 ]  # fmt: skip
 
 

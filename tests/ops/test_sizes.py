@@ -12,7 +12,7 @@ from gpuexec.operator import Tolerance, build
 from gpuexec.planner.template import plan_graph
 from tests.devices.opening import open_device
 from tests.execute import run_template, specs_of
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array
 from tests.ops.tolerance import to_bits
 
@@ -90,7 +90,9 @@ CASES: list[tuple[str, dict[str, Any], Callable[[int], list[Array]], list[Array]
 ]
 
 
-@pytest.mark.parametrize(("name", "attributes", "make", "constants"), CASES, ids=lambda item: str(item)[:30])
+@pytest.mark.parametrize(
+    ("name", "attributes", "make", "constants"), CASES, ids=lambda item: "" if callable(item) else str(item)[:30]
+)
 def test_one_plan_serves_all_sizes(
     name: str, attributes: dict[str, Any], make: Callable[[int], list[Array]], constants: list[Array]
 ) -> None:

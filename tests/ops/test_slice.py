@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-import gpuexec.ops.slice  # noqa: F401 (registers the operators)
+import gpuexec as gx
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build
 from gpuexec.spec import COMPUTED, TensorSpec
@@ -118,3 +119,18 @@ def test_slice_asks_for_content_it_lacks(lacking: int) -> None:
     with pytest.raises(NeedsHostValue) as caught:
         build("Slice", {}).infer(*specs)
     assert caught.value.index == lacking
+
+
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR])
+@pytest.mark.parametrize("count", [2, 4])
+def test_split_into_more_or_fewer_parts_than_outputs_is_refused(count: int, backend: gx.BackendType) -> None:
+    outputs = [f"y{i}" for i in range(count)]
+    node = helper.make_node("Split", ["x", "parts"], outputs, name="cut")
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in outputs]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6])
+    graph = helper.make_graph([node], "g", [x], made, [numpy_helper.from_array(ints(2, 2, 2), "parts")])
+    model = gx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    with gx.Worker(model, backend=backend) as worker:
+        with pytest.raises(InputError, match=rf"Split 'cut'.* 3 .*got {count}") as caught:
+            worker.run(np.zeros(6, np.float32))
+        assert caught.value.node == "cut"

@@ -23,6 +23,8 @@ ROWS = np.arange(32).reshape(1, 8, 2, 2)
 # A text for each number; that for 0 is the empty one, which stands for nothing as 0 does.
 TEXTS = np.array(["", *(f"text {number}" for number in range(1, 100))], object)
 
+GRID = np.linspace(-2, 2, 30, dtype=np.float32).reshape(1, 5, 3, 2)
+
 
 def ints(*values: int) -> Array:
     return np.array(values, np.int64)
@@ -43,6 +45,16 @@ MOVES: tuple[tuple[str, dict[str, Any], tuple[Array | None, ...], tuple[int, ...
     ("Gather", {"axis": 1}, (X, ints(2, 0)), (0,)),
     ("GatherElements", {"axis": 2}, (X, np.full((2, 3, 2), -1)), (0,)),
     ("GatherND", {}, (X, np.array([[0, 1], [1, 2]])), (0,)),
+    # One text, of which NumPy would make a type of its own.
+    ("Gather", {}, (X[0, 0], np.array(2)), (0,)),
+    ("GatherND", {}, (X, ints(1, 2, 3)), (0,)),
+    ("Identity", {}, (X[1, 1, 1:2].reshape(()),), (0,)),
+    ("Expand", {}, (np.array(3), ints()), (0,)),
+    ("Tile", {}, (np.array(3), ints()), (0,)),
+    ("Transpose", {}, (np.array(3),), (0,)),
+    ("Where", {}, (np.array(True), np.array(3), np.array(4)), (1, 2)),
+    ("ScatterND", {}, (X[0, 0], ints(1), np.array(5)), (0, 2)),
+    ("Squeeze", {}, (X[0, 0, :1],), (0,)),
     ("ScatterElements", {"axis": 2}, (X, np.zeros((2, 3, 1), np.int64), X[:, :, :1] + 1), (0, 2)),
     ("ScatterND", {}, (X, np.array([[1]]), X[:1] + 1), (0, 2)),
     ("Where", {}, (X % 2 == 0, X, X[0, 0] + 1), (1, 2)),
@@ -60,6 +72,8 @@ MOVES: tuple[tuple[str, dict[str, Any], tuple[Array | None, ...], tuple[int, ...
     ("DepthToSpace", {"blocksize": 2}, (ROWS,), (0,)),
     ("SpaceToDepth", {"blocksize": 2}, (ROWS,), (0,)),
     ("Resize", {"mode": "nearest"}, (X[None], None, None, ints(1, 2, 6, 8)), (0,)),
+    ("GridSample", {"mode": "nearest"}, (X[None] + 1, GRID), (0,)),
+    ("GridSample", {"mode": "nearest", "padding_mode": "reflection", "align_corners": 1}, (X[None] + 1, GRID), (0,)),
     ("Shape", {}, (X,), (0,)),
     ("Size", {}, (X,), (0,)),
     ("Equal", {}, (X, X[::-1]), (0, 1)),

@@ -19,7 +19,7 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.spec import DTYPES
 from tests.devices.opening import open_living
 from tests.execute import run_template
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

@@ -17,7 +17,7 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.spec import TensorSpec
 from tests.devices.opening import open_living
 from tests.execute import run_template, specs_of
-from tests.operators import GraphBuilder
+from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, run_case
 
 EPSILON = float(np.float32(1e-6))  # as ONNX keeps its defaults

@@ -105,6 +105,7 @@ PARTS = [
     *(find(f"axis{axis}", sample(4, 5, 3, values=2), axis, n) for axis in (0, 1, -1) for n in (1, 0)),
     find("strided", sample(6, 8, 4)[::-2, ::3].T, 1),
     find("empty", np.zeros((3, 0), np.float32)),
+    find("largest", np.array([2**64 - 1, 1, 2**64 - 1], np.uint64)),
     find("merged", sample(9000, values=3000), sorted=0),
     *(find(f"output{i}", sample(12), outputs=tuple(k == i for k in range(5))) for i in range(5)),
 ]

@@ -195,6 +195,11 @@ CONVOLUTIONS = [
     conv("groups", sample(2, 4, 3), sample(4, 2, 2), "ConvTranspose", group=2, dilations=[2]),
     conv("more", sample(1, 1, 3), sample(1, 2, 3), "ConvTranspose", strides=[2], output_padding=[1]),
 ]
+POOLS = [
+    one("AveragePool", sample(2, 3, 5, 4), kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]),
+    one("AveragePool", sample(1, 2, 7), id="AveragePool_padded", kernel_shape=[3], pads=[2, 1], count_include_pad=1),
+    one("AveragePool", sample(1, 2, 7), id="AveragePool_dilated", kernel_shape=[2], dilations=[3], auto_pad="VALID"),
+]
 IMAGE = sample(1, 4, 2, 2)
 MOVES = [
     one("Reshape", shape=np.array([2, 6])),
@@ -220,6 +225,9 @@ MOVES = [
     one("Pad", pads=np.array([1, 0, -1, 2])),
     one("Pad", id="Pad_axes", pads=np.array([1, 2]), value=None, axes=LAST),
     *(one("Pad", id=f"Pad_{mode}", pads=np.array([2, 1, 0, 2]), mode=mode) for mode in ("reflect", "edge", "wrap")),
+    one("Resize", sample(1, 1, 3, 4), roi=None, scales=np.array([1, 1, 2, 0.6], np.float32)),
+    one("Resize", sample(1, 1, 3, 4), id="Resize_sizes", roi=None, scales=None, sizes=np.array([5, 4]), axes=[2, 3],
+        nearest_mode="floor", coordinate_transformation_mode="asymmetric"),
     one("DepthToSpace", IMAGE, blocksize=2),
     one("SpaceToDepth", IMAGE, blocksize=2),
     one("ReverseSequence", lens=np.array([1, 3, 2, 1])),
@@ -249,4 +257,4 @@ NORMS = [
     several("BatchNormalization", A, *CHANNELS, id="BatchNormalization_flat"),
     several("BiasGelu", A, ROW, domain="com.microsoft"),
 ]
-EXAMPLES = [*CURVES, *PAIRS, *FOLDS, *LOSSES, *PRODUCTS, *CONVOLUTIONS, *MOVES, *NORMS]
+EXAMPLES = [*CURVES, *PAIRS, *FOLDS, *LOSSES, *PRODUCTS, *CONVOLUTIONS, *POOLS, *MOVES, *NORMS]

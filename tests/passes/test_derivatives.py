@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gpuexec as gx
 from gpuexec.operator import find_operator
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES
-from tests.passes.derivative_examples import EXAMPLES, LAST, ROW, SQUARE, A, Example, one, several
+from tests.passes.derivative_examples import EXAMPLES, IMAGE, LAST, ROW, SQUARE, A, Example, one, several
 from tests.passes.gradients import gradient, make, node, run, sample
 
 BACKENDS = (gx.BackendType.CPU, gx.BackendType.SIMULATOR)
@@ -85,14 +85,27 @@ TIES = [
     (one("ReduceL2", np.zeros(3)), [0.0, 0.0, 0.0]),
     (one("Clip", np.array([0.0, 1.0, 2.0, 3.0]), low=np.array(1.0), high=np.array(2.0)), [0.0, 1.0, 1.0, 0.0]),
     (one("Max", np.array([np.nan, 2.0]), b=np.array([1.0, 1.0])), [0.0, 1.0]),
+    (Example("Clip_by_low", [node("Clip", "x a b", "y0")], {"a": np.array(1.0)},
+             {"x": np.array([np.nan, 0.0, 1.0, 2.0]), "b": np.array(2.0)}), 1.0),
+    (Example("Clip_by_high", [node("Clip", "x b a", "y0")], {"a": np.array(2.0)},
+             {"x": np.array([np.nan, 2.0, 3.0, 4.0]), "b": np.array(1.0)}), 2.0),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("example", "expected"), TIES, ids=lambda item: getattr(item, "id", ""))
-def test_slopes_at_kinks(example: Example, expected: list[float]) -> None:
+def test_slopes_at_kinks(example: Example, expected: list[float] | float) -> None:
     nodes = [*example.nodes, gradient("a", "g", xs=["a"], y="y0")]
     (slope,) = run(make(nodes, example.inputs, ["g"], example.constants), example.inputs)
     np.testing.assert_array_equal(slope, expected)
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMean"])
+def test_more_elements_than_half_can_count_share_the_slope(op: str) -> None:
+    count = 100_000
+    nodes = [node(op, "a", "m"), node("Mul", "m weight", "y"), gradient("a", "g", xs=["a"], y="y")]
+    inputs = {"a": np.zeros(count, np.float16)}
+    (slope,) = run(make(nodes, inputs, ["g"], {"weight": np.float16(1000)}), inputs)
+    np.testing.assert_array_equal(slope, np.full(count, np.float16(1000 / count)))
 
 
 def test_slopes_of_slopes_at_a_kink_are_numbers() -> None:
@@ -138,6 +151,9 @@ REFUSALS = [
     (one("Shrink"), "Shrink 'y0' has no derivative here; known are Abs, Acos"),
     (one("Conv", sample(1, 1, 4), w=sample(1, 1, 2), auto_pad="SAME_UPPER"), "Conv 'y0' .* with auto_pad=SAME_UPPER"),
     (one("ConvTranspose", sample(1, 1, 4), w=sample(1, 1, 2), output_shape=[5]), "ConvTranspose 'y0' .* output_shape"),
+    (one("AveragePool", sample(1, 1, 4), kernel_shape=[3], ceil_mode=1), "AveragePool 'y0' .* with ceil_mode=1"),
+    (one("Attention", IMAGE, k=IMAGE, v=IMAGE), "Attention 'y0' has no derivative here; known are Abs"),
+    (one("Resize", IMAGE, roi=None, scales=np.ones(4, np.float32), mode="linear"), "Resize 'y0' .* with mode=linear"),
     (one("Einsum", SQUARE, equation="ii->i"), "Einsum 'y0' .* names an axis twice"),
     (one("Dropout", ratio=np.float32(0.5), on=np.bool_(False)), "Dropout 'y0' .* where training_mode is given"),
     (Example("", [node("Pad", "x pads a", "y0")], {"a": np.array(1.0)}, {"x": A, "pads": np.ones(4, np.int64)}),

@@ -1,22 +1,20 @@
-"""What Gradients are about: names, stand-ins, order, bodies, functions, edits; and a network worked by hand."""
+"""What Gradients are about: names, stand-ins, order, what is held; what is refused; a network worked by hand."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import gpuexec as gx
 from gpuexec.passes.derivatives import tape
-from tests.passes.gradients import OPSETS, Array, differences, gradient, make, node, run, sample
+from tests.passes.gradients import Array, branch, differences, gradient, make, node, run, sample
 
 A, B, ROW = sample(3, 4), sample(3, 4, seed=1), sample(4)
 BACKENDS = [gx.BackendType.CPU, gx.BackendType.SIMULATOR]
-PRODUCT = [node("Mul", "a b", "y"), gradient("a b", "by_a by_b", xs=["a", "b"], y="y")]
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
@@ -90,6 +88,18 @@ def test_slopes_at_values_of_other_shapes() -> None:
     nodes = [node("Exp", "a", "y"), gradient("p", "g", xs=["a"], y="y")]
     (slope,) = run(make(nodes, inputs, ["g"]), inputs)
     np.testing.assert_allclose(slope, np.exp(inputs["p"]))
+
+
+def test_one_value_may_stand_for_several_and_lie_between() -> None:
+    """y = a * b * exp(w), asked at a and a, and at exp(w) and b."""
+    nodes = [node("Exp", "w", "e"), node("Mul", "a b", "m"), node("Mul", "m e", "y")]
+    nodes.append(gradient("a a", "p q", "same", xs=["a", "b"], y="y"))
+    nodes.append(gradient("e b", "r s", "between", xs=["a", "b"], y="y"))
+    inputs = {"a": A, "b": B}
+    found = run(make(nodes, inputs, ["p", "q", "r", "s"], {"w": A - 1}), inputs)
+    e = np.exp(A - 1)
+    for got, expected in zip(found, (A * e, A * e, B * e, e * e), strict=True):
+        np.testing.assert_allclose(got, expected)
 
 
 def test_what_is_held_at_another_value_counts() -> None:
@@ -169,74 +179,6 @@ def test_free_extents() -> None:
             by_a, by_r = worker.run({"a": a, "r": ROW})
             np.testing.assert_allclose(by_a, np.broadcast_to(ROW / a.size, a.shape))
             np.testing.assert_allclose(by_r, a.sum(axis=0) / a.size)
-
-
-def branch(nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:
-    return helper.make_graph(nodes, "body", [], [helper.make_tensor_value_info(output, TensorProto.DOUBLE, None)])
-
-
-def choose(nodes: list[onnx.NodeProto], **more: Any) -> onnx.NodeProto:
-    other = [node("Neg", "a", "other")]
-    return node("If", "is_on", "g", then_branch=branch(nodes, "by_a"), else_branch=branch(other, "other"), **more)
-
-
-def test_gradient_in_a_body_sees_values_around_it() -> None:
-    model = make([choose(PRODUCT)], {"a": A, "b": B, "is_on": np.array(True)}, ["g"])
-    (slope,) = run(model, {"a": A, "b": B, "is_on": np.array(True)})
-    np.testing.assert_array_equal(slope, B)
-
-
-def test_gradient_in_a_body_of_what_is_made_around_it_is_refused() -> None:
-    inner = [node("Mul", "a h", "y"), gradient("a", "by_a", xs=["a"], y="y")]
-    model = make([node("Exp", "a", "h"), choose(inner)], {"a": A, "is_on": np.array(True)}, ["g"])
-    with pytest.raises(gx.ModelError, match="Gradient 'slopes': %y depends on %h too; name it in xs, or in zs"):
-        gx.load(model)
-
-
-def test_gradient_in_a_function_means_the_names_there() -> None:
-    """Names of the function, a and y, are values of another meaning around it."""
-    function = helper.make_function("mine", "Slope", ["a", "b"], ["by_a"], PRODUCT, OPSETS)
-    nodes = [node("Exp", "a", "y"), node("Slope", "y a", "g", domain="mine")]
-    model = make(nodes, {"a": A}, ["g"])
-    model.functions.append(function)
-    model.opset_import.append(helper.make_opsetid("mine", 1))
-    (slope,) = run(model, {"a": A})
-    np.testing.assert_array_equal(slope, A)
-
-
-def test_edits_keep_what_a_gradient_is_about() -> None:
-    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a", "by_b"]))
-    kept = model.keep_outputs(["by_a"]).rename({"a": "left", "by_a": "slope"})
-    (slope,) = run(kept, {"left": A, "b": B})
-    np.testing.assert_array_equal(slope, B)
-    joined = gx.load(make([node("Exp", "a", "y")], {"a": A}, ["y"])).append(kept, {"y": "b"})
-    (slope,) = run(joined, {"a": A, "left": A})
-    np.testing.assert_allclose(slope, np.exp(A))
-
-
-def test_chosen_outputs_keep_what_a_gradient_is_about() -> None:
-    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a", "by_b"]), outputs=["by_b"])
-    (slope,) = run(model, {"a": A, "b": B})
-    np.testing.assert_array_equal(slope, A)
-
-
-def test_saved_models_have_the_form_of_the_standard(tmp_path: Path) -> None:
-    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a", "by_b"])).rename({"a": "left", "y": "product"})
-    model.save(tmp_path / "saved.onnx")
-    written = onnx.load(tmp_path / "saved.onnx")
-    (found,) = [each for each in written.graph.node if each.op_type == "Gradient"]
-    attributes = {each.name: helper.get_attribute_value(each) for each in found.attribute}
-    assert attributes == {"xs": [b"left", b"b"], "y": b"product"}
-    assert list(found.input) == ["left", "b"]
-    _, by_a, by_b = run(gx.load(tmp_path / "saved.onnx"), {"left": A, "b": B})
-    np.testing.assert_array_equal(by_a, B)
-    np.testing.assert_array_equal(by_b, A)
-
-
-def test_switched_off_the_node_is_refused() -> None:
-    model = gx.load(make(PRODUCT, {"a": A, "b": B}, ["y", "by_a"]), disabled_passes=["differentiate"])
-    with gx.Worker(model, backend=gx.BackendType.CPU) as worker, pytest.raises(gx.UnsupportedError, match="disable"):
-        worker.run({"a": A, "b": B})
 
 
 def asked(op: str = "Exp", inputs: str = "a", at: str = "a", to: str = "g", **names: Any) -> list[onnx.NodeProto]:

@@ -22,6 +22,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "differentiate",
         "decompose",
         "narrow_weights",
+        "pack_weights",
         "fold_constants",
         "inline_branches",
         "remove_noops",

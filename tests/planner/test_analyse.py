@@ -15,7 +15,8 @@ from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.execute import run_template, specs_of
-from tests.operators import FLOAT, INT, Extents, GraphBuilder, Join, Reshaped, Room, Scale, Sum, compute_graph
+from tests.graph_builder import GraphBuilder, compute_graph
+from tests.operators import FLOAT, INT, Extents, Join, Reshaped, Room, Scale, Sum
 
 
 def plan(graph: Graph, specs: dict[str, TensorSpec], target: str = "cpu") -> Template:

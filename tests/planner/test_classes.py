@@ -11,7 +11,8 @@ from gpuexec.errors import InputError
 from gpuexec.graphs import Graph
 from gpuexec.planner.classes import DeclaredDims, bucket_end, check_declared, free_axes, upper_ends
 from gpuexec.spec import TensorSpec
-from tests.operators import FLOAT, GraphBuilder, Scale
+from tests.graph_builder import GraphBuilder
+from tests.operators import FLOAT, Scale
 
 
 @pytest.mark.parametrize(

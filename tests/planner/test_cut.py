@@ -12,7 +12,8 @@ from gpuexec.planner.cut import Cut
 from gpuexec.planner.cutter import find_cut
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
-from tests.operators import FLOAT, INT, Extents, GraphBuilder, Join, NoKernel, Reshaped, Scale, Sum
+from tests.graph_builder import GraphBuilder
+from tests.operators import FLOAT, INT, Extents, Join, NoKernel, Reshaped, Scale, Sum
 
 GPU = Target.named("sm_90")
 # More bytes than the host touches while it could read from a device.

@@ -12,7 +12,8 @@ from gpuexec.planner.layout import HEAVY_BYTES
 from gpuexec.planner.template import plan_graph
 from gpuexec.target import Target
 from tests.execute import run_graph, specs_of
-from tests.operators import Flip, GraphBuilder, Halves, Join, Scale, Sum, compute_graph
+from tests.graph_builder import GraphBuilder, compute_graph
+from tests.operators import Flip, Halves, Join, Scale, Sum
 
 X = {"x": np.arange(32, dtype=np.float32).reshape(8, 4)}
 

@@ -14,7 +14,7 @@ from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.target import Target
 from tests.execute import Array, LoadedPlan, run_template, specs_of
-from tests.operators import compute_graph
+from tests.graph_builder import compute_graph
 from tests.random_graphs import random_graph
 
 ROWS = 8

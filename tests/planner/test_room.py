@@ -21,7 +21,8 @@ from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
-from tests.operators import GraphBuilder, Scale, Slots
+from tests.graph_builder import GraphBuilder
+from tests.operators import Scale, Slots
 from tests.small_models import CPU, make_model
 
 F32 = np.dtype(np.float32)
@@ -73,7 +74,7 @@ class Clumsy(Scale):
 @pytest.mark.parametrize(
     ("of", "kind", "message"),
     [
-        ("pack", KernelError, r"'bad' \(float32\[2\]\): an extent or stride is too large for the kernel"),
+        ("pack", KernelError, r"'bad' \(float32\[2\]\): an extent, stride or attribute is too large for the kernel"),
         ("convert", KernelError, "too large for the kernel, which counts in 32 bits"),
         ("else", DeviceError, "'bad': lowering failed on the host: ZeroDivisionError: no extent"),
     ],

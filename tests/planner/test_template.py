@@ -15,21 +15,8 @@ from gpuexec.runtime.cpu import CpuDevice
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.execute import Array, run_template, specs_of
-from tests.operators import (
-    FLOAT,
-    WATCHING,
-    Extents,
-    Flip,
-    GraphBuilder,
-    Halves,
-    Join,
-    NoKernel,
-    Reshaped,
-    Scale,
-    Sum,
-    Watched,
-    compute_graph,
-)
+from tests.graph_builder import GraphBuilder, compute_graph
+from tests.operators import FLOAT, WATCHING, Extents, Flip, Halves, Join, NoKernel, Reshaped, Scale, Sum, Watched
 from tests.random_graphs import random_graph
 
 CPU, GPU = Target.named("cpu"), Target.named("sm_90")

@@ -12,7 +12,7 @@ import pytest
 import gpuexec as gx
 from gpuexec import phases
 from gpuexec.profiling.rows import EventRow
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.backend import Backend
 from tests.features.held import held_worker, holding
 from tests.running.test_pacing import Clock
 from tests.small_models import CPU, affine, ramp, two_inputs
@@ -20,11 +20,6 @@ from tests.staged_models import MODELS, inputs
 from tests.state_models import running_sum
 
 SIMULATOR = gx.BackendType.SIMULATOR
-
-
-@pytest.fixture(params=[CPU, SIMULATOR])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(request.param)
 
 
 def named(profiler: gx.Profiler, name: str) -> list[EventRow]:

@@ -171,3 +171,10 @@ def test_model_in_parts_has_a_plan_of_its_first_part_or_none() -> None:
     contents = build_contents({"m": load_nested(dims={"n": 3, "k": 4})}, architectures=["sm_80"])
     for rows in contents.methods["m"].plans.values():
         assert len(rows) <= 1
+
+
+def test_models_without_names_and_an_architecture_that_is_no_list_are_refused() -> None:
+    with pytest.raises(gx.InputError, match="Models are given by name of the method; got a list"):
+        gx.Program.build([load_linear()])  # type: ignore[arg-type]
+    with pytest.raises(gx.InputError, match=r"Architectures are a list, \['sm_90'\], got the text 'sm_90'"):
+        gx.Program.build({"m": load_linear()}, architectures="sm_90")

@@ -219,3 +219,17 @@ def test_file_object_is_one_of_bytes_that_stands_anywhere(path: Path) -> None:
     beyond = io.BytesIO(CONTENT)
     beyond.seek(len(CONTENT) + 5)
     assert gx.FileLikeDataLoader(beyond).size() == 0
+
+
+def test_a_loader_of_ones_own_need_not_know_how_to_load_into() -> None:
+    class Numbers(gx.DataLoader):
+        def load(self, offset: int, size: int) -> np.ndarray[Any, Any]:
+            return np.arange(offset, offset + size, dtype=np.uint8).view(np.uint16)
+
+        def size(self) -> int:
+            return 8
+
+    room = bytearray(6)
+    with Numbers() as loader:
+        loader.load_into(2, 4, memoryview(room))
+    assert room == bytes([2, 3, 4, 5, 0, 0])

@@ -58,6 +58,8 @@ def test_stored_program_says_the_types_of_its_ports(tmp_path: Path) -> None:
     meta = gx.Program.load(path).method_meta("forward")
     rows = [meta.input_tensor_meta(index) for index in range(3)]
     assert [row.dtype for row in rows] == [SEQUENCE, np.dtype(F32), STRING]
+    assert [meta.input_tag(index) for index in range(3)] == ["Sequence", "Tensor", "Tensor"]
+    assert [meta.output_tag(index) for index in range(4)] == ["Sequence", "Tensor", "Tensor", "Optional"]
     assert [(row.nbytes, row.is_memory_planned) for row in rows] == [(None, False)] * 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.resources.weights import weights_of
 from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.tracer import TracerDevice
 from tests.small_models import (
     CPU,
     affine,
@@ -224,3 +226,14 @@ def test_models_may_be_paths_and_bytes() -> None:
     images = np.zeros((2, 1, 8, 8), np.float32)
     first, second = (run(program, name, images) for name in program.method_names)
     np.testing.assert_array_equal(first[0], second[0])
+
+
+def test_plans_of_a_device_that_is_gone_are_no_others() -> None:
+    """Devices are told apart by their ids, which Python gives again."""
+    program = build(CPU)
+    for number in range(40):
+        backend = Backend(TracerDevice(("sm_80", "sm_90")[number % 2]), gx.BackendType.GPU_COMPUTE, "for a test")
+        plan, wanted = program._plan("forward", backend).plan, backend.device.target.name
+        assert plan is not None and plan.target == wanted
+        del backend
+        gc.collect()

@@ -10,7 +10,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.instances import kernel_table
-from gpuexec.resources.fence import Fence
+from gpuexec.resources.fence import Fence, when_all_issued
 from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
 from gpuexec.resources.memory import Arena, BorrowedMemory
 from gpuexec.runtime.backend import Backend, open_backend
@@ -74,6 +74,16 @@ def test_arena_grows_beyond_memory_given_by_what_allocates() -> None:
     assert arena.reserve(512) is given and taken == []
     assert arena.reserve(513) is not given and taken == [513]
     assert trace(backend) == []
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_who_waits_for_many_fences_is_called_once_all_are_issued(step: int) -> None:
+    fences, calls = [Fence() for _ in range(3000)], []
+    when_all_issued(fences, lambda: calls.append(all(fence.is_issued() for fence in fences)))
+    for fence in fences[::step]:
+        assert not calls
+        fence.issue(())
+    assert calls == [True]
 
 
 def test_engines_that_share_a_count_end_each_others_turns() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.resources.syncs import WAITS_KEPT, SyncLog
 from gpuexec.runtime.backend import Backend, open_backend
 from tests.control_models import ControlModel, number
 from tests.host_value_cases import TERMS, ints, put_on_device
@@ -228,3 +229,10 @@ def test_counts_of_a_computed_loop_are_told_by_reader() -> None:
     with gx.Worker(load(text), backend=SIMULATOR) as worker:
         worker.run({"x": ramp(4), "n": put_on_device(number(3), SIMULATOR)})
         assert [(row.value, row.why) for row in worker.report().host_reads] == [("n", "trip count")]
+
+
+def test_waits_of_many_runs_do_not_pile_up() -> None:
+    log = SyncLog()
+    for run in range(WAITS_KEPT + 3):
+        log.note_wait(f"run {run}", "it had to")
+    assert len(log.waits) == WAITS_KEPT and log.waits[-1] == (f"run {WAITS_KEPT + 2}", "it had to")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
+from tests.control_models import ControlModel
 from tests.small_models import (
     CPU,
     Array,
@@ -24,6 +26,7 @@ from tests.small_models import (
     ramp,
     trace,
     two_inputs,
+    two_layers,
 )
 
 
@@ -241,3 +244,31 @@ def test_sizes_change_from_run_to_run_over_few_plans(worker: gx.Worker) -> None:
         x = ramp(rows, 3)
         np.testing.assert_array_equal(worker.run(x), expect_affine(x))
     assert worker.report().plans < worker.report().variants
+
+
+@pytest.mark.parametrize("backend", [CPU, gx.BackendType.SIMULATOR])
+@pytest.mark.parametrize("copy", [True, False])
+def test_content_that_planning_reads_may_be_written_between_runs(backend: gx.BackendType, copy: bool) -> None:
+    """Pads of another content and the same shape of the output, in the same array."""
+    pads = np.array([1, 0])
+    model = ControlModel("(float[2] x, int64[2] pads) => (float[n] y) { y = Pad (x, pads) }", (), 21)
+    with gx.Worker(gx.load(model.parse().SerializeToString()), backend=backend) as worker:
+        for given in ((1, 0), (0, 1), (1, 0)):
+            pads[:] = given
+            run = worker.schedule({"x": ramp(2), "pads": pads}, copy=copy)
+            np.testing.assert_array_equal(run.peek_output().readback_and_clone(), np.pad(ramp(2), given))
+
+
+def test_what_was_run_once_is_held_no_longer() -> None:
+    """Neither inputs, by the plans that were made for them, nor outgrown arenas by the recordings over them."""
+    held = []
+    with gx.Worker(two_layers(), backend=CPU, frames=1) as worker:
+        for rows in (256, 512, 768):
+            x = ramp(rows, 3)
+            worker.run(x)
+            memory = worker._engine.arena._memory
+            assert memory is not None and memory.array is not None
+            held += [weakref.ref(x), weakref.ref(memory.array.base)]
+        del x, memory
+        worker.trim()
+        assert [each() is not None for each in held] == [False] * 5 + [True]

@@ -204,7 +204,7 @@ def test_places_of_inputs_count_and_are_given_back() -> None:
             method.execute([ramp(left, 4), ramp(right, 4)])
             assert method.get_output("high").readback_and_clone() == ramp(left, 4).max()
             assert method.get_output("low").readback_and_clone() == ramp(right, 4).min()
-            held = engine.arena.nbytes + engine.frames[0].nbytes + engine.pool.nbytes + method._binder.nbytes
+            held = engine.arena.nbytes + engine.frames[0].nbytes + engine.pool.nbytes + engine.binder.nbytes
             assert 256 * 16 < held <= 256 * 16 + 2048
 
 

@@ -10,7 +10,8 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.tracer import TracerDevice, TracerStream
 from gpuexec.spec import TensorSpec
-from tests.operators import FLOAT, GraphBuilder, Scale
+from tests.graph_builder import GraphBuilder
+from tests.operators import FLOAT, Scale
 
 
 def test_addresses_are_aligned_and_apart() -> None:

@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -228,6 +229,8 @@ def _watch(members: list[Member], threads: list[threading.Thread], end_s: float)
         now = time.monotonic()
         failed = next((member for member in members if member.error is not None), None)
         if failed is not None:
+            if not isinstance(failed.error, StopIteration):
+                traceback.print_exception(failed.error, file=sys.stdout)
             for member in members:  # the others end too
                 member.error = member.error or StopIteration("another failed first")
         stuck = [t.name for t, m in zip(threads, members) if t.is_alive() and now - m.last_s > STUCK_S]

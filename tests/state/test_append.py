@@ -6,48 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import helper
 
 import gpuexec as gx
 from gpuexec.plan import Role
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.runtime.backend import Backend, open_backend
 from tests.small_models import CPU, make_model, make_tracer
+from tests.state.by_hand import BACKENDS, CAPACITY, PAIR, ByHand, make_rows, run_bound
 from tests.state_models import WIDTH, cache, running_sum
-
-Array = np.ndarray[Any, Any]
-BACKENDS = (CPU, BackendType.SIMULATOR, BackendType.SIMULATOR_PIXEL)
-CAPACITY = 12
-PAIR = {"present": "past"}
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda each: each.value)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(request.param)
-
-
-def make_rows(axis: int, count: int, seed: int = 0) -> Array:
-    shape = [2, 2, WIDTH]
-    shape[axis] = count
-    return np.random.default_rng(seed).integers(-8, 8, shape).astype(np.float32)
-
-
-class ByHand:
-    """The same model unbound, its cache passed from run to run by the caller."""
-
-    def __init__(self, axis: int, backend: Backend) -> None:
-        self.worker = gx.Worker(cache(axis), backend=backend)
-        self.past = make_rows(axis, 0)
-
-    def run(self, x: Array) -> tuple[Array, Array]:
-        y, self.past, before = self.worker.run({"x": x, "past": self.past})
-        return y, before
-
-
-def run_bound(worker: gx.Worker, x: Array) -> tuple[Array, Array]:
-    y, before = worker.run({"x": x})
-    return y, before
 
 
 # ---- against the cache fed by hand
@@ -261,71 +232,3 @@ def test_zeros_take_free_extents() -> None:
         memory.zeros(4, m=1)
     grown = cache().bind_state(PAIR, capacity=CAPACITY).memories[0]
     assert grown.zeros().shape == (2, 0, WIDTH) and grown.zeros(past=4).shape == (2, 4, WIDTH)
-
-
-# ---- any sequence of calls
-
-_CALLS = st.lists(
-    st.one_of(
-        st.tuples(st.just("run"), st.integers(0, 3)),
-        st.tuples(st.just("give up"), st.integers(1, 3)),
-        st.tuples(st.just("set"), st.integers(0, 4)),
-        st.tuples(st.just("given"), st.integers(0, 4)),
-        st.tuples(st.sampled_from(["snapshot", "restore", "fork", "switch", "reset"]), st.just(0)),
-    ),
-    max_size=14,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(calls=_CALLS, axis=st.integers(0, 2), capacity=st.sampled_from([None, 6, CAPACITY]))
-@pytest.mark.parametrize("type", BACKENDS, ids=lambda each: each.value)
-def test_any_calls_leave_what_they_leave_by_hand(
-    type: BackendType, calls: list[tuple[str, int]], axis: int, capacity: int | None
-) -> None:
-    backend = open_backend(type)
-    empty = make_rows(axis, 0)
-    states: list[tuple[gx.State, Array]] = []
-    shots: list[tuple[gx.Snapshot, Array]] = []
-    with gx.Worker(cache(axis).bind_state(PAIR, capacity=capacity), backend=backend) as worker:
-        worker.run(make_rows(axis, 0))
-        past = empty
-        for number, (call, count) in enumerate(calls):
-            x = make_rows(axis, count, number)
-            now = np.concatenate([past, 2 * x], axis)
-            if call in ("run", "given"):
-                inputs = {"x": x}
-                if call == "given":
-                    inputs["past"] = make_rows(axis, 1, number)
-                    now = np.concatenate([inputs["past"], 2 * x], axis)
-                if capacity is not None and now.shape[axis] > capacity:
-                    with pytest.raises(gx.InputError, match="is full"):
-                        worker.schedule(inputs)
-                else:
-                    worker.schedule(inputs)
-                    past = now
-            elif call == "give up":
-                if capacity is None or now.shape[axis] <= capacity:
-                    next(iter(worker.schedule_iterable({"x": x})))
-                    worker.cancel()
-            elif call == "set":
-                worker.state.set({"past": x})
-                past = x
-            elif call == "snapshot":
-                shots.append((worker.state.snapshot(), past))
-            elif call == "restore" and shots:
-                shot, past = shots[len(shots) // 2]
-                worker.state.restore(shot)
-            elif call == "fork":
-                states.append((worker.state.fork(), past))
-            elif call == "switch" and states:
-                (worker.state, past), states[0] = states[0], (worker.state, past)
-            elif call == "reset":
-                worker.state.reset()
-                past = empty
-        np.testing.assert_array_equal(worker.state.get(), past)
-        for state, expected in states:
-            np.testing.assert_array_equal(state.get(), expected)
-        for shot, expected in shots:
-            worker.state.restore(shot)
-            np.testing.assert_array_equal(worker.state.get(), expected)

@@ -7,16 +7,11 @@ import onnx
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.runtime.backend import Backend
 from tests.small_models import CPU
 from tests.state_models import recurrent
 
 NAMES = ["lstm.initial_h", "lstm.initial_c", "gru.initial_h"]
-
-
-@pytest.fixture(params=[CPU, BackendType.SIMULATOR], ids=lambda each: each.value)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(request.param)
 
 
 def make_sequence(steps: int, batch: int = 2) -> np.ndarray:  # type: ignore[type-arg]

@@ -27,6 +27,7 @@ class Optional(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    example = "sequence"
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return an optional."""
@@ -78,6 +79,7 @@ class OptionalHasElement(Operator):
 
     tolerance = Tolerance.EXACT
     takes_containers = True
+    example = "optional"
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec of one bool, which is known but for an optional."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import hold, make_sequence, read_sequence
+from gpuexec.containers import find_held, hold, make_sequence, read_sequence
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Operator, Tolerance, operator
@@ -42,7 +42,7 @@ class SequenceConstruct(Operator):
 @operator("SequenceEmpty")
 @dataclass(frozen=True, slots=True)
 class SequenceEmpty(Operator):
-    """A sequence without elements; of which type those could be (ONNX's default: float) matters to nobody."""
+    """A sequence without elements, into which those of a type can be put (ONNX's default: float)."""
 
     dtype: int = 1
     tolerance = Tolerance.EXACT
@@ -55,7 +55,7 @@ class SequenceEmpty(Operator):
 
     def compute(self, out: Any = None) -> tuple[Array, ...]:
         """Make it."""
-        return (make_sequence([]),)
+        return (make_sequence([], dtype_row(self.dtype).numpy),)
 
 
 @operator("SequenceAt")
@@ -66,19 +66,20 @@ class SequenceAt(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    example = "sequence int64[]=0"
 
     def infer(self, sequence: TensorSpec, position: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the element's spec: no two elements need be alike, so sequence and position must be known."""
-        check_sequence("SequenceAt", sequence)
+        check_sequence(self.name, sequence)
+        check_position(self.name, position)
         items = read_sequence(require_const(sequence, "sequence", 0))
-        check_position("SequenceAt", position)
-        item = items[_find_place("SequenceAt", require_const(position, "position", 1), len(items), len(items))]
+        item = items[_find_place(self.name, require_const(position, "position", 1), len(items))]
         return (TensorSpec(item.shape, item.dtype),)
 
     def compute(self, sequence: Array, position: Array, out: Any = None) -> tuple[Array, ...]:
         """Take it."""
         items = read_sequence(sequence)
-        return (items[_find_place("SequenceAt", position, len(items), len(items))],)
+        return (items[_find_place(self.name, position, len(items))],)
 
 
 @operator("SequenceInsert")
@@ -89,13 +90,14 @@ class SequenceInsert(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    example = "sequence float32[2]"
 
     def infer(
         self, sequence: TensorSpec, tensor: TensorSpec, position: TensorSpec | None = None
     ) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
-        check_sequence("SequenceInsert", sequence)
-        check_position("SequenceInsert", position)
+        check_sequence(self.name, sequence)
+        check_position(self.name, position)
         if is_container(tensor.dtype):
             raise InputError(f"SequenceInsert expects a tensor to put in, got {tensor}.")
         return (SEQUENCE_SPEC,)
@@ -104,12 +106,12 @@ class SequenceInsert(Operator):
         self, sequence: Array, tensor: Array, position: Array | None = None, out: Any = None
     ) -> tuple[Array, ...]:
         """Put it in."""
-        items = read_sequence(sequence)
-        if items:
-            check_alike(items[0].dtype, tensor.dtype)
+        items, held = read_sequence(sequence), find_held(sequence)
+        if held is not None:
+            check_alike(held, tensor.dtype)
         place = len(items)
         if position is not None:
-            place = _find_place("SequenceInsert", position, len(items), len(items) + 1)
+            place = _find_place(self.name, position, len(items), beyond=1)
         items.insert(place, hold(tensor))
         return (make_sequence(items),)
 
@@ -122,19 +124,20 @@ class SequenceErase(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    example = "sequence int64[]=0"
 
     def infer(self, sequence: TensorSpec, position: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
-        check_sequence("SequenceErase", sequence)
-        check_position("SequenceErase", position)
+        check_sequence(self.name, sequence)
+        check_position(self.name, position)
         return (SEQUENCE_SPEC,)
 
     def compute(self, sequence: Array, position: Array | None = None, out: Any = None) -> tuple[Array, ...]:
         """Leave it out."""
         items = read_sequence(sequence)
         last = np.asarray(-1) if position is None else position
-        del items[_find_place("SequenceErase", last, len(items), len(items))]
-        return (make_sequence(items),)
+        del items[_find_place(self.name, last, len(items))]
+        return (make_sequence(items, find_held(sequence)),)
 
 
 @operator("SequenceLength")
@@ -148,7 +151,7 @@ class SequenceLength(Operator):
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of one int64."""
-        check_sequence("SequenceLength", sequence)
+        check_sequence(self.name, sequence)
         return (TensorSpec((), np.dtype(np.int64)),)
 
     def compute(self, sequence: Array, out: Any = None) -> tuple[Array, ...]:
@@ -188,9 +191,9 @@ def check_position(name: str, spec: TensorSpec | None) -> None:
         raise InputError(f"{name} expects a position of one int32 or int64, got {spec}.")
 
 
-def _find_place(name: str, position: Array, count: int, places: int) -> int:
-    """Return a position from 0 up, of ``places`` in a sequence of ``count``."""
-    place = int(position.reshape(()))
+def _find_place(name: str, position: Array, count: int, beyond: int = 0) -> int:
+    """Return a position from 0 up, in a sequence of ``count`` and so many places behind it."""
+    place, places = int(position.reshape(())), count + beyond
     if not -count <= place < places:
         span = f"from {-count} to {places - 1}" if places else "none, for it is empty"
         raise InputError(f"{name}: position {place} is outside the sequence of {count}; expected {span}.")

@@ -48,7 +48,7 @@ class SplitToSequence(Operator):
         else:
             ends = np.cumsum(_list_lengths(split, extent))
             parts = np.split(x, ends[:-1].tolist(), axis) if len(ends) else []
-        return (make_sequence([hold(np.asarray(part).copy()) for part in parts]),)
+        return (make_sequence([hold(np.asarray(part).copy()) for part in parts], x.dtype),)
 
 
 @operator("ConcatFromSequence")
@@ -61,6 +61,7 @@ class ConcatFromSequence(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    example = "sequence axis=0"
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of the whole; the sequence must be known for that."""

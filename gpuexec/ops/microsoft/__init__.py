@@ -5,6 +5,7 @@ from gpuexec.ops.microsoft import conv as conv
 from gpuexec.ops.microsoft import crop_and_resize as crop_and_resize
 from gpuexec.ops.microsoft import decoder as decoder
 from gpuexec.ops.microsoft import embedding as embedding
+from gpuexec.ops.microsoft import forms as forms
 from gpuexec.ops.microsoft import gather_blocks as gather_blocks
 from gpuexec.ops.microsoft import gelu as gelu
 from gpuexec.ops.microsoft import group_norm as group_norm

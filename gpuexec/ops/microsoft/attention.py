@@ -16,6 +16,7 @@ from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.copy import Concat
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.cache import CachePlaces, PlaceRows
+from gpuexec.ops.microsoft.expected import ProjectedInput, WholeBias
 from gpuexec.ops.microsoft.mask import MaskBias
 from gpuexec.ops.microsoft.projected import ProjectedHeads
 
@@ -55,10 +56,12 @@ class Scoring:
 
     def draw(self, sketch: Sketch, given: Attended, mask: Value | None, bias: Value | None) -> tuple[Value, Value]:
         """Return attention ``[batch, rows, heads * size]`` and the scores."""
-        added = bias
+        added, has_room = bias, int(given.lengths is not None)
         if mask is not None:
             value = FILTER if self.filter is None else self.filter
-            added = sketch.add(MaskBias(value), given.q, given.keys, mask, bias)
+            added = sketch.add(MaskBias(value, has_room), given.q, given.keys, mask, bias)
+        elif bias is not None:
+            added = sketch.add(WholeBias(has_room), bias, given.q, given.keys)
         op = AttentionOverCache(
             is_causal=self.is_causal,
             q_num_heads=self.heads,
@@ -83,6 +86,7 @@ class MultiHeadAttention(Composite):
     mask_filter_value: float | None = None
     scale: float | None = None
     unidirectional: int = 0
+    example = "float32[2,5,8] float32[2,7,8] float32[2,7,8] - - float32[1,2,5,7] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Take heads apart, extend the past, and attend."""
@@ -91,11 +95,22 @@ class MultiHeadAttention(Composite):
             raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")
         scoring = Scoring(self.num_heads, self.scale, self.mask_filter_value, self.unidirectional)
         q, k, v = draw_heads(sketch, self.num_heads, (query, key, value), bias)
-        if (past_key is None) != (past_value is None):
-            raise InputError(f"{self.name} expects past_key and past_value together.")
+        check_past(self.name, past_key, past_value, past_length)
         given = extend(sketch, (q, k, v), (past_key, past_value), past_length)
         y, scores = scoring.draw(sketch, given, mask, attention_bias)
         return y, given.keys, given.values, scores
+
+
+def check_past(name: str, key: Value | None, value: Value | None, length: Value | None) -> None:
+    """Check that a past is whole, and there if its length is.
+
+    Raises:
+        InputError: It is not.
+    """
+    if (key is None) != (value is None):
+        raise InputError(f"{name} expects past_key and past_value together.")
+    if key is None and length is not None:
+        raise InputError(f"{name} expects past_key and past_value with past_sequence_length.")
 
 
 def draw_heads(
@@ -108,11 +123,12 @@ def draw_heads(
     query, key, value = given
     if key is None and value is not None:
         raise InputError("values without keys: expected both, packed keys and values, or neither.")
+    packed, of_query, of_keys = ((0, 1, 2), 3, 3) if key is None else ((0, 0, 1), 1, 1 if value is not None else 2)
     key, value = (query, query) if key is None else (key, key if value is None else value)
-    packed = (0, 1, 2) if given[1] is None else (0, 0, 1)
-    q = sketch.add(ProjectedHeads(heads, 0, packed[0], joined=1), query, bias)
-    k = sketch.add(ProjectedHeads(heads, 1, packed[1]), key, bias)
-    v = sketch.add(ProjectedHeads(heads, 2, packed[2]), value, bias)
+    k = sketch.add(ProjectedHeads(heads, 1, packed[1], of_keys), key, bias)
+    v = sketch.add(ProjectedHeads(heads, 2, packed[2], of_keys), value, bias)
+    others = () if bias is None else (k, v)  # with the queries they tell how wide the bias is
+    q = sketch.add(ProjectedHeads(heads, 0, packed[0], of_query, joined=1), query, bias, *others)
     return q, k, v
 
 
@@ -152,6 +168,7 @@ class Attention(Composite):
     rotary_embedding_dim: int = 0
     scale: float | None = None
     unidirectional: int = 0
+    example = "float32[2,5,6] float32[6,24] float32[24] - - float32[2,2,5,5] num_heads=2"
 
     def __post_init__(self) -> None:
         """Check what has no form of ours."""
@@ -165,6 +182,9 @@ class Attention(Composite):
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Project, take heads apart, extend the past, and attend."""
         x, weights, bias, mask, past, attention_bias, past_length = inputs
+        if self.past_present_share_buffer and (past is None or past_length is None):
+            raise InputError(f"{self.name} expects past and past_sequence_length with past_present_share_buffer.")
+        x = sketch.add(ProjectedInput(self.num_heads, self.qkv_hidden_sizes), x, weights, bias)
         projected = sketch.add("MatMul", x, weights)
         projected = projected if bias is None else sketch.add("Add", projected, bias)
         q, k, v = draw_parts(sketch, projected, self.qkv_hidden_sizes)

@@ -109,8 +109,8 @@ class PlaceRows(Operator):
     """Put new rows into a buffer of rows, at a place for each sequence; the rest stays, and what is new room is 0.
 
     Inputs: the buffer ``[..., batch, heads, rows, size]`` (absent: there is none), new rows, starts ``[batch]``, and
-    the number of rows that there must be room for (absent: the buffer's will do). Rows that the buffer has no room for
-    are left out.
+    the number of rows that there must be room for, as for the new ones by themselves (absent: the buffer's will do).
+    Rows that would lie beyond it are left out.
     """
 
     tolerance = Tolerance.EXACT
@@ -137,7 +137,9 @@ class PlaceRows(Operator):
         if total is not None:
             if total.size != 1:
                 raise InputError(f"{self.name} expects {_TOTAL} to hold one number, got {total}.")
-            rows = require_at_least(total, _TOTAL, 3, rows)
+            rows = require_at_least(total, _TOTAL, 3, max(rows, new.shape[-2]))
+        if rows < new.shape[-2]:
+            raise InputError(f"{self.name} expects room for the new rows {new}, got room for {rows}.")
         return (new.with_shape((*new.shape[:-2], rows, new.shape[-1])),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
@@ -145,7 +147,7 @@ class PlaceRows(Operator):
         old, new, starts, total = (*inputs, None, None)[:4]
         assert new is not None and starts is not None
         rows = 0 if old is None else old.shape[-2]
-        rows = rows if total is None else max(rows, int(total.reshape(())))
+        rows = rows if total is None else max(rows, new.shape[-2], int(total.reshape(())))
         y = np.zeros((*new.shape[:-2], rows, new.shape[-1]), new.dtype)
         if old is not None:
             y[..., : old.shape[-2], :] = old
@@ -161,7 +163,7 @@ class PlaceRows(Operator):
         y = outputs[0]
         assert new is not None and starts is not None and y is not None
         if total is not None:
-            require_at_least(total.spec, _TOTAL, 3, 0 if old is None else old.shape[-2])
+            require_at_least(total.spec, _TOTAL, 3, max(new.shape[-2], 0 if old is None else old.shape[-2]))
         if old is not None and old.shape == y.shape and old.is_contiguous:
             emit.in_place(y, old)
         rank = y.spec.rank

@@ -92,6 +92,7 @@ class NhwcMaxPool(Composite):
     dilations: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
+    example = "uint8[2,6,5,3] kernel_shape=(3,2)"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Show the channels first, pool, show them last."""

@@ -39,6 +39,7 @@ class CropAndResize(Operator):
     extrapolation_value: float = 0.0
     mode: str = "bilinear"
     tolerance = Tolerance.REDUCTION
+    example = "float32[2,3,7,5] float32[2,4] int32[2] int32[2]=2,2"
 
     def __post_init__(self) -> None:
         """Check the mode."""

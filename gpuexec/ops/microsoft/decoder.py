@@ -9,7 +9,8 @@ from gpuexec.errors import InputError
 from gpuexec.graphs import Value
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.microsoft.attention import Attention, Scoring, draw_heads, extend
+from gpuexec.ops.microsoft.attention import Attention, Scoring, check_past, draw_heads, extend
+from gpuexec.ops.microsoft.expected import OneRow
 
 
 @composite("DecoderMaskedMultiHeadAttention", DOMAIN)
@@ -26,16 +27,24 @@ class DecoderMaskedMultiHeadAttention(Composite):
     output_qk: int = 0
     past_present_share_buffer: int = 0
     scale: float | None = None
+    example = (
+        "float32[2,1,8] float32[2,1,8] float32[2,1,8] - - float32[2,2,9,4] float32[2,2,9,4] int32[1] num_heads=2 "
+        "past_present_share_buffer=1"
+    )
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Do as MultiHeadAttention."""
         query, key, value, mask, attention_bias, past_key, past_value, past_length, _, beams, bias = inputs
         if beams is not None:
             raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")
+        shared = past_length if self.past_present_share_buffer else None
+        check_past(self.name, past_key, past_value, shared)
+        if self.past_present_share_buffer and past_key is not None and shared is None:
+            raise InputError(f"{self.name} expects past_sequence_length with a past and past_present_share_buffer.")
+        query = sketch.add(OneRow(), query)
         if key is None:  # queries, keys and values side by side
             query, key, value = sketch.add_all("Split", 3, query, axis=-1, num_outputs=3)
         parts = draw_heads(sketch, self.num_heads, (query, key, value), bias)
-        shared = past_length if self.past_present_share_buffer else None
         given = extend(sketch, parts, (past_key, past_value), shared)
         scoring = Scoring(self.num_heads, self.scale, self.mask_filter_value)
         y, scores = scoring.draw(sketch, given, mask, attention_bias)
@@ -53,6 +62,7 @@ class DecoderMaskedSelfAttention(Composite):
     mask_filter_value: float | None = None
     past_present_share_buffer: int = 0
     scale: float | None = None
+    example = "float32[2,1,6] float32[6,24] float32[24] int32[2,6] float32[2,2,2,5,4] - int32[1] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Do as Attention."""
@@ -66,5 +76,6 @@ class DecoderMaskedSelfAttention(Composite):
             past_present_share_buffer=self.past_present_share_buffer,
             scale=self.scale,
         )
+        x = sketch.add(OneRow(), x)
         y, present = sketch.add_all(whole, 2, x, weights, bias, mask, past, attention_bias, past_length)
         return y, present

@@ -58,6 +58,7 @@ class EmbedLayerNormalization(Composite):
     inputs: ClassVar[int] = 9
     epsilon: float = 9.999999960041972e-13
     mask_index_type: int = 0
+    example = "int32[2,3] int32[2,3] float32[10,8] float32[6,8] float32[2,8] float32[8] float32[8] int32[2,3]"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Gather, add, normalise."""

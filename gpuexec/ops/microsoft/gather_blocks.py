@@ -59,6 +59,7 @@ class GatherBlockQuantized(Operator):
     gather_axis: int = 0
     quantize_axis: int = 1
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "uint8[5,12] int64[4] float32[5,1] bits=8 block_size=16"
 
     def infer(
         self,

@@ -112,6 +112,7 @@ class BiasSoftmax(Composite):
     inputs: ClassVar[int] = 2
     is_inner_broadcast: int
     axis: int = 1
+    example = "float32[2,3,4,5] float32[2,1,1,5] is_inner_broadcast=1 axis=3"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Add, then Softmax."""

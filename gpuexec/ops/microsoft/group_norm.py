@@ -50,6 +50,7 @@ class GroupNorm(Composite):
     groups: int
     channels_last: int = 1
     epsilon: float = 9.999999747378752e-06
+    example = "float32[2,3,4,8] float32[8] float32[8] activation=1 groups=2"
 
     def __post_init__(self) -> None:
         """Check the activation."""
@@ -72,6 +73,7 @@ class SkipGroupNorm(GroupNorm):
     """GroupNorm of ``x + skip + bias``, and that sum."""
 
     inputs: ClassVar[int] = 5
+    example = "float32[2,3,4,8] float32[8] float32[8] float32[2,8] float32[8] activation=0 groups=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Add, then do as GroupNorm."""

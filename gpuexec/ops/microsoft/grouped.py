@@ -12,6 +12,7 @@ from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.attention import MASKED, SOFTMAX
 from gpuexec.ops.microsoft.cache import CachePlaces, PlaceRows
+from gpuexec.ops.microsoft.expected import GroupedInput
 from gpuexec.ops.microsoft.rotary import RotateHeads
 
 _REFUSED = {"k_quant_type": "NONE", "v_quant_type": "NONE", "sliding_window_cache": 0}
@@ -24,7 +25,8 @@ class GroupQueryAttention(Composite):
 
     ``seqlens_k`` holds the position of each sequence's last key, ``total_sequence_length`` the largest number of keys:
     where it equals the number of new rows they are the first. Present and past have as many rows, or as many as the
-    total where that is more. With norm weights each head of queries and keys is first divided by its root mean square.
+    total or the new rows where that is more. With norm weights each head of queries and keys is first divided by its
+    root mean square.
     """
 
     inputs: ClassVar[int] = 16
@@ -43,6 +45,10 @@ class GroupQueryAttention(Composite):
     smooth_softmax: int = -1
     softcap: float = 0.0
     v_quant_type: str = "NONE"
+    example = (
+        "float32[2,5,64] float32[2,5,32] float32[2,5,32] - - int32[2] int32[]=5 - - - float32[1,4,5,5] "
+        "kv_num_heads=2 num_heads=4"
+    )
 
     def __post_init__(self) -> None:
         """Check what has no form of ours, and what contradicts itself."""
@@ -51,6 +57,8 @@ class GroupQueryAttention(Composite):
                 raise InputError(f"{self.name} expects {name} {only!r}, got {getattr(self, name)!r}.")
         if self.local_window_size != -1 and not self.causal:
             raise InputError(f"{self.name} expects local_window_size -1 with causal 0, got {self.local_window_size}.")
+        if self.local_window_size != -1 and self.local_window_size < 1:
+            raise InputError(f"{self.name} expects local_window_size -1 or from 1 on, got {self.local_window_size}.")
         if self.qk_output not in (0, 1, 2):
             raise InputError(f"{self.name} expects qk_output 0, 1 or 2, got {self.qk_output}.")
 
@@ -59,6 +67,8 @@ class GroupQueryAttention(Composite):
         query, key, value, past_key, past_value, last, total, cosines, sines, positions = inputs[:10]
         bias, sinks, _, _, q_norm, k_norm = inputs[10:]
         self._check(inputs)
+        expected = GroupedInput(self.num_heads, self.kv_num_heads)
+        query = sketch.add(expected, query, key, value, past_key, past_value, last, bias, q_norm, k_norm)
         q, k, v = self._draw_parts(sketch, query, key, value)
         if q_norm is not None:
             q, k = (

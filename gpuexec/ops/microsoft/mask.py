@@ -16,6 +16,7 @@ from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots, window
+from gpuexec.ops.microsoft.expected import check_bias
 from gpuexec.ops.strided import join
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 
@@ -36,10 +37,11 @@ class MaskBias(Operator):
     and a bias that broadcasts to ``[batch, heads, rows, keys]``, or either. A mask has one of the shapes ``[batch]``
     (how many keys take part), ``[2 * batch]`` (ends, then first keys), ``[3 * batch + 2]`` (the first ``batch`` count),
     ``[batch, keys]``, ``[batch, rows, keys]`` (0 takes out), or ``[batch, 1, most, most]`` of which the rows from the
-    past's end on count. It may have fewer keys than there are.
+    past's end on count. With ``has_room`` it may have fewer keys than there are, and so may the bias.
     """
 
     filter: float
+    has_room: int = 0
     tolerance = Tolerance.EXACT
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
@@ -113,22 +115,22 @@ class MaskBias(Operator):
             keys = min(keys, bias[3])
         extents = {1: (batch, 1, 1, keys), 2: (batch, 1, 1, keys), 3: (batch, 1, rows, keys), 4: (batch, 1, rows, keys)}
         shape: Shape = (1, 1, 1, keys)
+        if bias is not None:
+            check_bias(bias, q, k, bool(self.has_room))
         if mask is not None:
             self._check(mask, batch, rows, k[2])
             shape = extents[len(mask)]
         if bias is None:
             return shape
-        whole = (batch, k[1], rows)
-        if any(have not in (1, want) for have, want in zip((bias[0], bias[2]), (batch, rows), strict=True)):
-            raise InputError(f"{self.name} expects attention_bias to broadcast to {[*whole, keys]}, got {list(bias)}.")
         return (*broadcast(shape[:3], bias[:3]), keys)
 
     def _check(self, mask: Shape, batch: int, rows: int, keys: int) -> None:
         first = mask[0] if mask else None
+        is_wide = mask[-1:] == (keys,) or (bool(self.has_room) and mask[-1:] <= (keys,))
         fits = {
             1: first in (batch, 2 * batch, 3 * batch + 2),
-            2: first == batch and mask[-1] <= keys,
-            3: first == batch and mask[1:2] == (rows,) and mask[-1] <= keys,
+            2: first == batch and is_wide,
+            3: first == batch and mask[1:2] == (rows,) and is_wide,
             4: first == batch and mask[1:2] == (1,) and mask[-1] >= keys and mask[-2] >= keys,
         }
         if not fits.get(len(mask), False):

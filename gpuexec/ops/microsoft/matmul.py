@@ -117,6 +117,7 @@ class FusedMatMulActivation(Composite):
     transB: int = 0  # noqa: N815
     transBatchA: int = 0  # noqa: N815
     transBatchB: int = 0  # noqa: N815
+    example = "float32[5,7] float32[7,4] activation='Relu'"
 
     def __post_init__(self) -> None:
         """Check the activation."""

@@ -22,7 +22,8 @@ from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.integer import BYTES, FLOAT, INT32, SCALES, dense
 from gpuexec.ops.layout import Slots
-from gpuexec.ops.matmul import count_tiles, multiply, pack_gemm
+from gpuexec.ops.matmul import multiply
+from gpuexec.ops.matmul_launch import count_tiles, pack_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.spec import TensorSpec, dtype_row
 
@@ -68,6 +69,10 @@ class MatMulNBits(Operator):
     weight_prepacked: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    example = (
+        "float32[5,40] uint8[6,3,16] float32[6,3] float32[6,3] K=40 N=6 block_size=16 bits=8 | "
+        "float32[2,40] uint8[6,3,8] float32[6,3] - int32[40] K=40 N=6 block_size=16"
+    )
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Replace the last extent of A.
@@ -154,6 +159,7 @@ class MatMulBnb4(Operator):
     transB: int = 1  # noqa: N815 (ONNX spelling)
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    example = "float32[5,32] uint8[96] float32[12] K=32 N=6 block_size=16 quant_type=0"
 
     def infer(self, a: TensorSpec | None, b: TensorSpec | None, absmax: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Replace the last extent of A.

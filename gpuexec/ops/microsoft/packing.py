@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from gpuexec.ops.elementwise_engine import UNSIGNED_BY_SIZE
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.attention import draw_heads, draw_parts
+from gpuexec.ops.microsoft.expected import ProjectedInput, WholeBias
 from gpuexec.ops.microsoft.mask import FLOATS
 from gpuexec.ops.nonzero import cut
 from gpuexec.ops.strided import pack_fast_div64
@@ -89,6 +91,7 @@ class RemovePadding(Composite):
     """The rows that are no padding, one after the other; where all rows stood, running sums and the largest number."""
 
     inputs: ClassVar[int] = 2
+    example = "float32[2,3,4] int32[2]"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Order, cut the places to the number of tokens, gather."""
@@ -103,14 +106,15 @@ class RemovePadding(Composite):
 @operator("RestoreRows", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class RestoreRows(Operator):
-    """Put rows ``[tokens, columns]`` at their places in ``[batch, rows, columns]``, and 0 where there are none.
+    """Put rows ``[tokens, ...]`` at their places in ``[batch, rows, ...]``, and 0 where there are none.
 
-    The places ``[batch, rows]`` are those of the tokens, then those of all padding: each place once.
+    The places ``[batch, rows]`` are those of the tokens, then those of all padding: each place once. A third input has
+    as many rows.
     """
 
     tolerance = Tolerance.EXACT
 
-    def infer(self, x: TensorSpec, places: TensorSpec) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, places: TensorSpec, like: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec with padding.
 
         Raises:
@@ -118,23 +122,25 @@ class RestoreRows(Operator):
         """
         check_dtype(self.name, x, FLOATS)
         check_dtype(self.name, places, (_INT32,), "token_offset")
-        if x.rank != 2 or places.rank != 2 or x.shape[0] > places.size:
-            raise InputError(f"{self.name} expects rows [tokens, columns] and a place for each, got {x} and {places}.")
-        return (x.with_shape((*places.shape, x.shape[1])),)
+        if x.rank < 2 or places.rank != 2 or x.shape[0] > places.size:
+            raise InputError(f"{self.name} expects rows [tokens, ...] and a place for each, got {x} and {places}.")
+        if like is not None and like.shape[:1] != x.shape[:1]:
+            raise InputError(f"{self.name} expects as many rows as {like} has, got {x}.")
+        return (x.with_shape((*places.shape, *x.shape[1:])),)
 
-    def compute(self, x: Array, places: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, places: Array, *_: Array, out: Any = None) -> tuple[Array, ...]:
         """Scatter with NumPy; a place out of range is left out."""
-        y = np.zeros((places.size, x.shape[1]), x.dtype)
+        y = np.zeros((places.size, *x.shape[1:]), x.dtype)
         at = places.reshape(-1)[: x.shape[0]]
         is_in = (at >= 0) & (at < places.size)
         y[at[is_in]] = x[is_in]
-        return (y.reshape(*places.shape, x.shape[1]),)
+        return (y.reshape(*places.shape, *x.shape[1:]),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None and y is not None
-        (tokens, columns), rows = x.shape, places.spec.size
+        tokens, columns, rows = x.shape[0], math.prod(x.shape[1:]), places.spec.size
         divisor = pack_fast_div64(max(1, columns))
         sizes = (divisor, np.int64(tokens), np.int64(rows), np.int64(columns))
         kernel = Kernel(_SOURCE, f"restore_rows<{UNSIGNED_BY_SIZE[x.dtype.itemsize]}>")
@@ -149,6 +155,7 @@ class RestorePadding(Composite):
     """Rows at their places among padding, which is 0."""
 
     inputs: ClassVar[int] = 2
+    example = "float32[7,8] int32[3,4]"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Put the rows there."""
@@ -177,6 +184,8 @@ class _Packed(Composite):
         ends = sketch.add("Slice", sums, sketch.ints(1), sketch.ints(_FAR))
         starts = sketch.add("Slice", sums, sketch.ints(0), sketch.ints(-1))
         lengths = sketch.add("Cast", sketch.add("Sub", ends, starts), to=_INT64_CODE)
+        if bias is not None:
+            bias = sketch.add(WholeBias(), bias, *parts[:2])
         op = AttentionOverCache(q_num_heads=self.num_heads, scale=scale or None)
         y = sketch.add(op, *parts, bias, None, lengths)
         count = sketch.add("Shape", tokens, end=1)
@@ -192,11 +201,13 @@ class PackedAttention(_Packed):
 
     qkv_hidden_sizes: tuple[int, ...] = ()
     scale: float | None = None
+    example = "float32[7,5] float32[5,24] float32[24] int32[3,4] int32[4] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Project, put padding in, attend, take it out."""
         x, weights, bias, places, sums, attention_bias, _ = inputs
         assert x is not None
+        x = sketch.add(ProjectedInput(self.num_heads, self.qkv_hidden_sizes, rank=2), x, weights, bias)
         projected = sketch.add("Add", sketch.add("MatMul", x, weights), bias)
         padded = sketch.add(RestoreRows(), projected, places)
         q, *others = draw_parts(sketch, padded, self.qkv_hidden_sizes)
@@ -211,17 +222,14 @@ class PackedMultiHeadAttention(_Packed):
 
     mask_filter_value: float | None = None
     scale: float | None = None
+    example = "float32[7,8] float32[7,8] float32[7,8] - int32[3,4] int32[4] float32[1,2,4,4] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Put padding in, attend, take it out."""
         query, key, value, bias, places, sums, attention_bias = inputs
         assert query is not None
-        padded = [None if x is None else self._pad(sketch, x, places, key is None) for x in (query, key, value)]
-        parts = draw_heads(sketch, self.num_heads, (padded[0], padded[1], padded[2]), bias)
+        if (key is None) != (value is None):
+            raise InputError(f"{self.name} expects key and value together.")
+        q, k, v = (None if x is None else sketch.add(RestoreRows(), x, places, query) for x in (query, key, value))
+        parts = draw_heads(sketch, self.num_heads, (q, k, v), bias)
         return self._attend(sketch, parts, self.scale, (places, sums), attention_bias, query)
-
-    def _pad(self, sketch: Sketch, x: Value, places: Value | None, is_packed: bool) -> Value:
-        if not is_packed:
-            return sketch.add(RestoreRows(), x, places)
-        padded = sketch.add(RestoreRows(), sketch.add("Flatten", x, axis=1), places)
-        return sketch.reshape(padded, 0, 0, self.num_heads, 3, -1)

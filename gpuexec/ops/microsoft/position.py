@@ -17,6 +17,7 @@ from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.expected import GatedInput
 from gpuexec.ops.microsoft.packing import RestoreRows
 from gpuexec.ops.microsoft.projected import ProjectedHeads
 from gpuexec.spec import TensorSpec
@@ -112,6 +113,7 @@ class RelativePositionBias(Composite):
     inputs: ClassVar[int] = 3
     max_distance: int
     is_bidirectional: int = 0
+    example = "float32[8,3] int64[1]=12 int64[1]=14 max_distance=10"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Find the buckets and gather."""
@@ -130,11 +132,16 @@ class GatedRelativePositionBias(Composite):
 
     inputs: ClassVar[int] = 7
     num_heads: int
+    example = (
+        "float32[6,8] float32[8] float32[1,2,3,3] float32[4,8] float32[8] float32[1,2,1,1] int32[2,3] num_heads=2 | "
+        "float32[2,3,8] float32[8] float32[1,2,3,3] float32[4,8] float32[8] float32[1,2,1,1] num_heads=2"
+    )
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Project, add up each half, and scale."""
         query, query_bias, positions, weight, bias, eco, places = inputs
         query = query if places is None else sketch.add(RestoreRows(), query, places)
+        query = sketch.add(GatedInput(self.num_heads), query, query_bias, positions)
         heads = sketch.add(ProjectedHeads(self.num_heads, 0), query, query_bias)
         projected = sketch.add("Add", sketch.add("MatMul", heads, weight), bias)
         halves = sketch.reshape(projected, 0, 0, 0, 2, -1)

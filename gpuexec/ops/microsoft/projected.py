@@ -25,14 +25,16 @@ _QUERIES, _VALUES = 0, 2
 class ProjectedHeads(Operator):
     """One of queries, keys and values (``part`` 0, 1, 2), plus its part of a bias, as ``[batch, heads, rows, size]``.
 
-    The first input is ``[batch, rows, heads * size]``; or ``[batch, rows, heads, parts, size]``, of which the slice
-    ``packed`` counts; or has the four axes already, and then takes no bias. The bias holds those of queries, keys and
-    values, one behind the other. With ``joined`` the output is ``[batch, rows, heads * size]``.
+    The first input is ``[batch, rows, heads * size]``; or, of several ``parts``, ``[batch, rows, heads, parts, size]``,
+    of which the slice ``packed`` counts; or has the four axes already, and then takes no bias. The bias, input 1, holds
+    those of queries, keys and values, one behind the other; further inputs are the heads of the other two, to check its
+    size. With ``joined`` the output is ``[batch, rows, heads * size]``.
     """
 
     heads: int
     part: int
     packed: int = 0
+    parts: int = 1
     joined: int = 0
     tolerance = Tolerance.EXACT
 
@@ -42,18 +44,23 @@ class ProjectedHeads(Operator):
         Raises:
             InputError: Types or shapes don't fit.
         """
-        x, bias = (*inputs, None)[:2]
-        x = check_dtype(self.name, x, FLOATS)
-        if x.rank == 5 and (x.shape[2] != self.heads or self.packed >= x.shape[3]):
-            raise InputError(f"{self.name} expects [batch, rows, {self.heads} heads, parts, size], got {x}.")
+        x, bias, *others = (*inputs, None, None)[: max(2, len(inputs))]
+        x = check_dtype(self.name, x, FLOATS, "queries")
+        if self.parts > 1 and (x.rank != 5 or x.shape[2:4] != (self.heads, self.parts)):
+            wanted = f"{self.heads} heads, {self.parts} parts"
+            raise InputError(f"{self.name} expects [batch, rows, {wanted}, size], got {x}.")
+        if self.parts == 1 and x.rank == 5:
+            raise InputError(f"{self.name} expects [batch, rows, heads * size], got {x}.")
         if x.rank == 4 and x.shape[1] != self.heads:
             raise InputError(f"{self.name} expects {self.heads} heads as the second of four axes, got {x}.")
         shape, _, _ = self._view(x.shape, (0,) * x.rank)
         if bias is not None:
             check_dtype(self.name, bias, (x.dtype,), "bias")
             first, width = self._first(bias.size, shape), shape[1] * shape[3]
-            if bias.rank != 1 or not 0 <= first <= bias.size - width:
-                raise InputError(f"{self.name} expects a bias [queries + keys + values], got {bias} for heads {shape}.")
+            widths = [width, *(spec.shape[1] * spec.shape[3] for spec in others if spec is not None)]
+            if bias.rank != 1 or not 0 <= first <= bias.size - width or (others and bias.size != sum(widths)):
+                wanted = " + ".join(map(str, widths)) if others else "queries + keys + values"
+                raise InputError(f"{self.name} expects a bias [{wanted}], got {bias} for heads {list(shape)}.")
         return (x.with_shape(self._result(shape)),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:

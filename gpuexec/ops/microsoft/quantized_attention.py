@@ -11,6 +11,7 @@ from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.attention import Scoring, draw_parts, extend_both
 from gpuexec.ops.microsoft.embedding import EmbedLayerNormalization
+from gpuexec.ops.microsoft.expected import ProjectedInput
 
 
 @composite("QAttention", DOMAIN)
@@ -25,6 +26,7 @@ class QAttention(Composite):
     past_present_share_buffer: int = 0
     scale: float | None = None
     unidirectional: int = 0
+    example = "uint8[2,4,8] int8[8,18] float32[18] float32[] float32[] int32[2] uint8[] int8[] num_heads=2"
 
     def __post_init__(self) -> None:
         """Check what has no form of ours."""
@@ -35,6 +37,7 @@ class QAttention(Composite):
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Project, take heads apart, extend the past, and attend."""
         x, weight, bias, x_scale, weight_scale, mask, x_zero, weight_zero, past = inputs
+        x = sketch.add(ProjectedInput(self.num_heads), x, weight, bias)
         name = f"{DOMAIN}.MatMulIntegerToFloat"
         projected = sketch.add(name, x, weight, x_scale, weight_scale, x_zero, weight_zero, bias)
         q, k, v = draw_parts(sketch, projected, ())
@@ -52,6 +55,10 @@ class QEmbedLayerNormalization(Composite):
 
     inputs: ClassVar[int] = 18
     epsilon: float = 9.999999960041972e-13
+    example = (
+        "int32[2,4] int32[2,4] uint8[9,6] uint8[5,6] uint8[2,6] uint8[6] uint8[6] int32[2,4] float32[] float32[] "
+        "float32[] float32[] float32[] uint8[] uint8[] uint8[] uint8[] uint8[]"
+    )
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Widen, gather, add, normalise."""

@@ -12,16 +12,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
+from gpuexec.command import Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, contiguous_strides, normalize_axis
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_engine import BOOL, launch_units
-from gpuexec.ops.integer import FLOAT, Quantized, check_bytes, check_one, offset_of, round_to_bytes
+from gpuexec.ops.integer import FLOAT, Quantized, check_bytes, offset_of
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.quantized_tensor import (
+    check_quantized,
+    check_scale,
+    narrow_numbers,
+    scale_slots,
+    widen_bytes,
+)
 from gpuexec.ops.microsoft.rational import rational_sigmoid
 from gpuexec.spec import TensorSpec
 
@@ -30,42 +37,13 @@ _COPY, _LEAKY_RELU, _SIGMOID = range(3)  # kinds of quantized_unary
 instantiate(_SOURCE, ["quantized_unary", "quantized_binary", "quantized_where"])
 
 
-def widen_bytes(x: Quantized) -> Array:
-    """Return the numbers that bytes stand for, by one scale and zero point."""
-    zero = 0 if x.zero is None else x.zero.astype(np.int32).reshape(())
-    with np.errstate(all="ignore"):
-        return np.asarray((x.values.astype(np.int32) - zero).astype(FLOAT) * x.scale.reshape(()))
-
-
-def narrow_numbers(numbers: Array, y: Quantized, dtype: np.dtype[Any]) -> Array:
-    """Return the nearest bytes by one scale and zero point."""
-    with np.errstate(all="ignore"):
-        return round_to_bytes(numbers / y.scale.reshape(()), None if y.zero is None else y.zero.reshape(()), dtype)
-
-
-def check_quantized(name: str, role: str, given: Quantized, dtype: np.dtype[Any] | None = None) -> TensorSpec:
-    """Return the spec of bytes with one scale and zero point; ``dtype`` is of another's, which it must share.
-
-    Raises:
-        InputError: Types or sizes do not fit.
-    """
-    spec = check_bytes(name, given.values, role) if dtype is None else check_dtype(name, given.values, (dtype,), role)
-    _check_scale(name, role, given, spec.dtype)
-    return spec
-
-
-def _check_scale(name: str, role: str, given: Quantized, dtype: np.dtype[Any]) -> None:
-    check_dtype(name, given.scale, (FLOAT,), f"{role}_scale")
-    check_one(name, given.scale, (FLOAT,), f"{role}_scale")
-    check_one(name, given.zero, (dtype,), f"{role}_zero_point")
-
-
 @dataclass(frozen=True, slots=True)
 class QuantizedUnary(Operator):
     """Base: the byte nearest to a function of the number that a byte stands for. Inputs are x, y's scale and zero."""
 
     kind: ClassVar[int]
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "int8[9] float32[] - float32[]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Keep the spec of x.
@@ -75,7 +53,7 @@ class QuantizedUnary(Operator):
         """
         x, y = _split_unary(inputs)
         spec = check_quantized(self.name, "X", x)
-        _check_scale(self.name, "Y", y, spec.dtype)
+        check_scale(self.name, "Y", y, spec.dtype)
         return (spec.with_shape(spec.shape),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
@@ -129,6 +107,7 @@ class QuantizedBinary(Operator):
     kind: ClassVar[int]
     function: ClassVar[Callable[[Array, Array], Array]]
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "int8[9] float32[] - int8[9] float32[] - float32[]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast.
@@ -139,7 +118,7 @@ class QuantizedBinary(Operator):
         a, b, c = _split_binary(inputs)
         left = check_quantized(self.name, "A", a)
         right = check_quantized(self.name, "B", b, left.dtype)
-        _check_scale(self.name, "C", c, left.dtype)
+        check_scale(self.name, "C", c, left.dtype)
         return (TensorSpec(broadcast(left.shape, right.shape), left.dtype),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
@@ -154,7 +133,7 @@ class QuantizedBinary(Operator):
         a, b, c = _split_binary(inputs)
         made = outputs[0]
         assert made is not None
-        scales = [slot for each in (a, b, c) for slot in _scale_slots(emit, each, made.dtype)]
+        scales = [slot for each in (a, b, c) for slot in scale_slots(emit, each, made.dtype)]
         scalars = (np.int32(self.kind), np.int32(offset_of(made.dtype)))
         launch_units(
             emit, Kernel(_SOURCE, "quantized_binary"), (a.values, b.values), made, scalars, between=scales, width=8
@@ -185,6 +164,7 @@ class QLinearWhere(Operator):
     """condition ? x : y, all three broadcast."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "bool[2] uint8[2] float32[] uint8[] uint8[2] float32[] uint8[] float32[] uint8[]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast.
@@ -195,7 +175,7 @@ class QLinearWhere(Operator):
         condition, (x, y, z) = check_dtype(self.name, inputs[0], (BOOL,), "condition"), _split_binary(inputs[1:])
         left = check_quantized(self.name, "x", x)
         right = check_quantized(self.name, "y", y, left.dtype)
-        _check_scale(self.name, "z", z, left.dtype)
+        check_scale(self.name, "z", z, left.dtype)
         return (TensorSpec(broadcast(condition.shape, left.shape, right.shape), left.dtype),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
@@ -210,7 +190,7 @@ class QLinearWhere(Operator):
         condition, (x, y, z) = inputs[0], _split_binary(inputs[1:])
         made = outputs[0]
         assert made is not None and condition is not None
-        scales = [slot for each in (x, y, z) for slot in _scale_slots(emit, each, made.dtype)]
+        scales = [slot for each in (x, y, z) for slot in scale_slots(emit, each, made.dtype)]
         walked = (condition, x.values, y.values)
         scalars = (np.int32(offset_of(made.dtype)),)
         launch_units(emit, Kernel(_SOURCE, "quantized_where"), walked, made, scalars, between=scales, width=8)
@@ -223,6 +203,7 @@ class QLinearConcat(Operator):
 
     axis: int
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "float32[] uint8[] uint8[7] float32[] uint8[] axis=0"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Add the extents along the axis.
@@ -232,7 +213,7 @@ class QLinearConcat(Operator):
         """
         y, parts = self._split(inputs)
         dtype = check_bytes(self.name, y.zero, "Y_zero_point").dtype
-        _check_scale(self.name, "Y", y, dtype)
+        check_scale(self.name, "Y", y, dtype)
         specs = [check_quantized(self.name, f"input {i}", part, dtype) for i, part in enumerate(parts)]
         axis = normalize_axis(self.axis, specs[0].rank)
         rest = [(*spec.shape[:axis], *spec.shape[axis + 1 :]) for spec in specs]
@@ -269,22 +250,10 @@ class QLinearConcat(Operator):
 
 def launch_unary(emit: Emitter, x: Quantized, y: Quantized, kind: int, alpha: float = 0.0) -> None:
     """Launch what brings bytes to another scale, by a function of what they stand for."""
-    scales = [slot for each in (x, y) for slot in _scale_slots(emit, each, x.values.dtype)]
+    scales = [slot for each in (x, y) for slot in scale_slots(emit, each, x.values.dtype)]
     scalars = (np.int32(kind), np.float32(alpha), np.int32(offset_of(x.values.dtype)))
-    launch_units(
-        emit,
-        Kernel(_SOURCE, "quantized_unary"),
-        (x.values,),
-        y.values,
-        scalars,
-        between=scales,
-        width=8,
-        in_place=kind != _COPY,
-    )
-
-
-def _scale_slots(emit: Emitter, given: Quantized, dtype: np.dtype[Any]) -> tuple[Slot, Slot]:
-    return given.scale, emit.constant(np.zeros((), dtype)) if given.zero is None else given.zero
+    kernel = Kernel(_SOURCE, "quantized_unary")
+    launch_units(emit, kernel, (x.values,), y.values, scalars, between=scales, width=8, in_place=kind != _COPY)
 
 
 def _split_unary(inputs: Sequence[Any]) -> tuple[Quantized, Quantized]:

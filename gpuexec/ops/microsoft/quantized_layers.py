@@ -50,6 +50,7 @@ class QLinearSoftmax(_Between):
     opset: int
     axis: int = -1
     channels_last: ClassVar[int] = 0  # type: ignore[misc]
+    example = "uint8[2,3,5] float32[] uint8[] float32[] uint8[] opset=13"
 
     def draw_between(self, sketch: Sketch, wide: Value) -> Value:
         """Draw Softmax."""
@@ -68,6 +69,7 @@ class QLinearAveragePool(_Between):
     count_include_pad: int = 0
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
+    example = "uint8[2,3,6,7] float32[] uint8[] float32[] uint8[] kernel_shape=(3,2)"
 
     def draw_between(self, sketch: Sketch, wide: Value) -> Value:
         """Draw AveragePool."""
@@ -83,6 +85,7 @@ class QLinearGlobalAveragePool(_Between):
     """GlobalAveragePool."""
 
     channels_last: int = 0
+    example = "uint8[2,3,6,7] float32[] uint8[] float32[] uint8[]"
 
     def draw_between(self, sketch: Sketch, wide: Value) -> Value:
         """Draw GlobalAveragePool."""
@@ -97,6 +100,7 @@ class QLinearReduceMean(_Between):
     axes: tuple[int, ...]
     keepdims: int
     channels_last: ClassVar[int] = 0  # type: ignore[misc]
+    example = "int8[2,3,4] float32[] int8[] float32[] int8[] axes=(0,2) keepdims=1"
 
     def draw_between(self, sketch: Sketch, wide: Value) -> Value:
         """Draw ReduceMean."""

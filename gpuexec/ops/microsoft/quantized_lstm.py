@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,14 +27,13 @@ from gpuexec.ops.integer_matmul import multiply_integers
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
+from gpuexec.ops.rnn import DIRECTIONS, LSTM, bind_directions
 from gpuexec.ops.rnn_host import Activation, Bound, State, Step, bind_activations, clip_input, unroll
 from gpuexec.spec import TensorSpec
 
 _SOURCE = "quantized_lstm.cu"
 _THREADS = 256
 _GATES = 4
-_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_FUNCTIONS = ("Sigmoid", "Tanh", "Tanh")
 # By kind, as bind_activations numbers them.
 _RATIONAL: dict[int, Activation] = {
     bind_activations([name], (), ())[0].kind: function
@@ -70,11 +69,9 @@ class QuantizedLstmSteps(Operator):
             InputError: Shapes, types or attributes do not fit.
         """
         gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
-        if self.direction not in _DIRECTIONS:
-            raise InputError(f"{self.name} expects direction among {', '.join(_DIRECTIONS)}, got {self.direction!r}.")
         self._functions()
         gates, r = check_dtype(self.name, gates, (FLOAT,), "gates"), check_bytes(self.name, r, "R")
-        directions, hidden = len(_DIRECTIONS[self.direction]), r.shape[1] if r.rank == 3 else 0
+        directions, hidden = len(DIRECTIONS[self.direction]), r.shape[1] if r.rank == 3 else 0
         columns = _GATES * hidden
         if r.shape != (directions, hidden, columns) or self.hidden_size not in (0, hidden):
             raise InputError(
@@ -116,7 +113,7 @@ class QuantizedLstmSteps(Operator):
         scale, zero = scale.reshape(directions, -1), zero.reshape(directions, -1)
         results, finals = [], []
         with np.errstate(all="ignore"):
-            for d, is_reverse in enumerate(_DIRECTIONS[self.direction]):
+            for d, is_reverse in enumerate(DIRECTIONS[self.direction]):
                 weight = Quantized(r[d], scale[d], zero[d] if zero.shape[1] > 1 else zero[d].reshape(()))
                 both = np.zeros((2, columns), FLOAT) if bias is None else bias[d].reshape(2, -1)
                 peepholes = None if rest[2] is None else rest[2][d].reshape(3, -1)
@@ -138,7 +135,7 @@ class QuantizedLstmSteps(Operator):
         y, *lasts = (*outputs, None, None)[:3]
         state = [slot if slot is not None else emit.temp((directions, batch, hidden), FLOAT) for slot in lasts]
         scratch = emit.temp((directions, batch, hidden), np.uint8)
-        reverses = _DIRECTIONS[self.direction]
+        reverses = DIRECTIONS[self.direction]
         reversed_bits = sum(1 << d for d, is_reverse in enumerate(reverses) if is_reverse)
         numbers = (steps, batch, hidden, directions, reversed_bits, self.input_forget)
         quants = rest[0].spec.size // max(1, directions)
@@ -150,11 +147,8 @@ class QuantizedLstmSteps(Operator):
         emit.launch(Kernel(_SOURCE, "quantized_lstm"), (directions * batch, 1, 1), (_THREADS, 1, 1), arguments, writes)
 
     def _functions(self) -> list[Bound]:
-        count = 3 * len(_DIRECTIONS[self.direction])
-        names = self.activations or _FUNCTIONS * (count // 3)
-        if len(names) != count:
-            raise InputError(f"{self.name} expects {count} activations, three of each direction, got {list(names)}.")
-        return bind_activations(names, self.activation_alpha, self.activation_beta)
+        own = (self.activations, self.activation_alpha, self.activation_beta)
+        return bind_directions(self.name, self.direction, LSTM.defaults, *own)
 
 
 @composite("DynamicQuantizeLSTM", DOMAIN)
@@ -170,6 +164,10 @@ class DynamicQuantizeLSTM(Composite):
     direction: str = "forward"
     hidden_size: int = 0
     input_forget: int = 0
+    example = (
+        "float32[7,1,5] int8[1,5,24] int8[1,6,24] float32[1,48] int32[1] - - - float32[1] int8[1] float32[1] int8[1] "
+        "hidden_size=6"
+    )
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Multiply the inputs of all steps, then take the steps."""
@@ -183,15 +181,7 @@ class DynamicQuantizeLSTM(Composite):
         by = [None if each is None else sketch.reshape(each, 0, 1, 1, -1) for each in (w_scale, w_zero)]
         name = f"{DOMAIN}.MatMulIntegerToFloat"
         gates = sketch.add(name, left, right, scale, by[0], zero, by[1])
-        steps = QuantizedLstmSteps(
-            self.activation_alpha,
-            self.activation_beta,
-            self.activations,
-            self.clip,
-            self.direction,
-            self.hidden_size,
-            self.input_forget,
-        )
+        steps = QuantizedLstmSteps(**{each.name: getattr(self, each.name) for each in fields(self)})
         return sketch.add_all(steps, 3, gates, r, r_scale, r_zero, bias, lengths, first_h, first_c, peepholes)
 
 

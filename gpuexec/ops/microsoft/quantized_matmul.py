@@ -46,6 +46,7 @@ class MatMulIntegerToFloat(Operator):
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     uses_all_cores: ClassVar[bool] = True
+    example = "uint8[5,7] int8[7,9] float32[] float32[]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -84,6 +85,7 @@ class DynamicQuantizeMatMul(Composite):
     """A product whose left operand is quantised by its range first."""
 
     inputs: ClassVar[int] = 5
+    example = "float32[5,7] int8[7,9] float32[]"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Quantise, multiply."""
@@ -106,6 +108,7 @@ class QGemm(Operator):
     transB: int = 0  # noqa: N815
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     uses_all_cores: ClassVar[bool] = True
+    example = "uint8[5,7] float32[] uint8[] int8[7,9] float32[] int8[] int32[9]"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec: float, or of the type of y_zero_point.

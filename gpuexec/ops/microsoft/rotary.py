@@ -30,11 +30,12 @@ class RotateHeads(Operator):
 
     Inputs: ``[batch, rows, heads * size]`` (without ``heads``, a head is as long as what is turned) or
     ``[batch, heads, rows, size]``; positions ``[batch, rows]`` or ``[1, rows]``, or the first one alone; tables
-    ``[positions, pairs]``.
+    ``[positions, pairs]``, of half as many columns as are ``turned``, where that is given.
     """
 
     heads: int = 0
     interleaved: int = 0
+    turned: int = 0
     tolerance = Tolerance.EXACT
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
@@ -51,6 +52,10 @@ class RotateHeads(Operator):
             raise InputError(
                 f"{self.name} expects an input of three or four axes and tables of two, got {x}, {cosines}."
             )
+        turned = 2 * cosines.shape[1]
+        if self.turned not in (0, turned) or (not self.heads and turned and x.shape[-1] % turned):
+            wanted = self.turned or f"a divisor of {x.shape[-1]}"
+            raise InputError(f"{self.name} expects tables that turn {wanted} elements, two a column, got {cosines}.")
         if positions.rank < 2:
             if positions.size != 1:
                 raise InputError(f"{self.name} expects position_ids [1] or [batch, rows], got {positions}.")
@@ -99,6 +104,7 @@ class RotaryEmbedding(Composite):
     num_heads: int = 0
     rotary_embedding_dim: int = 0
     scale: float = 1.0
+    example = "float32[2,5,8] int64[1] float32[20,2] float32[20,2]"
 
     def __post_init__(self) -> None:
         """Check what the tables make needless."""
@@ -109,4 +115,4 @@ class RotaryEmbedding(Composite):
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Turn the heads."""
-        return (sketch.add(RotateHeads(self.num_heads, self.interleaved), *inputs),)
+        return (sketch.add(RotateHeads(self.num_heads, self.interleaved, self.rotary_embedding_dim), *inputs),)

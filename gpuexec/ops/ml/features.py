@@ -103,6 +103,7 @@ class Imputer(Operator):
     replaced_value_float: float = 0.0
     replaced_value_int64: int = 0
     tolerance = Tolerance.EXACT
+    example = "float32[2,1] imputed_value_floats=(1.0,) | int64[2,1] imputed_value_int64s=(1,)"
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Keep the spec.

@@ -73,6 +73,14 @@ class LabelEncoder(Prepared[dict[Any, Encoding]]):
     values_tensor: Literal | None = None
     classes_strings: tuple[str, ...] | None = None
     tolerance = Tolerance.EXACT
+    example = (
+        "int64[1] keys_int64s=(1,) values_int64s=(2,) | "
+        "float32[1] keys_floats=(1.0,) values_int64s=(2,) | "
+        "string[1] keys_strings=('a',) values_int64s=(2,) | "
+        "int16[1] keys_tensor=('int16',(1,),'0100') values_int64s=(2,) | "
+        "int32[1] keys_tensor=('int32',(1,),'01000000') values_int64s=(2,) | "
+        "float64[1] keys_tensor=('float64',(1,),'000000000000f03f') values_int64s=(2,)"
+    )
 
     def __post_init__(self) -> None:
         freeze_arrays(self, "default_tensor", "keys_tensor", "values_tensor")
@@ -106,7 +114,7 @@ class LabelEncoder(Prepared[dict[Any, Encoding]]):
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Look up."""
         encoding = self.tables[x.dtype]
-        return (np.asarray(encoding.values[encoding.find(x)]),)
+        return (np.asarray(encoding.values[encoding.find(x)], encoding.values.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element, which searches the sorted keys."""

@@ -63,6 +63,7 @@ class LinearClassifier(Prepared[_Coefficients]):
     multi_class: int = 0
     post_transform: str = "NONE"
     tolerance = Tolerance.REDUCTION
+    example = "float32[2,1] coefficients=(1.0,) classlabels_ints=(1,)"
 
     def prepare(self) -> _Coefficients:
         """Read the coefficients."""
@@ -123,6 +124,7 @@ class LinearRegressor(Prepared[_Coefficients]):
     post_transform: str = "NONE"
     targets: int = 1
     tolerance = Tolerance.REDUCTION
+    example = "float32[2,1] coefficients=(1.0,)"
 
     def prepare(self) -> _Coefficients:
         """Read the coefficients."""

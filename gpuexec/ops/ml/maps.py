@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import describe, hold, make_map, make_sequence, read_map
+from gpuexec.containers import describe, find_held, hold, make_map, make_sequence, read_map
 from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Operator, Tolerance, operator
@@ -112,7 +112,7 @@ class CastMap(Operator):
 class DictVectorizer(Operator):
     """What a map holds, in the order of a vocabulary of its keys; 0 or an empty string where there is no key.
 
-    The result has the type of what is held; where nothing is, float.
+    The result has the type of what is held or, as declared, could be; where nobody knows, float.
     """
 
     int64_vocabulary: tuple[int, ...] | None = None
@@ -120,6 +120,7 @@ class DictVectorizer(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = _MAPS
+    example = "map int64_vocabulary=(1,)"
 
     def __post_init__(self) -> None:
         if bool(self.int64_vocabulary) == bool(self.string_vocabulary):
@@ -131,7 +132,7 @@ class DictVectorizer(Operator):
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the length of the vocabulary; the map must be known, which tells the type."""
         _check_map(self.name, x)
-        return (TensorSpec((len(self._words),), _find_dtype(read_map(require_const(x, "X", 0)))),)
+        return (TensorSpec((len(self._words),), find_held(require_const(x, "X", 0)) or FLOAT),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Look up.
@@ -139,11 +140,11 @@ class DictVectorizer(Operator):
         Raises:
             InputError: A key is not in the vocabulary.
         """
-        items = read_map(x)
-        unknown = [key for key in items if key not in set(self._words)]
+        items, known = read_map(x), set(self._words)
+        unknown = [key for key in items if key not in known]
         if unknown:
             raise InputError(f"{self.name} expects keys of its vocabulary, got {unknown[0]!r}.")
-        dtype = _find_dtype(items)
+        dtype = find_held(x) or FLOAT
         blank = "" if dtype == STRING else 0
         found = [_take_element(self.name, word, items[word], dtype) if word in items else blank for word in self._words]
         return (np.array(found, dtype),)
@@ -162,6 +163,7 @@ class ZipMap(Operator):
     classlabels_strings: tuple[str, ...] | None = None
     tolerance = Tolerance.EXACT
     host_reason = _MAPS
+    example = "float32[2,1] classlabels_int64s=(1,)"
 
     def __post_init__(self) -> None:
         if bool(self.classlabels_int64s) == bool(self.classlabels_strings):
@@ -196,10 +198,6 @@ class ZipMap(Operator):
 def _check_map(name: str, x: TensorSpec) -> None:
     if x.dtype != MAP:
         raise InputError(f"{name} expects a map, got {x}.")
-
-
-def _find_dtype(items: dict[Any, Array]) -> np.dtype[Any]:
-    return next((item.dtype for item in items.values()), FLOAT)
 
 
 def _take_element(name: str, key: Any, item: Array, dtype: np.dtype[Any]) -> Any:

@@ -35,6 +35,7 @@ class OneHotEncoder(Operator):
     cats_strings: tuple[str, ...] | None = None
     zeros: int = 1
     tolerance = Tolerance.EXACT
+    example = "float32[2,1] cats_int64s=(1,) | string[2,1] cats_strings=('a',)"
 
     def __post_init__(self) -> None:
         if bool(self.cats_int64s) == bool(self.cats_strings):

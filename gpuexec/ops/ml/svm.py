@@ -35,6 +35,7 @@ class SVMRegressor(Prepared[tuple[Vectors | None, Vectors]]):
     rho: tuple[float, ...] | None = None
     support_vectors: tuple[float, ...] | None = None
     tolerance = Tolerance.REDUCTION
+    example = "float32[2,1] coefficients=(1.0,) rho=(0.0,)"
 
     def prepare(self) -> tuple[Vectors | None, Vectors]:
         """Return the support vectors, and the coefficients as a vector of the likenesses."""
@@ -100,6 +101,7 @@ class SVMClassifier(Prepared[tuple[Vectors, Pairs | None]]):
     support_vectors: tuple[float, ...] | None = None
     vectors_per_class: tuple[int, ...] | None = None
     tolerance = Tolerance.REDUCTION
+    example = "float32[2,1] classlabels_ints=(1,) coefficients=(1.0,) rho=(0.0,)"
 
     def prepare(self) -> tuple[Vectors, Pairs | None]:
         """Return the support vectors and the pairs of classes; without vectors, the coefficients of each class."""

@@ -47,6 +47,11 @@ class TreeEnsemble(Prepared[Ensemble]):
     nodes_missing_value_tracks_true: tuple[int, ...] | None = None
     post_transform: int = 0
     tolerance = Tolerance.REDUCTION
+    example = (
+        "float32[2,1] leaf_targetids=(0,0) leaf_weights=('float32',(2,),'0000803e0000403f') nodes_falseleafs=(1,) "
+        "nodes_falsenodeids=(1,) nodes_featureids=(0,) nodes_modes=('uint8',(1,),'00') "
+        "nodes_splits=('float32',(1,),'0000003f') nodes_trueleafs=(1,) nodes_truenodeids=(0,) tree_roots=(0,)"
+    )
 
     def __post_init__(self) -> None:
         tensors = ("leaf_weights", "nodes_modes", "nodes_splits", "membership_values", "nodes_hitrates")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,13 @@ from gpuexec.ops.ml.scores import Finish, Pair, Rule, choose_pair, find_transfor
 from gpuexec.ops.shape import Literal
 from gpuexec.spec import TensorSpec
 
-_TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_as_tensor")
 
-
-@operator("TreeEnsembleRegressor", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class TreeEnsembleRegressor(Prepared[Ensemble]):
-    """The votes of the leaves for each target, summed up or otherwise, plus base values, transformed."""
+class LegacyTrees(Prepared[Ensemble]):
+    """Base: the nodes of all trees, in lists as long as there are nodes, and what is added to their votes."""
 
-    aggregate_function: str = "SUM"
     base_values: tuple[float, ...] | None = None
     base_values_as_tensor: Literal | None = None
-    n_targets: int | None = None
     nodes_falsenodeids: tuple[int, ...] = ()
     nodes_featureids: tuple[int, ...] = ()
     nodes_hitrates: tuple[float, ...] | None = None
@@ -45,16 +40,43 @@ class TreeEnsembleRegressor(Prepared[Ensemble]):
     nodes_values: tuple[float, ...] | None = None
     nodes_values_as_tensor: Literal | None = None
     post_transform: str = "NONE"
+    tolerance = Tolerance.REDUCTION
+
+    def __post_init__(self) -> None:
+        freeze_arrays(self, *(each.name for each in fields(self) if each.name.endswith("_as_tensor")))
+        Prepared.__post_init__(self)
+
+    def read_nodes(self) -> LegacyNodes:
+        """Return the nodes, values from whichever attribute has them."""
+        return LegacyNodes(
+            self.nodes_treeids,
+            self.nodes_nodeids,
+            self.nodes_modes,
+            self.nodes_featureids,
+            _or_none(choose_floats("nodes_values", self.nodes_values, self.nodes_values_as_tensor)),
+            self.nodes_truenodeids,
+            self.nodes_falsenodeids,
+            self.nodes_missing_value_tracks_true,
+        )
+
+
+@operator("TreeEnsembleRegressor", "ai.onnx.ml")
+@dataclass(frozen=True, slots=True)
+class TreeEnsembleRegressor(LegacyTrees):
+    """The votes of the leaves for each target, summed up or otherwise, plus base values, transformed."""
+
+    aggregate_function: str = "SUM"
+    n_targets: int | None = None
     target_ids: tuple[int, ...] = ()
     target_nodeids: tuple[int, ...] = ()
     target_treeids: tuple[int, ...] = ()
     target_weights: tuple[float, ...] | None = None
     target_weights_as_tensor: Literal | None = None
-    tolerance = Tolerance.REDUCTION
-
-    def __post_init__(self) -> None:
-        freeze_arrays(self, *_TENSORS, "target_weights_as_tensor")
-        Prepared.__post_init__(self)
+    example = (
+        "float32[2,1] target_ids=(0,) target_nodeids=(0,) target_treeids=(0,) target_weights=(1.0,) "
+        "nodes_falsenodeids=(0,) nodes_featureids=(0,) nodes_modes=('LEAF',) nodes_nodeids=(0,) nodes_treeids=(0,) "
+        "nodes_truenodeids=(0,) nodes_values=(0.0,)"
+    )
 
     def prepare(self) -> Ensemble:
         """Build the trees."""
@@ -68,7 +90,7 @@ class TreeEnsembleRegressor(Prepared[Ensemble]):
         votes = LegacyVotes("target", self.target_treeids, self.target_nodeids, self.target_ids, _or_none(weights))
         base = choose_floats("base_values", self.base_values, self.base_values_as_tensor)
         aggregate, finish = Aggregate[self.aggregate_function], Finish(find_transform(self.post_transform))
-        return Ensemble(_read_nodes(self).build(votes, targets), targets, aggregate, spread_base(base, targets), finish)
+        return Ensemble(self.read_nodes().build(votes, targets), targets, aggregate, spread_base(base, targets), finish)
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a column for each target.
@@ -92,7 +114,7 @@ class TreeEnsembleRegressor(Prepared[Ensemble]):
 
 @operator("TreeEnsembleClassifier", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class TreeEnsembleClassifier(Prepared[Ensemble]):
+class TreeEnsembleClassifier(LegacyTrees):
     """The sums of the leaves' weights for each class, and the class of the largest.
 
     Where all votes are for one of two classes, they are the probability of the second, which wins above a half, or its
@@ -100,8 +122,6 @@ class TreeEnsembleClassifier(Prepared[Ensemble]):
     is the opposite.
     """
 
-    base_values: tuple[float, ...] | None = None
-    base_values_as_tensor: Literal | None = None
     class_ids: tuple[int, ...] = ()
     class_nodeids: tuple[int, ...] = ()
     class_treeids: tuple[int, ...] = ()
@@ -109,23 +129,11 @@ class TreeEnsembleClassifier(Prepared[Ensemble]):
     class_weights_as_tensor: Literal | None = None
     classlabels_int64s: tuple[int, ...] | None = None
     classlabels_strings: tuple[str, ...] | None = None
-    nodes_falsenodeids: tuple[int, ...] = ()
-    nodes_featureids: tuple[int, ...] = ()
-    nodes_hitrates: tuple[float, ...] | None = None
-    nodes_hitrates_as_tensor: Literal | None = None
-    nodes_missing_value_tracks_true: tuple[int, ...] | None = None
-    nodes_modes: tuple[str, ...] = ()
-    nodes_nodeids: tuple[int, ...] = ()
-    nodes_treeids: tuple[int, ...] = ()
-    nodes_truenodeids: tuple[int, ...] = ()
-    nodes_values: tuple[float, ...] | None = None
-    nodes_values_as_tensor: Literal | None = None
-    post_transform: str = "NONE"
-    tolerance = Tolerance.REDUCTION
-
-    def __post_init__(self) -> None:
-        freeze_arrays(self, *_TENSORS, "class_weights_as_tensor")
-        Prepared.__post_init__(self)
+    example = (
+        "float32[2,1] class_ids=(0,) class_nodeids=(0,) class_treeids=(0,) class_weights=(1.0,) "
+        "classlabels_int64s=(5,) nodes_falsenodeids=(0,) nodes_featureids=(0,) nodes_modes=('LEAF',) "
+        "nodes_nodeids=(0,) nodes_treeids=(0,) nodes_truenodeids=(0,) nodes_values=(0.0,)"
+    )
 
     def prepare(self) -> Ensemble:
         """Build the trees."""
@@ -135,7 +143,7 @@ class TreeEnsembleClassifier(Prepared[Ensemble]):
         transform, voted = find_transform(self.post_transform), sorted(set(self.class_ids))
         names = list_names(self.classlabels_int64s, self.classlabels_strings)
         votes = LegacyVotes("class", self.class_treeids, self.class_nodeids, self.class_ids, weights)
-        forest, targets, finish = _read_nodes(self).build(votes, classes), classes, Finish(transform, names=names)
+        forest, targets, finish = self.read_nodes().build(votes, classes), classes, Finish(transform, names=names)
         if classes == 1 or (classes == 2 and len(voted) == 1 and (base is None or base.size < 2)):
             is_probability = classes == 2 and bool((weights >= 0).all())
             pair = Pair.AS_IT_IS
@@ -174,16 +182,3 @@ def _name_classes(node: Node) -> tuple[Node, ...]:
 
 def _or_none(weights: Array | None) -> Array:
     return np.zeros(0, np.float32) if weights is None else weights
-
-
-def _read_nodes(op: TreeEnsembleClassifier | TreeEnsembleRegressor) -> LegacyNodes:
-    return LegacyNodes(
-        op.nodes_treeids,
-        op.nodes_nodeids,
-        op.nodes_modes,
-        op.nodes_featureids,
-        _or_none(choose_floats("nodes_values", op.nodes_values, op.nodes_values_as_tensor)),
-        op.nodes_truenodeids,
-        op.nodes_falsenodeids,
-        op.nodes_missing_value_tracks_true,
-    )

@@ -13,7 +13,7 @@ from gpuexec.ops.text.characters import Class
 from gpuexec.ops.text.pattern import Choice, Place, Repeat, Sequence, Tree
 
 _MOST_STATES = 50_000
-_MOST_STEPS_KEPT = 10_000
+_MOST_KEPT = 200_000  # states in the sets of all steps that are kept
 _EDGE, _NEWLINE, _WORD, _OTHER = range(4)  # what lies beside a place; an edge is that of the text
 States = frozenset[int]
 
@@ -31,6 +31,7 @@ class Automaton:
     jumps: dict[int, tuple[tuple[int, ...], Place | None]] = field(default_factory=dict)
     start: int = 0
     _steps: dict[tuple[States, str, int], States] = field(default_factory=dict)
+    _kept: int = 0
 
     def matches(self, text: str) -> bool:
         """Return whether all of a text matches."""
@@ -40,11 +41,8 @@ class Automaton:
             key = (states, char, kinds[index + 1])
             following = self._steps.get(key)
             if following is None:
-                taken = {self.classes[state] for state in states if state in self.classes}
-                reached = {end for each, end in taken if each.has(char)}
-                following = self._close(reached, kinds[index], kinds[index + 1])
-                if len(self._steps) < _MOST_STEPS_KEPT:
-                    self._steps[key] = following
+                following = self._close(self._take(states, char), kinds[index], kinds[index + 1])
+                self._keep(key, following)
             states = following
             if not states:
                 return False
@@ -69,6 +67,20 @@ class Automaton:
         if isinstance(tree, Choice):
             return self._add_jump(tuple([self.add(part, end) for part in tree.parts]))
         return self._add_repeat(tree, end)
+
+    def _take(self, states: States, char: str) -> set[int]:
+        """Return the states behind those that take a character; each class is asked once."""
+        taken = [self.classes[state] for state in states if state in self.classes]
+        takers = {key for key, each in {id(each): each for each, _ in taken}.items() if each.has(char)}
+        return {end for each, end in taken if id(each) in takers}
+
+    def _keep(self, key: tuple[States, str, int], following: States) -> None:
+        """Keep a step, in place of all others where these have become many."""
+        self._kept += len(key[0]) + len(following) + 1
+        if self._kept > _MOST_KEPT:
+            self._steps.clear()
+            self._kept = len(key[0]) + len(following) + 1
+        self._steps[key] = following
 
     def _add_repeat(self, tree: Repeat, end: int) -> int:
         if tree.most is None:

@@ -41,7 +41,9 @@ class Members:
         """Return whether a character is one of these, in any of its cases."""
         found = any(low <= char <= high for char in forms for low, high in self.ranges)
         if self.category is not None:
-            found |= any(unicodedata.category(char).startswith(self.category) for char in forms)
+            categories = map(unicodedata.category, forms)
+            # Numbers without a character are in no category but that of any.
+            found |= any(each.startswith(self.category) and (each != "Cn" or not self.category) for each in categories)
         return found != self.is_negated
 
 
@@ -63,7 +65,12 @@ def fold(char: str) -> frozenset[str]:
     """Return a character in all its cases."""
     upper, lower = char.upper(), char.lower()
     forms = (char, upper, lower, upper.lower(), lower.upper(), char.casefold())
-    return frozenset(form for form in forms if len(form) == 1)
+    return frozenset(form for form in forms if len(form) == 1 and _fold_simply(form) == _fold_simply(char))
+
+
+def _fold_simply(char: str) -> str:
+    """Return the one character that stands for all cases of a character: no two letters for one, in no language."""
+    return next(form for form in (char.casefold(), char.lower(), char) if len(form) == 1)
 
 
 def spread(low: str, high: str, folds: bool) -> Members:

@@ -32,6 +32,7 @@ class StringNormalizer(Operator):
     stopwords: tuple[str, ...] | None = None
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    example = "string[2]"
 
     def __post_init__(self) -> None:
         if self.case_change_action not in _ACTIONS:

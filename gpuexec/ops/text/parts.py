@@ -48,6 +48,7 @@ class StringSplit(Operator):
     maxsplit: int | None = None
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    example = "string[2]"
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count the parts; the strings must be known for that."""
@@ -69,4 +70,7 @@ class StringSplit(Operator):
 
     def _split(self, x: Array) -> list[list[str]]:
         most = -1 if self.maxsplit is None else self.maxsplit
-        return [text.split(self.delimiter or None, most) for text in x.reshape(-1).tolist()]
+        texts = x.reshape(-1).tolist()
+        if not self.delimiter:
+            return [text.strip().split(None, most) for text in texts]
+        return [text.split(self.delimiter, most) for text in texts]

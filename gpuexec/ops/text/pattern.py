@@ -105,12 +105,14 @@ class _Reader:
             if self._take("|"):
                 choices.append(Sequence(tuple(parts)))
                 parts = []
+            elif parts and (counts := self._take_counts()) is not None:
+                parts[-1] = self._repeat(parts[-1], *counts)
             elif (changed := self._take_flags(flags)) is not None:
                 flags = changed
             elif self._take("\\Q"):
                 parts += self._read_quoted(flags)
             else:
-                parts.append(self._read_repeats(self._read_atom(flags, depth)))
+                parts.append(self._read_atom(flags, depth))
         choices.append(Sequence(tuple(parts)))
         return choices[0] if len(choices) == 1 else Choice(tuple(choices))
 
@@ -137,18 +139,16 @@ class _Reader:
         end = self.text.find("\\E", self.at)
         quoted = self.text[self.at : end if end >= 0 else None]
         self.at = len(self.text) if end < 0 else end + 2
-        parts: list[Tree] = [_literal(char, flags) for char in quoted]
-        return [*parts[:-1], self._read_repeats(parts[-1])] if parts else []
+        return [_literal(char, flags) for char in quoted]
 
-    def _read_repeats(self, part: Tree) -> Tree:
-        """Read how often what was just read is repeated."""
-        counts = self._take_counts()
-        if counts is None:
-            return part
+    def _repeat(self, part: Tree, least: int, most: int | None) -> Tree:
         self._take("?")  # the least first: which makes no difference to whether all of a text matches
         if self._take_counts() is not None:
             raise self.complain("a repetition of a repetition before what stands")
-        return Repeat(part, *counts)
+        repeated = Repeat(part, least, most)
+        if max(least, most or 0) > 1 and not _divide(MOST_TIMES, repeated):
+            raise self.complain(f"repetitions of repetitions, together above {MOST_TIMES}, before what stands")
+        return repeated
 
     def _take_counts(self) -> tuple[int, int | None] | None:
         if self.at < len(self.text) and self.text[self.at] in _REPEATS:
@@ -227,7 +227,7 @@ class _Reader:
         if char in _ESCAPES:
             return _ESCAPES[char]
         if char == "x":
-            return self._read_number(r"\{([0-9A-Fa-f]{1,8})\}|([0-9A-Fa-f]{2})", 16)
+            return self._read_number(r"\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2})", 16)
         self.at -= 1
         if char in "01234567" and (char == "0" or self.text[self.at + 1 : self.at + 2] in tuple("01234567")):
             return self._read_number("([0-7]{1,3})", 8)
@@ -277,6 +277,14 @@ class _Reader:
 
     def _read_member(self) -> str:
         return self._read_escaped() if self._take("\\") else self._next("closing ]")
+
+
+def _divide(times: int, tree: Tree) -> int:
+    """Return a number divided by how often what is deepest in repetitions is repeated, as RE2 counts it."""
+    if isinstance(tree, Repeat):
+        return _divide(times // max(1, tree.least if tree.most is None else tree.most), tree.part)
+    parts = tree.parts if isinstance(tree, (Sequence, Choice)) else ()
+    return min((_divide(times, part) for part in parts), default=times)
 
 
 def _literal(char: str, flags: Flags) -> Class:

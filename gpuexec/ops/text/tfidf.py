@@ -66,6 +66,12 @@ class TfIdfVectorizer(Prepared[Weighing]):
     pool_strings: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
     tolerance = Tolerance.REDUCTION
+    example = (
+        "int64[2] max_gram_length=1 max_skip_count=0 min_gram_length=1 mode='TF' ngram_counts=(0,) "
+        "ngram_indexes=(0,1) pool_int64s=(7,7) | "
+        "string[2] max_gram_length=1 max_skip_count=0 min_gram_length=1 mode='TF' ngram_counts=(0,) "
+        "ngram_indexes=(0,) pool_strings=('a',)"
+    )
 
     def prepare(self) -> Weighing:
         """Return the tables of the attributes."""

@@ -13,16 +13,16 @@ from gpuexec.passes.derivatives.folds import FOLD_PARTS, FOLDS
 from gpuexec.passes.derivatives.moves import MOVES, OF_ALL_OUTPUTS
 from gpuexec.passes.derivatives.norms import NORM_PARTS
 from gpuexec.passes.derivatives.pairs import PAIRS
-from gpuexec.passes.derivatives.products import PRODUCTS
+from gpuexec.passes.derivatives.products import PRODUCT_PARTS, PRODUCTS
 from gpuexec.passes.derivatives.tape import Parts, Rule, Tape
 from gpuexec.spec import dtype_row
 
 __all__ = ["FIXED_INPUTS", "OF_ALL_OUTPUTS", "PARTS", "RULES", "Tape", "has_slope"]
 
 RULES: dict[str, Rule] = {**CURVES, **PAIRS, **FOLDS, **PRODUCTS, **MOVES}
-PARTS: dict[str, Parts] = {**CURVE_PARTS, **FOLD_PARTS, **NORM_PARTS}
+PARTS: dict[str, Parts] = {**CURVE_PARTS, **FOLD_PARTS, **PRODUCT_PARTS, **NORM_PARTS}
 # Inputs by which there is no derivative here; one that changes is refused.
-FIXED_INPUTS: dict[str, tuple[int, ...]] = {"Pad": (2,), "Dropout": (1,)}
+FIXED_INPUTS: dict[str, tuple[int, ...]] = {"Pad": (2,), "Dropout": (1,), "Resize": (1, 2, 3)}
 # What takes nothing but shapes, signs and places of its inputs: nothing passes, and nothing is lost.
 _STEPS = frozenset(
     (

@@ -24,10 +24,11 @@ def _sum(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _mean(tape: Tape, node: Node, g: Value) -> Derivatives:
-    # Sizes may be beyond what the type of g holds; their quotient is not.
+    # Sizes may be beyond what the type of g holds, and their quotient too small for it.
     sizes = [tape.apply("Cast", tape.apply("Size", x), to=_DOUBLE) for x in (output_of(node), first_of(node))]
-    part = tape.apply("CastLike", tape.apply("Div", *sizes), g)
-    return [_unfold(tape, node, tape.apply("Mul", g, part))]
+    wide = tape.apply("gpuexec.Widen", g)
+    part = tape.apply("Mul", wide, tape.apply("CastLike", tape.apply("Div", *sizes), wide))
+    return [_unfold(tape, node, tape.apply("CastLike", part, g))]
 
 
 def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
@@ -35,10 +36,12 @@ def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
     op: Any = node.operator
     x = first_of(node)
     hits = tape.apply("Equal", x, _unfold(tape, node, output_of(node)))
-    weights = tape.apply("CastLike", hits, g)
+    wide = tape.apply("gpuexec.Widen", g)  # there may be more of them than half can count
+    weights = tape.apply("CastLike", hits, wide)
     kept = {"noop_with_empty_axes": op.noop_with_empty_axes}
     count = tape.apply("ReduceSum", weights, *node.inputs[1:], keepdims=op.keepdims, **kept)
-    return [tape.select(hits, _unfold(tape, node, tape.apply("Div", g, count)))]
+    share = tape.apply("CastLike", tape.apply("Div", wide, count), g)
+    return [tape.select(hits, _unfold(tape, node, share))]
 
 
 def _norm(tape: Tape, node: Node, g: Value) -> Derivatives:

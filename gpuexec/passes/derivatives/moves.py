@@ -81,6 +81,15 @@ def _pad(tape: Tape, node: Node, g: Value) -> Derivatives:
     return [tape.apply("Pad", g, tape.apply("Neg", node.inputs[1]), None, input_at(node, 3))]
 
 
+def _resize(tape: Tape, node: Node, g: Value) -> Derivatives:
+    op: Any = node.operator
+    if op.mode != "nearest" or op.coordinate_transformation_mode == "tf_crop_and_resize":
+        raise refuse(
+            node, f"with mode={op.mode} and coordinate_transformation_mode={op.coordinate_transformation_mode}"
+        )
+    return _pick()(tape, node, g)
+
+
 def _triangle(tape: Tape, node: Node, g: Value) -> Derivatives:
     op: Any = node.operator
     return [tape.apply("Trilu", g, input_at(node, 1), upper=op.upper)]
@@ -136,6 +145,7 @@ MOVES: dict[str, Rule] = {
     "GatherND": _pick(),
     "Tile": _pick(),
     "Pad": _pad,
+    "Resize": _resize,
     "Trilu": _triangle,
     "MaxPool": _largest,
     "ScatterElements": _scatter("GatherElements", "axis"),

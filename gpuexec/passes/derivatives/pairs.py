@@ -48,16 +48,15 @@ def _choice(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _clip(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """What lies on a bound counts as inside."""
+    """What lies on a bound counts as inside; of two bounds alike, the higher takes what lies outside."""
     x, low, high, y = first_of(node), input_at(node, 1), input_at(node, 2), output_of(node)
     is_moved = tape.apply("Not", tape.apply("Equal", x, y))
-    is_high = None if high is None else tape.apply("And", is_moved, tape.apply("Equal", y, high))
-    is_low = is_moved if is_high is None else tape.apply("And", is_moved, tape.apply("Not", is_high))
-    return [
-        tape.select(tape.apply("Equal", x, y), g),
-        None if low is None else tape.sum_to(tape.select(is_low, g), low),
-        None if high is None or is_high is None else tape.sum_to(tape.select(is_high, g), high),
-    ]
+    by_bounds: list[Value | None] = []
+    for bound in (high, low):
+        hits = None if bound is None else tape.apply("And", is_moved, tape.apply("Equal", y, bound))
+        by_bounds.append(None if bound is None or hits is None else tape.sum_to(tape.select(hits, g), bound))
+        is_moved = is_moved if hits is None else tape.apply("And", is_moved, tape.apply("Not", hits))
+    return [tape.select(tape.apply("Equal", x, y), g), *by_bounds[::-1]]
 
 
 def _power(tape: Tape, node: Node, g: Value) -> Derivatives:

@@ -1,11 +1,12 @@
-"""Rules of products: MatMul, Gemm, Einsum, Conv and ConvTranspose."""
+"""Rules of products: MatMul, Gemm, Einsum, Conv, ConvTranspose, and AveragePool, which is a Conv of each channel."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gpuexec.graphs import Node, Value
-from gpuexec.passes.derivatives.tape import Derivatives, Rule, Tape, given, input_at, refuse
+from gpuexec.passes.derivatives.tape import Derivatives, Parts, Rule, Tape, first_of, given, input_at, refuse
 
 
 def _matmul(tape: Tape, node: Node, g: Value) -> Derivatives:
@@ -84,12 +85,30 @@ def _conv_transpose(tape: Tape, node: Node, g: Value) -> Derivatives:
     return [by_x, _slope_of_weight(tape, g, x, w, windows), *_slope_of_bias(tape, node, g)]
 
 
+def _average(tape: Tape, node: Node) -> tuple[Value, ...]:
+    op: Any = node.operator
+    if op.ceil_mode:
+        raise refuse(node, "with ceil_mode=1")
+    x, windows = first_of(node), _read_windows(node)
+    lead, places = tape.apply("Shape", x, end=2), tape.apply("Shape", x, start=2)
+    shape = tape.apply("Concat", tape.apply("ReduceProd", lead), tape.ints(1), places, axis=0)
+    planes = tape.apply("Reshape", x, shape, allowzero=1)  # [images * channels, 1, ...]
+    ones = tape.apply("Expand", tape.number(1, x), tape.ints(1, 1, *op.kernel_shape))
+    total = tape.apply("Conv", planes, ones, **windows)
+    if op.count_include_pad:
+        mean = tape.scale(total, 1 / math.prod(op.kernel_shape))
+    else:
+        mean = tape.apply("Div", total, tape.apply("Conv", tape.full(1, planes), ones, **windows))
+    shape = tape.apply("Concat", lead, tape.apply("Shape", mean, start=2), axis=0)
+    return (tape.apply("Reshape", mean, shape, allowzero=1),)
+
+
 def _read_windows(node: Node) -> dict[str, Any]:
     op: Any = node.operator
     if op.auto_pad not in ("NOTSET", "VALID"):
         raise refuse(node, f"with auto_pad={op.auto_pad}")
     pads = op.pads if op.auto_pad == "NOTSET" else ()
-    return {"strides": op.strides, "dilations": op.dilations, "group": op.group, "pads": pads}
+    return {"strides": op.strides, "dilations": op.dilations, "group": getattr(op, "group", 1), "pads": pads}
 
 
 def _slope_of_weight(tape: Tape, large: Value, small: Value, w: Value, windows: dict[str, Any]) -> Value:
@@ -132,3 +151,4 @@ PRODUCTS: dict[str, Rule] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
 }
+PRODUCT_PARTS: dict[str, Parts] = {"AveragePool": _average}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import ModelError, UnsupportedError
-from gpuexec.graphs import Array, Node, Value
+from gpuexec.graphs import Array, Node, Value, list_needed, take_free
 from gpuexec.operator import build
 
 Derivatives = Iterable[Value | None]
@@ -42,11 +42,7 @@ class Tape:
         """
         if len(self._taken) >= MOST_VALUES:
             raise ModelError(f"with what computes it the model has more than {MOST_VALUES} values.")
-        name = f"{self._name}/{len(self._taken)}"
-        while name in self._taken:
-            name += "'"
-        self._taken.add(name)
-        return Value(name)
+        return Value(take_free(f"{self._name}/{len(self._taken)}", self._taken))
 
     def add(self, nodes: Iterable[Node]) -> None:
         """Put nodes on the tape; their values have names of their own."""
@@ -56,12 +52,7 @@ class Tape:
 
     def keep_needed(self, wanted: Iterable[Value | None]) -> None:
         """Drop what none of these values needs: rules give derivatives by all inputs."""
-        needed, kept = set(wanted), []
-        for node in reversed(self.nodes):
-            if any(value is not None and value in needed for value in node.outputs):
-                kept.append(node)
-                needed.update(node.inputs)
-        self.nodes = kept[::-1]
+        self.nodes, needed = list_needed(self.nodes, [value for value in wanted if value is not None])
         self.constants = {value: array for value, array in self.constants.items() if value in needed}
 
     def constant(self, array: Any) -> Value:

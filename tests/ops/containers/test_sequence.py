@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, defs
 
+import gpuexec as gx
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.containers import make_sequence, read_sequence
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.operator import build, find_operator
 from gpuexec.spec import DTYPES, STRING, TensorSpec
+from tests.objects import BACKENDS, are_equal, parse, run_on
 from tests.ops.objects import ObjectCase, apply, check_case, sequence, tensor
 
 A, B, C = np.arange(3, dtype=np.float32), np.ones((2, 2), np.float32), np.float32(5).reshape(())
@@ -85,6 +87,26 @@ def test_elements_are_no_memory_of_others() -> None:
     assert made is not None and longer is not None
     assert [item.tolist() for item in read_sequence(longer)] == [[0] * 3, [0] * 4]
     assert len(read_sequence(made)) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "made",
+    [
+        "q = Identity (s)",
+        "q = SequenceEmpty ()",
+        "q = SequenceEmpty <dtype = 1> ()",
+        "p = SequenceConstruct (x) q = SequenceErase (p)",
+        "q = SplitToSequence (x)",
+    ],
+)
+def test_an_empty_sequence_takes_what_is_of_its_type_alone(backend: gx.BackendType, made: str) -> None:
+    text = f"(seq(float[]) s, float[0] x, {{}}[1] e) => (seq(float[]) t) {{{{ {made} t = SequenceInsert (q, e) }}}}"
+    right, wrong = (gx.load(parse(text.format(name))) for name in ("float", "int64"))
+    given = {"s": [], "x": np.zeros(0, np.float32)}
+    assert are_equal(run_on(backend, right, {**given, "e": A[:1]}), [[A[:1]]])
+    with pytest.raises(gx.InputError, match="of one type, expected float32, got int64"):
+        run_on(backend, wrong, {**given, "e": np.ones(1, np.int64)})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.spec import dtype_row
-from tests.ops.harness import Array, Case, build_operator, check_compute, compare, make_model
+from tests.ops.case import make_model
+from tests.ops.harness import Array, Case, build_operator, check_compute, compare
 
 
 def check_as_model(case: Case) -> None:

@@ -7,6 +7,8 @@ import numpy as np
 from tests.ops.harness import Array, Case
 from tests.ops.microsoft.samples import NARROW, flags, ints, ours, sample
 
+ROOM = {"has_room": 1}
+
 
 def mask_cases() -> list[Case]:
     cases = []
@@ -32,14 +34,11 @@ def mask_cases() -> list[Case]:
         }
         for name, (mask, found) in masks.items():
             added = np.where(found, np.float32(0), np.float32(-9.5))
-            cases.append(
-                ours(f"{name}-{dtype}", "MaskBias", (q, k, mask), (added.astype(dtype),), attributes={"filter": -9.5})
-            )
+            fields = {"filter": -9.5, "has_room": int(name == "fewer")}
+            cases.append(ours(f"{name}-{dtype}", "MaskBias", (q, k, mask), (added.astype(dtype),), attributes=fields))
             cut = added.shape[3]
             total = (wide[..., :cut] + added).astype(dtype)
-            cases.append(
-                ours(f"{name}-bias-{dtype}", "MaskBias", (q, k, mask, bias), (total,), attributes={"filter": -9.5})
-            )
+            cases.append(ours(f"{name}-bias-{dtype}", "MaskBias", (q, k, mask, bias), (total,), attributes=fields))
         cases.append(
             ours(f"bias-{dtype}", "MaskBias", (q, k, None, bias[:1, :1]), (bias[:1, :1],), attributes={"filter": -1.0})
         )
@@ -67,7 +66,7 @@ def head_cases() -> list[Case]:
     x = sample(2, 5, 12)
     apart, packed = x.reshape(2, 5, 3, 4).transpose(0, 2, 1, 3), sample(2, 5, 3, 2, 4)
     shown = packed[:, :, :, 1].transpose(0, 2, 1, 3)
-    fields = {"heads": 3, "part": 2, "packed": 1}
+    fields = {"heads": 3, "part": 2, "packed": 1, "parts": 2}
     return [
         *cases,
         ours("plain", "ProjectedHeads", (x,), (apart,), attributes={"heads": 3, "part": 0}),
@@ -231,6 +230,29 @@ def view_cases() -> list[Case]:
     ]
 
 
+def shown_cases() -> list[Case]:
+    """Return cases of views that look at what else there is."""
+    x, q, k = sample(2, 5, 6), sample(2, 1, 8), sample(2, 1, 4)
+    rows, past = sample(4, 6), sample(2, 1, 3, 4)
+    weights, bias = sample(6, 24, seed=1), sample(24, seed=2)
+    norms = (sample(4), sample(4))
+    grouped = {"heads": 2, "of_keys": 1}
+    added = sample(1, 2, 1, 3)
+    queries, keys = sample(2, 1, 8), sample(2, 2, 3, 4)
+    return [
+        ours("three equal parts", "ProjectedInput", (x, weights, bias), (x,), attributes={"heads": 2}),
+        ours("sizes", "ProjectedInput", (x, weights), (x,), attributes={"heads": 2, "sizes": (6, 6, 12)}),
+        ours("without padding", "ProjectedInput", (rows, weights, bias), (rows,), attributes={"heads": 2, "rank": 2}),
+        ours("first", "GroupedInput", (q, k, k, None, None, ints(0, 0)), (q,), attributes=grouped),
+        ours("next", "GroupedInput", (q, k, k, past, past, ints(3, 3), None, *norms), (q,), attributes=grouped),
+        ours("packed", "GroupedInput", (sample(2, 1, 16),), (sample(2, 1, 16),), attributes=grouped),
+        ours("gated", "GatedInput", (x, sample(6), sample(1, 2, 5, 5)), (x,), attributes={"heads": 2}),
+        ours("one row", "OneRow", (q,), (q,)),
+        ours("whole bias", "WholeBias", (added, queries, keys), (added,)),
+        ours("bias with room", "WholeBias", (added[..., :2], queries, keys), (added[..., :2],), attributes=ROOM),
+    ]
+
+
 PART_CASES = [
     *mask_cases(),
     *head_cases(),
@@ -238,4 +260,5 @@ PART_CASES = [
     *rotation_cases(),
     *packing_cases(),
     *view_cases(),
+    *shown_cases(),
 ]

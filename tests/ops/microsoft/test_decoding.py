@@ -108,6 +108,27 @@ def test_totals_beyond_the_buffer_make_more_rows(oracle: onnxruntime.InferenceSe
             check(worker.run(given), oracle.run(None, given), total)
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_a_past_that_grows_by_a_row_makes_a_plan_for_each_bucket(
+    oracle: onnxruntime.InferenceSession, backend: gx.BackendType
+) -> None:
+    held = [np.zeros((1, HEADS, 0, SIZE), np.float32)] * 2
+    with gx.Worker(gx.load(make_decoder()), backend=backend) as worker:
+        for total in range(1, 36):
+            given = {**step(1, total), "pk0": held[0], "pv0": held[1]}
+            got = worker.run(given)
+            check(got, oracle.run(None, given), total)
+            held = list(got[1:])
+        assert worker.report().plans == 8  # pasts of 0, 1, 2, up to 4, 8, 16, 32, 64
+
+
+def test_prompts_of_all_lengths_make_a_plan_for_each_bucket() -> None:
+    with gx.Worker(gx.load(make_decoder())) as worker:
+        for rows in range(5, 17):
+            worker.run(step(rows, rows, np.zeros((1, HEADS, 0, SIZE), np.float32)))
+        assert worker.report().plans == 2
+
+
 def test_each_layer_has_its_own_least_total() -> None:
     with gx.Worker(gx.load(make_decoder(2))) as worker:
         for total, rows in ((3, (4, 6)), (5, (5, 6)), (6, (6, 6)), (4, (4, 6)), (7, (7, 7)), (5, (5, 6))):

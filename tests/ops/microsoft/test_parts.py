@@ -34,7 +34,7 @@ WRONG: list[tuple[str, dict[str, Any], tuple[TensorSpec | None, ...], str]] = [
         "gpuexec.MaskBias",
         {"filter": 0.0},
         (X, KEYS, None, TensorSpec((2, 3, 3, 5), X.dtype)),
-        "attention_bias to broadcast",
+        "attention_bias must broadcast",
     ),
     ("gpuexec.ProjectedHeads", {"heads": 5, "part": 0}, (X,), "number of heads"),
     ("gpuexec.ProjectedHeads", {"heads": 2, "part": 0}, (KEYS,), "2 heads as the second"),
@@ -84,3 +84,11 @@ def test_lengths_that_shapes_depend_on_must_be_known() -> None:
     rows, starts = TensorSpec((2, 3, 1, 2), X.dtype), TensorSpec((2,), LONG)
     with pytest.raises(NeedsHostValue, match="total_sequence_length"):
         build("gpuexec.PlaceRows", {}).infer(KEYS, rows, starts, one)
+
+
+def test_a_composite_asks_for_content_by_its_own_inputs() -> None:
+    group, last = TensorSpec((2, 1, 8), X.dtype), TensorSpec((2,), INT)
+    op = build("com.microsoft.GroupQueryAttention", {"num_heads": 2, "kv_num_heads": 2})
+    with pytest.raises(NeedsHostValue) as caught:
+        op.infer(group, group, group, None, None, last, TensorSpec((), INT))
+    assert (caught.value.index, caught.value.role) == (6, "total_sequence_length")

@@ -130,6 +130,7 @@ STEPS = [
     steps_case("both_ways", direction="bidirectional"),
     steps_case("lengths", direction="bidirectional", lengths=np.array([4, 0, 2], np.int32)),
     steps_case("more_units_than_threads", hidden=260),
+    replace(steps_case("only_last"), outputs=(False, True, True)),
 ]
 
 
@@ -162,7 +163,7 @@ G, R, S, Z = spec(F32, 1, 4, 3, 8), spec(I8, 1, 2, 8), spec(F32, 1), spec(I8, 1)
     ("attributes", "inputs", "message"),
     [
         ({"direction": "up"}, (G, R, S, Z), "expects direction among forward, reverse, bidirectional"),
-        ({"activations": ["Tanh"]}, (G, R, S, Z), "expects 3 activations"),
+        ({"activations": ["Tanh"]}, (G, R, S, Z), "expects 3 activations per direction (1)"),
         ({"hidden_size": 3}, (G, R, S, Z), "for hidden_size=3"),
         ({}, (G, spec(I8, 2, 2, 8), S, Z), "expects R to be [1, hidden, 4 * hidden]"),
         ({}, (spec(F32, 1, 4, 3, 4), R, S, Z), "expects gates [1, steps, batch, 8]"),

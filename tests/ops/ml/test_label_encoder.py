@@ -130,6 +130,7 @@ STRINGS = [
         {"keys_strings": ["b", "a", "b"], "values_strings": ["1", "2", "3"], "default_string": ""},
         [["3", "2"], ["", "3"]],
     ),
+    ("one_string", np.array("a", object), 2, {"keys_strings": ["a"], "values_strings": ["b"]}, "b"),
     ("strings_to_places", WORDS, 1, {"classes_strings": ["a", "b"], "default_int64": 7}, [[1, 0], [7, 1]]),
     ("places_to_strings", np.array([1, 0, 2]), 1, {"classes_strings": ["a", "b"]}, ["b", "a", "_Unused"]),
     (

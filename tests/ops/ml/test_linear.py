@@ -121,6 +121,14 @@ CASES = [
         [0.0, 0.0, 0.0],
         expected=(np.array([-20, 10]), np.array([[1, 2, 2], [np.nan] * 3], np.float32)),
     ),
+    classifier(
+        "at_the_threshold",
+        np.array([[0.0], [1.0]], np.float32),
+        np.ones((1, 1), np.float32),
+        [0.0],
+        [10, 20],
+        expected=(np.array([10, 20]), np.array([[1, 0], [0, 1]], np.float32)),
+    ),
     *(
         regressor(f"regressor_{t.__name__}", (X * 4).astype(t), expected=(raw((X * 4).astype(t)).astype(np.float32),))
         for t in INPUTS
@@ -145,6 +153,15 @@ CASES = [
         None,
         post_transform="LOGISTIC",
         expected=((1 / (1 + np.exp(-raw(ONE, SMALL, None)))).astype(np.float32),),
+    ),
+    # What is as far from 0 as counts as 0 takes part by itself, not by its power.
+    regressor(
+        "regressor_SOFTMAX_ZERO_at_its_bounds",
+        np.array([[1e-7, 1.0], [-1e-7, 1.0]], np.float32),
+        np.eye(2, dtype=np.float32),
+        None,
+        post_transform="SOFTMAX_ZERO",
+        expected=(np.array([[1e-7 / np.e, 1.0], [-1e-7 / np.e, 1.0]], np.float32),),
     ),
     regressor("regressor_vector", X[0], expected=(raw(X[:1]).astype(np.float32),)),
     regressor("regressor_empty", X[:0]),

@@ -116,6 +116,18 @@ CASES += [
     replace(svc(f"wants_{what}", X, machine([2, 1, 2])), outputs=outputs)
     for what, outputs in (("labels", (True, False)), ("scores", (False, True)))
 ]
+UNDECIDED = machine([1, 1, 1], kernel="LINEAR") | {"coefficients": [0.0] * 6}
+CASES += [
+    svc("first_of_equal_votes", X[:2], UNDECIDED | {"rho": [1.0, -1.0, 1.0]}),
+    svr("whole_tiles", np.tile(X, (7, 1)), regression(supports=32)),
+    svc("scores_of_zero", X[:2], UNDECIDED | {"rho": [0.0] * 3}),
+    svr(
+        "one_class_at_zero",
+        np.array([[0.0], [1.0]], np.float32),
+        {"coefficients": [1.0], "rho": [0.0], "one_class": 1},
+        expected=(np.array([[-1], [1]], np.float32),),
+    ),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -53,6 +53,15 @@ CASES = (
     split("split_most", LINES, delimiter=",", maxsplit=1),
     split("split_most_space", text("a b  c d", " a "), maxsplit=2),
     split("split_none", LINES, delimiter=",", maxsplit=0),
+    ObjectCase(  # the schema: "leading or trailing whitespace is removed in the output"; the evaluator keeps the last
+        "split_most_space_behind",
+        "StringSplit",
+        (text(" a  b c  ", "d\t"),),
+        (TEXT,),
+        (TEXT, COUNT),
+        {"maxsplit": 1},
+        [np.array([["a", "b c"], ["d", ""]], object), np.array([2, 1])],
+    ),
     split("split_rank_3", LINES.reshape(1, 2, 3), delimiter=","),
     split("split_rank_8", LINES.reshape(1, 2, 1, 3, 1, 1, 1, 1)),
     ObjectCase(
@@ -75,12 +84,12 @@ def test_strings_are_put_together_and_taken_apart(case: ObjectCase) -> None:
     st.sampled_from(["", ",", "a,"]),
     st.integers(0, 9),
 )
-def test_split_of_any_text_is_pythons(lines: list[str], delimiter: str, most: int) -> None:
+def test_split_of_any_text_is_pythons_between_its_ends(lines: list[str], delimiter: str, most: int) -> None:
     operator = build("StringSplit", {"delimiter": delimiter, "maxsplit": most})
     y, counts = compute_arrays(operator, [text(*lines)])
     assert y is not None and counts is not None
     for line, row, count in zip(lines, y, counts, strict=True):
-        found = line.split(delimiter or None, most)
+        found = line.split(delimiter, most) if delimiter else line.strip().split(None, most)
         assert row.tolist() == found + [""] * (y.shape[1] - count) and count == len(found)
 
 

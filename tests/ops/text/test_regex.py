@@ -14,6 +14,8 @@ from onnx import TensorProto
 import gpuexec as gx
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.operator import build
+from gpuexec.ops.text.automaton import build_automaton
+from gpuexec.ops.text.pattern import parse
 from gpuexec.spec import STRING, TensorSpec
 from tests.ops.objects import ObjectCase, check_case, tensor
 
@@ -59,9 +61,17 @@ MATCHES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("(?i)Straße[x-z]", ("STRAßEY",), ("STRASSEY",)),
     ("(?i)k\u017f", ("\u212aS", "Ks"), ("kt",)),
     ("(?i)[^k]", ("a",), ("K", "\u212a")),
+    ("(?i)i", ("i", "I"), ("\u0131", "\u0130")),
+    ("(?i)\u0131[^i]", ("\u0131\u0131",), ("Ii", "\u0131I")),
+    ("(?i)ßᾈ", ("ẞᾀ",), ("SSᾈ",)),
     ("a(?i)b(?-i)c(?i:d)e", ("aBcDe", "abcde"), ("ABcDe", "aBCDe", "aBcDE")),
     ("(?i-s)a(?U)b*", ("ABb",), ("c",)),
     ("^*a", ("a",), ("",)),
+    ("ab(?i)*c", ("aC", "abbc"), ("ababc", "aBc")),
+    (r"a\Q\E{2}", ("aa",), ("a",)),
+    (r"\pC\p{Any}", ("\x00\u0378",), ("\u0378a",)),
+    (r"\x{000000041}", ("A",), ("B",)),
+    ("(?:a{31}){32}", ("a" * 992,), ("a" * 991, "a" * 993)),
     ("(|a)+b", ("b", "aab"), ("c",)),
 )
 
@@ -89,7 +99,11 @@ REFUSED = (
     ("(+a)", "a repetition of nothing"),
     ("a{1001}", "not in order or above 1000"),
     ("a{3,2}", "not in order or above 1000"),
-    ("((a{100}){100}){100}", "too large"),
+    ("((a{100}){100}){100}", "repetitions of repetitions, together above 1000"),
+    ("(?:b|(a{31})*){33}", "repetitions of repetitions, together above 1000"),
+    ("(?:" + "a" * 51 + "){1000}", "too large"),
+    ("(?i)*", "a repetition of nothing"),
+    ("ab*(?i)*?+", "a repetition of a repetition"),
     ("(" * 300 + ")" * 300, "groups more than 200 deep"),
     ("(a", "no closing )"),
     ("a)", "an unexpected )"),
@@ -136,6 +150,13 @@ def test_matches_agree_with_python(pattern: str, texts: list[str]) -> None:
 def test_a_pattern_that_could_be_tried_in_many_ways_is_followed_once() -> None:
     (y,) = compute_arrays(build("RegexFullMatch", {"pattern": "(a*)*(a|aa)+b"}), [np.array(["a" * 3000], object)])
     assert y is not None and y.tolist() == [False]
+
+
+def test_what_is_kept_of_long_texts_is_little() -> None:
+    automaton = build_automaton(parse(".*a.{900}"))
+    text = "".join("ab"[number & 1] for number in np.random.default_rng(0).integers(0, 99, 1500).tolist())
+    assert automaton.matches(text) == (text[-901] == "a")
+    assert 0 < sum(len(states) for states in automaton._steps.values()) < 200_000
 
 
 def node(id: str, x: Any, pattern: str) -> ObjectCase:

@@ -49,6 +49,7 @@ CASES = [
     case("one_row", ROWS[1], 1, 2, 2),
     case("strided", ROWS[:, ::-2], 1, 2, 2),
     case("transposed", ROWS.T, 1, 2, 1),
+    case("tf_weights", ROWS, 1, 2, 5, "TF", weights=WEIGHTS[:6] + [1.5], oracle="onnxruntime"),
     case("idf", ROWS, 1, 2, 5, "IDF", oracle="onnxruntime"),
     case("idf_weights", ROWS, 1, 2, 5, "IDF", weights=WEIGHTS[:6] + [1.5]),
     case("tfidf", ROWS, 1, 2, 5, "TFIDF", oracle="onnxruntime"),

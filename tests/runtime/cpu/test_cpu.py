@@ -1,68 +1,22 @@
-"""The CPU device: asynchronous streams, commands side by side, errors that reach who asked and nobody else."""
+"""The CPU device: asynchronous streams, commands side by side, memory, and what it refuses."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.errors import ClosedError, DeviceError, KernelError, OutOfMemoryError, PlanError
-from gpuexec.plan import Segment
+from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.errors import ClosedError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.runtime.cpu import CpuDevice, CpuMemory
 from gpuexec.runtime.cpu_execution import Call, Execution, Order, make_view
 from gpuexec.runtime.cpu_stream import CpuStream
-from gpuexec.runtime.device import Recording, Region
+from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
 from tests.operators import CALLED, Array, meet
-
-BYTE = np.dtype(np.uint8)
-# Large enough that a command is worth a thread.
-LARGE = 1 << 19
-SMALL = 16
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    device = CpuDevice()
-    yield device
-    device.close()
-    CALLED.clear()
-
-
-def window(buffer: int, extent: int, offset: int = 0) -> Slot:
-    return Slot(buffer, offset, TensorSpec((extent,), BYTE), (1,))
-
-
-def call(key: str, source: int, destination: int, extent: int = SMALL, operator: str = "test.Call") -> HostCall:
-    return HostCall(operator, (("key", key),), (window(source, extent),), (window(destination, extent),))
-
-
-class Bench:
-    """Memory for some buffers, a stream, and recordings over them."""
-
-    def __init__(self, device: CpuDevice, buffers: int, extent: int = SMALL) -> None:
-        self.device = device
-        self.memory = {i: Region(CpuMemory(extent), 0, extent) for i in range(buffers)}
-        self.stream = device.create_stream()
-        for i in range(buffers):
-            self.array(i)[:] = 0
-
-    def array(self, buffer: int) -> Array:
-        array = self.memory[buffer].memory.array
-        assert array is not None
-        return array
-
-    def record(self, *commands: Command, edges: tuple[tuple[int, int], ...] = ()) -> Recording:
-        segment = Segment(commands, edges, tuple(f"node{i}" for i in range(len(commands))))
-        return self.device.record(segment, self.memory)
-
-    def run(self, recording: Recording) -> None:
-        recording.submit(self.stream, {})
-        self.stream.synchronize()
+from tests.runtime.cpu.recorded import BYTE, LARGE, SMALL, Bench, call, window
 
 
 def test_two_unordered_long_commands_are_both_started_before_either_ends(device: CpuDevice) -> None:
@@ -156,63 +110,6 @@ def test_submit_returns_before_the_commands_are_done(device: CpuDevice) -> None:
     assert event.is_done() and bench.stream.is_done() and (bench.array(1) == 1).all()
 
 
-def fail(x: Array) -> Array:
-    raise ValueError("no such luck")
-
-
-def test_error_reaches_the_runs_event_and_the_stream_stays_usable(device: CpuDevice) -> None:
-    CALLED.update(fail=fail, add=lambda x: x + 1)
-    bench = Bench(device, 3)
-    bad = bench.record(call("fail", 0, 1), call("add", 1, 2), edges=((0, 1),))
-    good = bench.record(call("add", 0, 1))
-    failed, done = device.create_event(), device.create_event()
-    bad.submit(bench.stream, {})
-    bench.stream.record(failed)
-    good.submit(bench.stream, {})
-    bench.stream.record(done)
-    with pytest.raises(DeviceError, match=r"'node0' \(\w+\[.*\]\) failed on the host: ValueError: no such") as caught:
-        failed.synchronize()
-    assert caught.value.node == "node0"
-    assert done.synchronize()
-    assert (bench.array(1) == 1).all() and not bench.array(2).any(), "what follows the failed command must not run"
-
-
-def test_later_parts_of_a_failed_run_do_not_run(device: CpuDevice) -> None:
-    CALLED.update(fail=fail, add=lambda x: x + 1)
-    bench = Bench(device, 3)
-    recording = bench.record(call("fail", 0, 1), call("add", 0, 2))
-    middle, end = device.create_event(), device.create_event()
-    recording.submit(bench.stream, {}, 0, 1)
-    bench.stream.record(middle)
-    recording.submit(bench.stream, {}, 1, None)
-    bench.stream.record(end)
-    for event in (middle, end):
-        with pytest.raises(DeviceError):
-            event.synchronize()
-    assert not bench.array(2).any()
-
-
-def test_failure_beside_a_long_command_waits_for_it(device: CpuDevice) -> None:
-    barrier = threading.Barrier(2)
-    finished = threading.Event()
-
-    def fail_together(x: Array) -> Array:
-        barrier.wait(60)
-        raise ValueError("no")
-
-    def finish(x: Array) -> Array:
-        barrier.wait(60)
-        y = x + 1
-        finished.set()
-        return y
-
-    CALLED.update(fail=fail_together, finish=finish)
-    bench = Bench(device, 3, LARGE)
-    with pytest.raises(DeviceError):
-        bench.run(bench.record(call("fail", 0, 1, LARGE), call("finish", 0, 2, LARGE)))
-    assert finished.is_set()
-
-
 def test_streams_wait_for_each_others_events(device: CpuDevice) -> None:
     go = threading.Event()
 
@@ -257,43 +154,6 @@ def test_waiting_on_an_event_means_its_last_record_at_that_time(device: CpuDevic
     assert done.synchronize(60), "the second record must not hold up who waited for the first"
     go.set()
     assert event.synchronize()
-
-
-def test_error_waited_for_is_passed_to_the_next_run_and_no_further(device: CpuDevice) -> None:
-    CALLED.update(fail=fail, add=lambda x: x + 1)
-    bench = Bench(device, 3)
-    other = device.create_stream()
-    failed, passed, after = (device.create_event() for _ in range(3))
-    bench.record(call("fail", 0, 1)).submit(bench.stream, {})
-    bench.stream.record(failed)
-    other.wait(failed)
-    add = bench.record(call("add", 0, 2))
-    add.submit(other, {})
-    other.record(passed)
-    with pytest.raises(DeviceError, match="no such luck"):
-        passed.synchronize()
-    assert not bench.array(2).any()
-    add.submit(other, {})
-    other.record(after)
-    assert after.synchronize() and (bench.array(2) == 1).all()
-
-
-def test_error_waited_for_is_passed_to_the_next_event_where_no_run_comes(device: CpuDevice) -> None:
-    CALLED["fail"] = fail
-    bench = Bench(device, 2)
-    readback = device.create_stream()
-    failed, first, second = (device.create_event() for _ in range(3))
-    bench.record(call("fail", 0, 1)).submit(bench.stream, {})
-    bench.stream.record(failed)
-    target = np.full(SMALL, 9, np.uint8)
-    readback.wait(failed)
-    readback.copy_to_host(target, bench.memory[1].address)
-    readback.record(first)
-    readback.record(second)
-    with pytest.raises(DeviceError):
-        first.synchronize()
-    assert second.synchronize()
-    assert (target == 9).all()
 
 
 def test_copies_and_fills(device: CpuDevice) -> None:
@@ -347,13 +207,6 @@ def test_bound_buffers_are_given_at_submit(device: CpuDevice) -> None:
         recording.submit(bench.stream, {0: Region(source, 0, SMALL), 1: Region(target, 0, SMALL)})
         bench.stream.synchronize()
         assert (target.array == value + 1).all()
-
-
-def test_result_of_the_wrong_shape_is_an_error(device: CpuDevice) -> None:
-    CALLED["half"] = lambda x: x[::2]
-    bench = Bench(device, 2)
-    with pytest.raises(PlanError, match=r"'node0' \(.*\): expected uint8\[16\] to be computed, got uint8\[8\]"):
-        bench.run(bench.record(call("half", 0, 1)))
 
 
 def test_views_follow_strides() -> None:

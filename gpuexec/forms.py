@@ -1,0 +1,55 @@
+"""Which inputs and outputs operators have, of domains that ONNX has no schemas for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_UNBOUNDED = 2**31 - 1  # as onnx writes it
+_FORMS: dict[tuple[str, str], Form] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The inputs and outputs of an operator, by name.
+
+    In ``"A B bias? rest*"`` what has a question mark may be absent, and a star stands for any number.
+    """
+
+    inputs: str
+    outputs: str
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names, without their marks."""
+        return tuple(each.rstrip("?*") for each in self.inputs.split())
+
+    @property
+    def required(self) -> tuple[int, ...]:
+        """Positions of inputs that can't be absent."""
+        return tuple(index for index, each in enumerate(self.inputs.split()) if not each.endswith(("?", "*")))
+
+    @property
+    def variadic_from(self) -> int:
+        """Position of the input that may be there any number of times."""
+        return next((i for i, each in enumerate(self.inputs.split()) if each.endswith("*")), _UNBOUNDED)
+
+    @property
+    def max_inputs(self) -> int:
+        """How many inputs there may be."""
+        return _UNBOUNDED if self.inputs.endswith("*") else len(self.inputs.split())
+
+    @property
+    def max_outputs(self) -> int:
+        """How many outputs there may be."""
+        return len(self.outputs.split())
+
+
+def declare_forms(domain: str, forms: Mapping[str, tuple[str, str]]) -> None:
+    """Declare inputs and outputs of operators by name; while a model is loaded, its nodes are held to them."""
+    _FORMS.update({(domain, name): Form(*form) for name, form in forms.items()})
+
+
+def find_form(op_type: str, domain: str) -> Form | None:
+    """Return the form that was declared of an operator."""
+    return _FORMS.get((domain, op_type))

@@ -1,0 +1,192 @@
+"""Binding what the inputs of a Method are set to, run after run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from gpuexec.errors import StaleError
+from gpuexec.graphs import Value
+from gpuexec.programs.memory_manager import Sharing
+from gpuexec.programs.method_inputs import MethodInputs
+from gpuexec.programs.method_places import Places
+from gpuexec.resources.fence import Fence
+from gpuexec.resources.frames import Frame
+from gpuexec.resources.memory import BorrowedMemory
+from gpuexec.resources.syncs import SyncLog
+from gpuexec.results.arenas import view_region
+from gpuexec.results.readback import ReadbackRequest
+from gpuexec.running.binding import bind_device, bind_object
+from gpuexec.running.bound import Bound
+from gpuexec.running.held import Held
+from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
+from gpuexec.runtime.backend import Backend
+from gpuexec.runtime.device import Memory, Region, Stream, begin_host_write
+from gpuexec.spec import TensorSpec, is_host_object
+
+_Put = Callable[[], None]
+
+
+class SlotBinder:
+    """Binds ``inputs``, each of which has a place of its own.
+
+    A run brings what was set from the host to its place on the device, once; later runs find it there. Device arrays
+    are used where they lie, but for a Method's own outputs in memory of the user's, which the run is about to write:
+    they are copied.
+
+    Args:
+        backend: Where.
+        stream: Of the runs.
+        syncs: Where waits are counted.
+        places: Where inputs lie on the device.
+        sharing: What is shared with other Methods whose slots are in the same memory.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        stream: Stream,
+        syncs: SyncLog,
+        places: Places,
+        sharing: Sharing | None,
+    ) -> None:
+        self._backend, self._stream, self._syncs = backend, stream, syncs
+        self._has_kernels = backend.device.target.has_kernels
+        self._places = places
+        self.inputs = MethodInputs(backend, stream, syncs, places, sharing)
+        self.kept = self.inputs.kept
+        # What was brought to the places, and to which memory.
+        self._there: dict[str, tuple[HostArray, Memory]] = {}
+
+    def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
+        """Make room on the device for inputs from the host."""
+        if self._has_kernels:
+            for name, item in given.items():
+                if isinstance(item, HostArray) and not is_host_object(item.spec.dtype):
+                    self._places.reserve(name, item.spec.nbytes)
+
+    def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
+        """Bind all inputs of a run.
+
+        Raises:
+            StaleError: An input lay in memory that another Method has used since.
+        """
+        self.inputs.enter()
+        puts: list[_Put] = []
+        for value in inputs:
+            item = given[value.name]
+            if isinstance(item, DeviceArray):
+                puts += self._bind_device(bound, value, item)
+            elif is_host_object(item.spec.dtype):
+                bind_object(bound, value, item)
+            else:
+                puts += self._bind_host(bound, value, item)
+        self.inputs.use((value.name for value in inputs), bound.reading)
+
+        def upload() -> None:
+            for put in puts:
+                put()
+
+        bound.upload = upload if puts else None
+
+    def unpin(self) -> None:
+        """Keep pinned memory: what is set stays where it is."""
+
+    def give_back(self) -> None:
+        """Let go of room that other sizes took; the caller has waited."""
+        self._places.give_back()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device that inputs take; without kernels they are used where they lie on the host."""
+        return self._places.nbytes if self._has_kernels else 0
+
+    def release(self) -> None:
+        """Give back what is held; the caller has waited for all runs."""
+        self.inputs.clear()
+        self._there.clear()
+
+    def _bind_device(self, bound: Bound, value: Value, item: DeviceArray) -> list[_Put]:
+        self._there.pop(value.name, None)
+        is_own = item.readers is bound.frame.readers
+        if is_own and not item.place.is_known:
+            self._syncs.note_wait(f"input {value.name!r}", "an output whose shape is not known yet")
+            item.fence.wait_issued()
+        source = item.place.region if item.place.is_known else None
+        if source is not None and (bound.frame.holds(source) or (is_own and bound.frame.is_shared)):
+            return self._bind_copy(bound, value, source, item)
+        bind_device(bound, value, item)
+        if is_own and source is not None:
+            self.inputs.keep(value.name, source, item.spec, item.fence)
+        return []
+
+    def _bind_copy(self, bound: Bound, value: Value, source: Region, item: DeviceArray) -> list[_Put]:
+        """Bind bytes that this run or another will write: copied to the input's place."""
+        name, spec, copied = value.name, item.spec, Fence()
+        region = self._places.reserve(name, spec.nbytes)
+        bound.sources.append(item.fence)
+        bound.keep += [item.source, source.memory, region.memory]
+        bound.env[value] = Held(spec, region)
+        self.inputs.keep(name, region, spec, copied)
+
+        def put() -> None:
+            if spec.nbytes:
+                self._stream.copy(region.address, source.address, spec.nbytes)
+            copied.issue(())
+
+        lost = StaleError(f"Input {name!r} was an output that a run given up did not get to copy; set it.", value=name)
+        bound.finish.append(lambda _: _give_up(copied, lost))
+        return [put]
+
+    def _bind_host(self, bound: Bound, value: Value, item: HostArray) -> list[_Put]:
+        if item.request is not None:
+            return self._bind_late(bound, value, item.spec, item.request)
+        assert item.array is not None
+        raw = item.array.reshape(-1).view(np.uint8)
+        bound.keep.append(item.array)
+        if not self._has_kernels:
+            region = Region(BorrowedMemory.of(raw), 0, raw.nbytes)
+            if bound.frame.holds(region):
+                region = Region(BorrowedMemory.of(raw.copy()), 0, raw.nbytes)
+            bound.env[value] = Held(item.spec, region, item.array)
+            return []
+        region = self._places.reserve(value.name, raw.nbytes)
+        bound.keep.append(region.memory)
+        bound.env[value] = Held(item.spec, region, item.array)
+        there, memory = self._there.get(value.name, (None, None))
+        if there is item and memory is region.memory and not item.is_borrowed:
+            return []
+
+        def put() -> None:
+            if raw.nbytes:
+                self._stream.copy_to_device(region.address, raw)
+            self._there[value.name] = (item, region.memory)
+
+        return [put]
+
+    def _bind_late(self, bound: Bound, value: Value, spec: TensorSpec, request: ReadbackRequest) -> list[_Put]:
+        """Bind content that is on its way from another device."""
+        staging, nbytes = self._backend.staging, spec.nbytes
+        block = staging.take(max(nbytes, 1))
+        begin_host_write(block, nbytes)
+        bound.finish.append(lambda event: staging.give_back(block, event))
+        bound.requests.append(request)
+        window = view_region(Region(block, 0, nbytes)).view(spec.dtype).reshape(spec.shape)
+        region = self._places.reserve(value.name, nbytes) if self._has_kernels else Region(block, 0, nbytes)
+        bound.keep.append(region.memory)
+        held = bound.env[value] = Held(spec, region)
+        self._there.pop(value.name, None)
+
+        def put() -> None:
+            np.copyto(window, request.view())
+            held.array = window
+            if self._has_kernels and nbytes:
+                self._stream.copy_to_device(region.address, window.reshape(-1).view(np.uint8))
+
+        return [put]
+
+
+def _give_up(fence: Fence, failure: StaleError) -> None:
+    """Say that work will never run, unless it is on its stream."""
+    fence.issue((), failure)

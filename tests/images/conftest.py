@@ -1,0 +1,27 @@
+"""Where images are converted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import gpuexec as gx
+from gpuexec.images.converter import ImageConverter
+from gpuexec.runtime.backend import Backend, open_backend
+
+
+@pytest.fixture(params=[gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(request.param)
+
+
+@pytest.fixture
+def simulator() -> Backend:
+    return open_backend(gx.BackendType.SIMULATOR)
+
+
+@pytest.fixture
+def converter(backend: Backend) -> Iterator[ImageConverter]:
+    with ImageConverter(backend) as made:
+        yield made

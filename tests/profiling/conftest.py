@@ -1,0 +1,16 @@
+"""Where what is profiled runs."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuexec as gx
+from gpuexec.runtime.backend import Backend, open_backend
+from tests.small_models import CPU
+
+SIMULATOR = gx.BackendType.SIMULATOR
+
+
+@pytest.fixture(params=[CPU, SIMULATOR])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(request.param)

@@ -1,0 +1,18 @@
+"""A CPU device of a test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpuexec.runtime.cpu import CpuDevice
+from tests.operators import CALLED
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice()
+    yield device
+    device.close()
+    CALLED.clear()
