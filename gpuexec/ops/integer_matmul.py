@@ -35,7 +35,7 @@ from gpuexec.ops.integer import (
     subtract_zero,
     to_int32,
 )
-from gpuexec.ops.integer_quants import align_quant, check_quant, quant_strides, view_quant
+from gpuexec.ops.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.matmul_launch import TILE
 from gpuexec.spec import TensorSpec
@@ -110,7 +110,7 @@ class QLinearMatMul(Operator):
         shape = check_product(self.name, a, b, needs_scales=True)
         zero = check_bytes(self.name, y.zero, "y_zero_point")
         check_dtype(self.name, y.scale, SCALES, "y_scale")
-        check_quant(self.name, "y", (y.scale, zero), _matrix(shape, a.values.rank, b.values.rank), is_row=True)
+        check_quant(self.name, "y", (y.scale, zero), add_axes(shape, a.values.rank, b.values.rank), is_row=True)
         for role, spec in (("b_scale", b.scale), ("y_scale", y.scale)):
             if spec.dtype != a.scale.dtype:
                 raise InputError(f"{self.name} expects {role} of the type of a_scale {a.scale}, got {spec}.")
@@ -229,20 +229,13 @@ def check_product(name: str, a: Quantized, b: Quantized, *, needs_scales: bool =
             check_dtype(name, given.scale, SCALES, f"{role}_scale")
         if given.zero is not None:
             check_dtype(name, given.zero, (spec.dtype,), f"{role}_zero_point")
-        check_quant(name, role, (given.scale, given.zero), _matrix(shape, left.rank, right.rank), is_row=is_row)
+        check_quant(name, role, (given.scale, given.zero), add_axes(shape, left.rank, right.rank), is_row=is_row)
     return shape
 
 
 def _split(inputs: Sequence[Any]) -> tuple[Quantized, Quantized, Quantized]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
     return Quantized(a, a_scale, a_zero), Quantized(b, b_scale, b_zero), Quantized(None, y_scale, y_zero)
-
-
-def _matrix(shape: tuple[int, ...], left_rank: int, right_rank: int) -> tuple[int, ...]:
-    """Return the shape of the product with the axes that 1-D operands leave out."""
-    columns = shape[-1:] if right_rank > 1 else (1,)
-    rest = shape[:-1] if right_rank > 1 else shape
-    return (*(rest if left_rank > 1 else (*rest, 1)), *columns)
 
 
 def _as_matrix(slot: Slot, *, is_row: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:

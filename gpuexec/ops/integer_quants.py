@@ -18,6 +18,13 @@ from gpuexec.ops.layout import window
 from gpuexec.spec import TensorSpec
 
 
+def add_axes(shape: tuple[int, ...], left_rank: int, right_rank: int) -> tuple[int, ...]:
+    """Return the shape of a product with the axes that 1-D operands leave out."""
+    columns = shape[-1:] if right_rank > 1 else (1,)
+    rest = shape[:-1] if right_rank > 1 else shape
+    return (*(rest if left_rank > 1 else (*rest, 1)), *columns)
+
+
 def view_quant(values: Array | None, *, is_row: bool) -> Array:
     """Return scales or zero points so that they broadcast with matrices: one of all, of each row, or of each column."""
     if values is None:

@@ -49,11 +49,64 @@ def test_products_of_small_floats(case: Case) -> None:
     run_case(case)
 
 
+def by_rows_and_columns(id: str, a: tuple[int, ...], b: tuple[int, ...], *quants: tuple[tuple[int, ...], ...]) -> Case:
+    """Scales and zero points that differ from row to row and from column to column; sums are exact."""
+    left, right = (RNG.integers(-7, 8, shape).astype(np.float32) for shape in (a, b))
+    scales = [RNG.choice(np.array([0.25, 0.5, 1, 2], np.float32), shape[0]) for shape in quants]
+    zeros = [RNG.integers(-1, 2, shape[1]).astype(np.float32) for shape in quants]
+    # A vector of rows stands beside columns; one of columns as it is.
+    (a_scale, a_zero), (b_scale, b_zero), (y_scale, y_zero) = (
+        [each[:, None] if each.ndim == 1 and role != 1 else each for each in pair]
+        for role, pair in enumerate(zip(scales, zeros, strict=True))
+    )
+    product = ((left if left.ndim > 1 else left[None]) - a_zero) * a_scale @ ((right - b_zero) * b_scale)
+    expected = np.clip(np.rint(product / y_scale) + y_zero, -128, 127).astype(I8)
+    inputs = (
+        *(left.astype(FLOAT8[0]), scales[0], zeros[0].astype(FLOAT8[0])),
+        *(right.astype(FLOAT8[2]), scales[1], zeros[1].astype(FLOAT8[2])),
+        *(scales[2], zeros[2].astype(I8)),
+    )
+    return Case(id, "QLinearMatMul", inputs, opset=21, expected=(expected if left.ndim > 1 else expected[..., 0, :],))
+
+
+ONE: tuple[tuple[int, ...], ...] = ((), ())
+MANY = [
+    by_rows_and_columns("vectors_of_scales", (5, 9), (9, 6), ((5,), (5,)), ((6,), (6,)), ((5,), (5,))),
+    by_rows_and_columns("columns_alone", (5, 9), (9, 6), ONE, ((6,), (6,)), ONE),
+    by_rows_and_columns("one_zero_beside_many_scales", (5, 9), (9, 6), ((5,), (1,)), ((6,), ()), ((5,), ())),
+    by_rows_and_columns(
+        *("batches_with_axes", (2, 5, 9), (2, 9, 6)),
+        *(((2, 5, 1), (2, 5, 1)), ((2, 1, 6), (2, 1, 6)), ((2, 5, 1), (2, 5, 1))),
+    ),
+    by_rows_and_columns(
+        "batches_share_scales", (2, 5, 9), (2, 9, 6), ((1, 5, 1), (1, 5, 1)), ((1, 1, 6), (1, 1, 6)), ((5,), (5,))
+    ),
+    by_rows_and_columns("left_vector", (9,), (9, 6), ((1,), (1,)), ((6,), (6,)), ONE),
+    by_rows_and_columns("empty_inner", (5, 0), (0, 6), ((5,), (5,)), ((6,), (6,)), ((5,), (5,))),
+    by_rows_and_columns("no_rows", (0, 9), (9, 6), ((0,), (0,)), ((6,), (6,)), ((0,), (0,))),
+]
+
+
+@pytest.mark.parametrize("case", MANY, ids=lambda case: case.id)
+def test_products_with_scales_of_rows_and_columns(case: Case) -> None:
+    run_case(case)
+
+
 def spec(dtype: Any, *shape: int) -> TensorSpec:
     return TensorSpec(shape, np.dtype(dtype))
 
 
-def test_floats_of_8_bits_have_one_scale() -> None:
+@pytest.mark.parametrize(
+    ("role", "scale", "message"),
+    [
+        (1, (4,), r"expects a_scale to be one number, or one for each row \(3\), got float32\[4\]"),
+        (4, (3, 1), r"expects b_scale to be one number, or one for each column \(3\), got float32\[3,1\]"),
+        (6, (2,), r"expects y_scale to be one number, or one for each row \(3\), got float32\[2\]"),
+    ],
+)
+def test_other_numbers_of_scales_are_refused(role: int, scale: tuple[int, ...], message: str) -> None:
     x, by, zero = spec(FLOAT8[0], 3, 3), spec(np.float32), spec(FLOAT8[0])
-    with pytest.raises(InputError, match=r"b_scale to be one number.*floats of 8 bits have one scale"):
-        QLinearMatMul().infer(x, by, zero, x, spec(np.float32, 3), zero, by, zero)
+    inputs = [x, by, zero, x, by, zero, by, zero]
+    inputs[role] = spec(np.float32, *scale)
+    with pytest.raises(InputError, match=message):
+        QLinearMatMul().infer(*inputs)
