@@ -104,12 +104,3 @@ __device__ inline Bits<T> sortable_key(T x) {
     return reinterpret<Bits<T>>(x);
   }
 }
-
-// The value a key was made of (0 for -0, the quiet NaN for any NaN).
-template <class T>
-__device__ inline T from_sortable_key(Bits<T> key) {
-  constexpr Bits<T> kSign = Bits<T>(Bits<T>(1) << (8 * sizeof(T) - 1));
-  if constexpr (kIsFloat<T>) return reinterpret<T>(key & kSign ? Bits<T>(key ^ kSign) : Bits<T>(~key));
-  else if constexpr (kIsSigned<T>) return reinterpret<T>(Bits<T>(key ^ kSign));
-  else return reinterpret<T>(key);
-}

@@ -36,6 +36,17 @@ def test_attention(case: Case) -> None:
     run_case(case)
 
 
+def test_sinks_weigh_beside_keys() -> None:
+    """For rows that don't fill a tile too: a sink that is read beyond the last head is found in check mode."""
+    q, k, v = (sample((1, 2, rows, 4), seed=rows).astype(np.float32) for rows in (3, 5, 6))
+    v, sinks = v[:, :, :5], np.array([0.5, -1.0], np.float32)
+    scores = (q.astype(np.float64) @ k.swapaxes(2, 3)) / 2
+    powers = np.exp(scores)
+    y = powers @ v / (powers.sum(3, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None])
+    inputs, expected = (q, k, v, None, None, None, sinks), (y.astype(np.float32), scores.astype(np.float32))
+    run_case(Case("sinks", "gpuexec.AttentionOverCache", inputs, outputs=(True, False), expected=expected, terms=9))
+
+
 def test_views() -> None:
     base = attention("views", (2, 4, 2, 5, 70, 8, 6))
     q, k, v = (x for x in base.inputs[:3] if x is not None)

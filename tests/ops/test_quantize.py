@@ -119,6 +119,12 @@ QUANTIZE = [
         expected=(np.array([5, -3, 127, 3], np.int8),),
     ),
     Case(
+        "scale_of_bfloat16",
+        "QuantizeLinear",
+        (np.array([3, -2, 1], np.float32), np.array(0.5, ml_dtypes.bfloat16), np.array(1, np.int8)),
+        expected=(np.array([7, -3, 3], np.int8),),
+    ),
+    Case(
         "beyond",
         "QuantizeLinear",
         (np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1e7], np.float32), np.array(0.5, np.float32)),

@@ -122,7 +122,7 @@ CASES = [
          expected=(np.zeros((0, 5, 2, 2), np.float32),)),
     Case("pool_no_rows", "MaxRoiPool", (X[:, :, :0], with_image(ROIS, 3)), {"pooled_shape": [1, 2]},
          expected=(np.zeros((8, 5, 1, 2), np.float32),)),
-    Case("pool_no_such_image", "MaxRoiPool", (RAMP, with_image(WHOLE, 3) + np.float32([1, 0, 0, 0, 0])),
+    Case("pool_no_such_image", "MaxRoiPool", (RAMP, with_image(WHOLE, 3) + np.array([1, 0, 0, 0, 0], np.float32)),
          {"pooled_shape": [1, 1]}, refusal="a region is of image 1", expected=(np.zeros((3, 1, 1, 1), np.float32),)),
 ]  # fmt: skip
 
