@@ -162,9 +162,18 @@ _DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
 
 
 def operator(name: str, domain: str = "") -> Callable[[OperatorType], OperatorType]:
-    """Register a class as the operator ``name`` of an ONNX domain (``""`` is ai.onnx)."""
+    """Register a class as the operator ``name`` of an ONNX domain (``""`` is ai.onnx).
+
+    Raises:
+        InputError: It is no dataclass.
+    """
 
     def register(cls: OperatorType) -> OperatorType:
+        if not dataclasses.is_dataclass(cls):
+            raise InputError(
+                f"Operator {qualified(name, domain)}: expected a frozen dataclass, got class {cls.__name__}; write "
+                "@dataclass(frozen=True, slots=True) between @operator and the class."
+            )
         cls.name = qualified(name, domain)
         _OPERATORS[cls.name] = cls
         return cls

@@ -12,6 +12,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec import extensions
+from gpuexec import operator as operators
 from gpuexec.command import Kernel
 from gpuexec.errors import KernelError
 from gpuexec.instances import instantiations
@@ -119,15 +120,30 @@ def test_package_that_can_not_be_imported_is_named(tmp_path: Path, monkeypatch: 
         find_operator("com.broken.Half")
 
 
+def test_class_that_is_no_dataclass_is_refused() -> None:
+    with pytest.raises(gx.InputError, match=r"com\.example\.Bare: expected a frozen dataclass, got class Bare"):
+
+        @operators.operator("Bare", "com.example")
+        class Bare(operators.Operator):
+            pass
+
+    assert find_operator("com.example.Bare") is None
+
+
 def _install(
     folder: Path, domain: str, name: str, module: str, monkeypatch: pytest.MonkeyPatch, first: str = ""
 ) -> None:
-    """Put a package into a folder as an installer would, with an operator and the domain that it announces."""
+    """Put a package into a folder as an installer would, with an operator and the domain that it announces.
+
+    What it registers is forgotten after the test.
+    """
+    monkeypatch.setattr(operators, "_OPERATORS", dict(operators._OPERATORS))
     (folder / f"{module}.py").write_text(
-        f"{first}from gpuexec.instances import instantiate\n"
+        f"{first}from dataclasses import dataclass\n"
+        "from gpuexec.instances import instantiate\n"
         "from gpuexec.operator import Operator, operator\n"
         f"instantiate(__name__ + ':half.cu', ['half_of<float>'])\n"
-        f"@operator({name!r}, {domain!r})\nclass {name}(Operator):\n    pass\n"
+        f"@operator({name!r}, {domain!r})\n@dataclass(frozen=True, slots=True)\nclass {name}(Operator):\n    pass\n"
     )
     made = folder / f"{module}-1.0.dist-info"
     made.mkdir()
