@@ -22,7 +22,7 @@ HELD = (
 )
 FLOORS = (
     ("errors", "knobs", "phases", "replacing", "version"),
-    ("attributes", "extensions", "forms", "geometry", "spec", "target", "progress", "mapped"),
+    ("array_files", "attributes", "extensions", "forms", "geometry", "spec", "target", "progress", "mapped"),
     ("command", "containers"),
     ("demands", "instances", "operator"),
     ("graphs", "plan", "apply"),

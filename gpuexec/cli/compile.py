@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.cli.array_files import load_arrays
+from gpuexec.array_files import load_arrays
 from gpuexec.cli.feeds import make_random
 from gpuexec.cli.sources import SUFFIX
 from gpuexec.errors import GpuexecError, InputError

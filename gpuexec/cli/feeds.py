@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.cli.array_files import load_array, load_arrays, split_key
+from gpuexec.array_files import load_arrays
+from gpuexec.cli.array_arguments import load_array, split_key
 from gpuexec.cli.leaves import read_json
 from gpuexec.containers import make_blank, pack, to_strings, unpack
 from gpuexec.errors import InputError

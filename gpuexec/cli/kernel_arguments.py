@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gpuexec.cli.array_files import load_array
+from gpuexec.cli.array_arguments import load_array
 from gpuexec.errors import InputError
 
 Array = np.ndarray[Any, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.array_files import load_arrays
 from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Array
 from gpuexec.importer.initializers import read_initializers
@@ -221,10 +221,11 @@ def _open_safetensors(path: Path) -> NamedDataMap:
 
 def _open_npz(path: Path) -> NamedDataMap:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{path} holds no weights: {str(error).rstrip('.')}.") from error
+        arrays = load_arrays(path)
+    except InputError as error:
+        raise ModelError(f"{path} holds no weights: {error}") from error
+    if not isinstance(arrays, dict):
+        raise ModelError(f"{path} holds no weights: expected arrays by name, got one array.")
     return _hold(arrays, str(path))
 
 

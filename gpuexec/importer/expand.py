@@ -123,9 +123,8 @@ def _label(nodes: Sequence[onnx.NodeProto], expanded: Sequence[onnx.NodeProto], 
     kept = {tuple(node.output) for node in nodes if (node.domain, node.op_type) != key}
     for node in nodes:
         if (node.domain, node.op_type) != key:
-            while left and tuple(left[-1].output) != tuple(node.output):
-                left.pop()
-            left = left[:-1]
+            while left and tuple(left.pop().output) != tuple(node.output):
+                pass
             continue
         whole = read_label(node) or describe_node(node)
         missing = set(filter(None, node.output))

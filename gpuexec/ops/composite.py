@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue, locate
-from gpuexec.graphs import Graph, Node, Value
+from gpuexec.graphs import Graph, Node, Value, list_needed
 from gpuexec.operator import Array, Operator, Tolerance, build, decompose, operator, qualified
 from gpuexec.ops.elementwise_cast import Identity
 from gpuexec.ops.interpret import compute_graph, infer_graph
@@ -187,17 +187,8 @@ def _take_apart(node: Node, op: Composite) -> tuple[Node, ...]:
         Node(Identity(), (final.get(source, source),), (wanted,), f"{node.name}.{wanted.name}")
         for source, wanted in copied
     ]
-    return _needed(parts, {value for value in node.outputs if value is not None})
-
-
-def _needed(parts: Sequence[Node], wanted: set[Value]) -> tuple[Node, ...]:
-    """Return the parts that somebody wants something of."""
-    kept = []
-    for part in reversed(parts):
-        if wanted.intersection(part.outputs):
-            wanted.update(value for value in part.inputs if value is not None)
-            kept.append(part)
-    return tuple(reversed(kept))
+    needed, _ = list_needed(parts, [value for value in node.outputs if value is not None])
+    return tuple(needed)
 
 
 def _without_absent_end(inputs: Sequence[Value | None]) -> tuple[Value | None, ...]:

@@ -45,8 +45,8 @@ class MethodInputs:
         places: Places,
         sharing: Sharing | None,
     ) -> None:
-        self._backend, self._stream, self._syncs = backend, stream, syncs
-        self._places, self._sharing = places, sharing
+        self.backend, self.stream, self.syncs = backend, stream, syncs
+        self.places, self._sharing = places, sharing
         self.kept: dict[str, GivenInput] = {}
         self._blocks: dict[str, Memory] = {}
         # The last run that uses what an input was set to.
@@ -68,10 +68,10 @@ class MethodInputs:
     def lend(self, name: str, spec: TensorSpec) -> Tensor:
         """Return the place of an input as a tensor to write to, and set the input to it."""
         use = self._uses.get(name)
-        if not self._backend.device.target.has_kernels:
+        if not self.backend.device.target.has_kernels:
             self._wait_for_window(name)
         self._let_go(name)
-        tensor = self.keep(name, self._places.reserve(name, spec.nbytes), spec)
+        tensor = self.keep(name, self.places.reserve(name, spec.nbytes), spec)
         if use is not None:
             tensor._content.lease.readers.add(use)
         return tensor
@@ -82,14 +82,14 @@ class MethodInputs:
         Raises:
             InputError: They are.
         """
-        if self._places.holds(region):
+        if self.places.holds(region):
             raise InputError(f"{what} overlaps the memory of an input that stays set; give each bytes of its own.")
 
     def clear(self) -> None:
         """Give back what is held; the caller has waited for all runs."""
         for name in list(self._blocks):
-            self._backend.staging.give_back(self._blocks.pop(name))
-        self._places.clear()
+            self.backend.staging.give_back(self._blocks.pop(name))
+        self.places.clear()
         for each in (self.kept, self._uses, self._marks):
             each.clear()
 
@@ -118,7 +118,7 @@ class MethodInputs:
 
     def keep(self, name: str, region: Region, spec: TensorSpec, written: Fence | None = None) -> Tensor:
         """Let an input stay set to bytes on the device that no run will write, there once ``written`` is done."""
-        tensor = wrap_region(self._backend, region, spec, name, self._stream, written)
+        tensor = wrap_region(self.backend, region, spec, name, self.stream, written)
         content = tensor._content
         self.kept[name] = DeviceArray(content.place, tensor, content.fence, content.lease.readers)
         self._marks.note(name)
@@ -127,7 +127,7 @@ class MethodInputs:
     # ---- setting, in detail
 
     def _copy(self, name: str, spec: TensorSpec, array: Array) -> None:
-        slot = self._places.find_slot(name)
+        slot = self.places.find_slot(name)
         if slot is None:
             self._let_go(name)
             region = self._take_block(name, spec.nbytes)
@@ -145,11 +145,11 @@ class MethodInputs:
         uses = (self._uses.get(name), None if self._sharing is None else self._sharing.use)
         for use in uses:
             if use is not None and not use.is_done():
-                self._syncs.note_wait(f"input {name!r}", "a run in flight reads the memory planned for it")
+                self.syncs.note_wait(f"input {name!r}", "a run in flight reads the memory planned for it")
                 use.settle()
 
     def _take_block(self, name: str, nbytes: int) -> Region:
-        block = self._backend.staging.take(max(nbytes, 1))
+        block = self.backend.staging.take(max(nbytes, 1))
         begin_host_write(block, nbytes)
         self._blocks[name] = block
         return Region(block, 0, nbytes)
@@ -161,7 +161,7 @@ class MethodInputs:
         block, use = self._blocks.pop(name, None), self._uses.pop(name, None)
         if block is None:
             return
-        staging = self._backend.staging
+        staging = self.backend.staging
         if use is None:
             staging.give_back(block)
         else:

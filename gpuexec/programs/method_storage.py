@@ -9,6 +9,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.programs.bounds import Bounds
 from gpuexec.programs.memory_manager import HierarchicalAllocator, MemoryManager
+from gpuexec.programs.method_inputs import MethodInputs
 from gpuexec.programs.method_meta import ACTIVATIONS, INPUTS, OUTPUTS, PURPOSES, STAGING, STATE, MethodMeta
 from gpuexec.programs.method_places import Places, Slot
 from gpuexec.programs.method_state import StateBlocks
@@ -126,7 +127,7 @@ def open_method_storage(
             frame.give(meta.output_tensor_meta(index).name, region)
         shared_inputs = sharing if planned is not None and planned.shares_inputs else None
         places = Places(kept, _slots(meta, bounds, blocks))
-        binder = SlotBinder(backend, stream, syncs, places, shared_inputs)
+        binder = SlotBinder(MethodInputs(backend, stream, syncs, places, shared_inputs))
         storage = Storage(
             Arena(backend, more, blocks.get(ACTIVATIONS)),
             (frame,),

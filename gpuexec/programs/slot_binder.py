@@ -8,21 +8,17 @@ import numpy as np
 
 from gpuexec.errors import StaleError
 from gpuexec.graphs import Value
-from gpuexec.programs.memory_manager import Sharing
 from gpuexec.programs.method_inputs import MethodInputs
-from gpuexec.programs.method_places import Places
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
-from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.arenas import view_region
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.running.binding import bind_device, bind_object
 from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import Memory, Region, begin_host_write
 from gpuexec.spec import TensorSpec, is_host_object
 
 _Put = Callable[[], None]
@@ -34,28 +30,13 @@ class SlotBinder:
     A run brings what was set from the host to its place on the device, once; later runs find it there. Device arrays
     are used where they lie, but for a Method's own outputs in memory of the user's, which the run is about to write:
     they are copied.
-
-    Args:
-        backend: Where.
-        stream: Of the runs.
-        syncs: Where waits are counted.
-        places: Where inputs lie on the device.
-        sharing: What is shared with other Methods whose slots are in the same memory.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        stream: Stream,
-        syncs: SyncLog,
-        places: Places,
-        sharing: Sharing | None,
-    ) -> None:
-        self._backend, self._stream, self._syncs = backend, stream, syncs
-        self._has_kernels = backend.device.target.has_kernels
-        self._places = places
-        self.inputs = MethodInputs(backend, stream, syncs, places, sharing)
-        self.kept = self.inputs.kept
+    def __init__(self, inputs: MethodInputs) -> None:
+        self.inputs, self.kept = inputs, inputs.kept
+        self._backend, self._stream = inputs.backend, inputs.stream
+        self._syncs, self._places = inputs.syncs, inputs.places
+        self._has_kernels = inputs.backend.device.target.has_kernels
         # What was brought to the places, and to which memory.
         self._there: dict[str, tuple[HostArray, Memory]] = {}
 

@@ -88,11 +88,8 @@ def operands(dtype: np.dtype[Any]) -> tuple[Array, Array]:
         x = np.array([False, True])
     elif dtype.kind in "iu":
         info = np.iinfo(dtype)
-        x = np.unique(
-            np.array(
-                [info.min, info.min + 1, 0, 1, 2, 3, 5, 7, 8, 15, 31, 63, info.max // 3, info.max - 1, info.max], dtype
-            )
-        )
+        small = [0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 63, 64]
+        x = np.unique(np.array([info.min, info.min + 1, *small, info.max // 3, info.max - 1, info.max], dtype))
         if dtype.kind == "i":
             x = np.concatenate([x, np.array([-1, -2, -7, -9], dtype)])
     else:

@@ -99,6 +99,13 @@ def test_clip_keeps_nan_and_takes_infinite_bounds() -> None:
     run_case(Case("nan bound", "Clip", (x, np.array(np.nan, np.float32)), expected=(np.full(5, np.nan, np.float32),)))
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_clip_takes_the_bound_of_two_equal_zeros(zero: float) -> None:
+    x, bound = np.array([0.0, -0.0], np.float32), np.array(zero, np.float32)
+    for name, inputs in (("low", (x, bound)), ("high", (x, None, bound))):
+        run_case(Case(name, "Clip", inputs, expected=(np.array([zero, zero], np.float32),)))
+
+
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 1, 3, 1, 2)], ids=str)
 def test_clip_of_any_shape(shape: tuple[int, ...]) -> None:
     x = numbers(np.dtype(np.float64), shape)

@@ -132,7 +132,7 @@ def numbers(dtype: np.dtype[Any], *, are_negative: bool = True) -> Array:
         near = np.concatenate(
             [plain, (plain.view(bits) + bits.type(1)).view(dtype), (plain.view(bits) - bits.type(1)).view(dtype)]
         )
-        rest = np.array([np.inf, np.nan, 1e-45, 6e-39, 8.5e-39, 9e-39, 1e30]).astype(dtype)
+        rest = np.array([np.inf, np.nan, 1e-45, 6e-39, 8.5e-39, 9e-39, 2.0**-126, 1e30, 2.0**127]).astype(dtype)
     some_of_them = np.random.default_rng(5).permutation(near)[:150]
     found = np.concatenate([some_of_them, rest])
     return np.concatenate([found, -found]) if are_negative else found[~np.signbit(found) | np.isnan(found)]

@@ -82,6 +82,20 @@ def test_kernel_draws_the_same_bits(name: str, dtype: np.dtype[Any]) -> None:
         assert check(name, attributes, KEY).shape == shape
 
 
+# Runs found by search, in whose first block a last bit hangs on a detail of the series.
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(86733, id="half-a-quarter-turn"),
+        pytest.param(4856, id="last-term-of-the-logarithm"),
+        pytest.param(1328, id="no-further-term-of-cosine-and-sine"),
+    ],
+)
+def test_kernel_draws_the_same_bits_where_one_hangs_on_a_detail(run: int) -> None:
+    key = np.array([0, run], np.uint64)
+    check("RandomNormal", {"shape": (4,), "dtype": onnx.TensorProto.FLOAT, "stream": 3}, key)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", ["RandomUniformLike", "RandomNormalLike"])
 def test_like_takes_shape_and_type_of_its_input(name: str, dtype: np.dtype[Any]) -> None:

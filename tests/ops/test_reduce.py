@@ -156,6 +156,7 @@ def worked_out() -> list[Case]:
             0,
             expected=(np.full((1, 2), -(2**31), np.int32),),
         ),
+        reduction("ReduceProd", "all-of-nothing", f32(), 0, expected=(f32(1),)),
         reduction("ReduceMin", "bool-of-nothing", np.zeros((0, 2), np.bool_), 0, expected=(np.ones((1, 2), np.bool_),)),
         reduction(
             "ReduceMean", "int-truncates", np.array([1, 2, -5, -1], np.int32), 0, expected=(np.array([0], np.int32),)

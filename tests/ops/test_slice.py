@@ -47,6 +47,7 @@ CASES = [
     cut("negative_bounds", (5, 4), (-3,), (-1,), (0,)),
     cut("reversed", (5, 4), (-1,), (-FAR,), (0,), (-1,)),
     cut("reversed_by_two", (7, 4), (FAR, 3), (0, -FAR - 1), (0, 1), (-2, -3)),
+    cut("reversed_along_eight_axes", (3,) * 8, (-1,) * 8, (-4,) * 8, tuple(range(8)), (-2,) * 8),
     cut("start_beyond", (5, 4), (7,), (9,), (0,)),
     cut("start_after_end", (5, 4), (3,), (1,), (0,)),
     cut("huge_step", (5, 4), (1,), (5,), (0,), (FAR,)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from gpuexec.graphs import Value
@@ -26,8 +26,7 @@ class _Convolution(Composite):
     strides: tuple[int, ...] = ()
 
     def _convolve(self, sketch: Sketch, x: Value | None, w: Value | None, bias: Value | None) -> Value:
-        names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-        attributes: dict[str, Any] = {name: getattr(self, name) for name in names}
+        attributes: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Conv)}
         return sketch.add(Conv(**attributes), x, w, bias)
 
 

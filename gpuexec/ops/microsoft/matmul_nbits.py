@@ -123,8 +123,9 @@ class MatMulNBits(Operator):
         with np.errstate(all="ignore"):
             for part in _parts(self.N, self.K):
                 weights = unpack(codes[part], self.bits)[:, : self.K].astype(FLOAT)
-                weights -= FLOAT.type(1 << (self.bits - 1)) if wide is None else wide[part].astype(FLOAT)[:, places]
-                weights *= scales[part].astype(FLOAT)[:, places]
+                middle = FLOAT.type(1 << (self.bits - 1))
+                weights -= middle if wide is None else np.take(wide[part].astype(FLOAT), places, axis=1)
+                weights *= np.take(scales[part].astype(FLOAT), places, axis=1)
                 y[..., part] = multiply(left, weights.T)
             if bias is not None:
                 y += bias.reshape(-1).astype(FLOAT)

@@ -11,9 +11,9 @@ import threading
 from typing import Generic, TypeVar
 
 from gpuexec.errors import DeviceError
+from gpuexec.runtime.device import align
 
 _FIRST = 1 << 48  # beyond what a GPU's own memory has
-_ALIGNMENT = 256
 Holder = TypeVar("Holder")
 
 
@@ -37,7 +37,7 @@ class AddressSpace(Generic[Holder]):
         with self._lock:
             start = self._next
             # A gap, so that the end of one range is not the start of the next.
-            self._next += -(-(nbytes + 1) // _ALIGNMENT) * _ALIGNMENT
+            self._next += align(nbytes + 1)
             self._starts.append(start)
             self._held[start] = (nbytes, holder)
             return start

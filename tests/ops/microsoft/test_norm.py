@@ -28,6 +28,8 @@ def norm_cases() -> list[Case]:
         root = (x, skip, gamma, bias)
         cases += [norm(f"root-{dtype}", "SkipSimplifiedLayerNormalization", root, two)]
         cases += [norm(f"root-plain-{dtype}", "SkipSimplifiedLayerNormalization", root[:3], (True,))]
+        alone = (True, False, False, False)
+        cases += [norm(f"alone-{dtype}", "SkipLayerNormalization", (x, *forms["plain"]), alone)]
     long = (sample(3, 5000), sample(3, 5000, seed=1), sample(5000, seed=2))
     cases.append(norm("long", "SkipLayerNormalization", long, two, terms=5000))
     tiny = (sample(2, 1, 1), sample(2, 1, 1, seed=1), sample(1))

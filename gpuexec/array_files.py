@@ -1,0 +1,32 @@
+"""Files of arrays, ``.npy`` and ``.npz``: whatever is wrong with one is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+
+Array = np.ndarray[Any, Any]
+
+
+def load_arrays(path: str | Path, wanted: Collection[str] | None = None) -> Array | dict[str, Array]:
+    """Return the array of an ``.npy`` file, or those of an ``.npz`` file by name; of these the wanted ones, or all.
+
+    Raises:
+        InputError: It is no such file, it is broken, or it holds Python objects, which would have to be unpickled.
+        OSError: It can't be opened.
+    """
+    with open(path, "rb") as file:
+        try:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            with loaded:
+                return {name: np.asarray(loaded[name]) for name in loaded.files if wanted is None or name in wanted}
+        except Exception as error:  # of NumPy, zipfile, zlib, tokenize: whoever meets the damage
+            objects = " (text is saved as such by astype(str))" if "bject" in str(error) else ""
+            raise InputError(f"{path} is no .npy or .npz file of arrays: {str(error).rstrip('.')}{objects}.") from error

@@ -1,0 +1,39 @@
+"""Files of arrays: whatever is wrong with one is an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuexec as gx
+from gpuexec.array_files import load_arrays
+
+ARRAYS = {"a": np.arange(40), "b": np.ones((2, 3), np.float32)}
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "compressed"])
+def test_a_damaged_file_is_named_or_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "arrays"
+    with path.open("wb") as file:
+        if kind == "npy":
+            np.save(file, ARRAYS["a"])
+        else:
+            (np.savez if kind == "npz" else np.savez_compressed)(file, allow_pickle=False, **ARRAYS)
+    whole = path.read_bytes()
+    refusals = []
+    for place in range(0, len(whole), 3):
+        for changed in (whole[:place], whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :]):
+            path.write_bytes(changed)
+            try:
+                load_arrays(path)
+            except gx.InputError as error:
+                refusals.append(str(error))
+    assert len(refusals) > len(whole) // 3
+    assert all(each.startswith(f"{path} is no .npy or .npz file of arrays: ") for each in refusals)
+
+
+def test_a_file_that_is_not_there_is_the_system_s_to_tell(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_arrays(tmp_path / "none.npz")
