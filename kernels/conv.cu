@@ -48,7 +48,8 @@ struct NarrowWeights {
   }
 };
 
-// What a block of conv_gemm does, whatever form the weights have.
+// What a block of conv_gemm does, whatever form the weights have. Sizes stay in constant memory (__grid_constant__): of
+// a copy, what is kept in registers made sums of doubles spill on sm_90.
 template <class T, class Weights, class Finish>
 __device__ inline void convolve_block(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
                                       const WindowStrides& strides, const ConvSizes& sizes, const Finish& finish) {
@@ -74,7 +75,8 @@ __device__ inline void convolve_block(const T* x, const Weights& w, const T* bia
 template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 2)
     conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
-              Windows windows, WindowStrides strides, ConvSizes sizes, Epilogue... epilogue) {
+              const __grid_constant__ Windows windows, const __grid_constant__ WindowStrides strides,
+              const __grid_constant__ ConvSizes sizes, Epilogue... epilogue) {
   convolve_block(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
@@ -86,7 +88,8 @@ __global__ void __launch_bounds__(256, 2)
 template <class T, class W, class... Epilogue>
 __global__ void __launch_bounds__(256, 2)
     conv_gemm_narrow(const T* __restrict__ x, const W* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
-                     Windows windows, WindowStrides strides, ConvSizes sizes, const T* __restrict__ scale,
+                     const __grid_constant__ Windows windows, const __grid_constant__ WindowStrides strides,
+                     const __grid_constant__ ConvSizes sizes, const T* __restrict__ scale,
                      const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
   const NarrowWeights<T, W> weights = {w, {scale, zero}, step};
   convolve_block(x, weights, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
