@@ -22,5 +22,6 @@ from gpuexec.ops.microsoft import quantized_forms as quantized_forms
 from gpuexec.ops.microsoft import quantized_layers as quantized_layers
 from gpuexec.ops.microsoft import quantized_lstm as quantized_lstm
 from gpuexec.ops.microsoft import quantized_matmul as quantized_matmul
+from gpuexec.ops.microsoft import quantized_ordered as quantized_ordered
 from gpuexec.ops.microsoft import renamed as renamed
 from gpuexec.ops.microsoft import rotary as rotary

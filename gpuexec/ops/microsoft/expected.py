@@ -12,8 +12,9 @@ from typing import Any
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
-from gpuexec.spec import TensorSpec
+from gpuexec.spec import TensorSpec, dtype_row
 
 
 class _Shown(Operator):
@@ -46,6 +47,20 @@ class _Shown(Operator):
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         emit.alias(y, x)
+
+
+@operator("OfType", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class OfType(_Shown):
+    """An input of certain element types, by name, where parts would take others too."""
+
+    role: str
+    types: tuple[str, ...]
+    example = "int8[2] role='x' types=('int8',)"
+
+    def check(self, *inputs: TensorSpec | None) -> None:
+        """Compare the type."""
+        check_dtype(self.name, inputs[0], tuple([dtype_row(each).numpy for each in self.types]), self.role)
 
 
 @operator("ProjectedInput", "gpuexec")

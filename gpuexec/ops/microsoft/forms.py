@@ -93,6 +93,15 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "QLinearSigmoid": ("X X_scale X_zero_point? Y_scale Y_zero_point?", "Y"),
     "QLinearSoftmax": ("X X_scale x_zero_point? y_scale y_zero_point", "Y"),
     "QLinearWhere": ("condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point", "Z"),
+    "QOrderedAttention": (
+        "input scale_input scale_Q_gemm scale_K_gemm scale_V_gemm Q_weight K_weight V_weight scale_Q_weight "
+        "scale_K_weight scale_V_weight Q_bias K_bias V_bias scale_QKT_gemm? scale_QKT_softmax? scale_values_gemm "
+        "mask_index? past? attention_bias?",
+        "output",
+    ),
+    "QOrderedGelu": ("X scale_X scale_Y", "Y"),
+    "QOrderedLayerNormalization": ("X scale_X scale B? scale_Y", "Y"),
+    "QOrderedMatMul": ("A scale_A B scale_B scale_Y bias? C? scale_C?", "Y"),
     "QuantizeLinear": ("x y_scale y_zero_point?", "y"),
     "QuickGelu": ("X", "Y"),
     "Range": ("start limit delta?", "Y"),

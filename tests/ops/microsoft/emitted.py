@@ -12,6 +12,7 @@ EMITTED = (
     *("FastGelu", "FusedConv", "FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GatedRelativePositionBias"),
     *("GatherND", "Gelu", "GemmFastGelu", "GridSample", "GroupNorm", "GroupQueryAttention", "MultiHeadAttention"),
     *("NhwcConv", "NhwcFusedConv", "NhwcMaxPool", "PackedAttention", "PackedMultiHeadAttention", "Pad", "QuickGelu"),
+    *("QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization", "QOrderedMatMul"),
     *("Range", "RelativePositionBias", "RemovePadding", "RestorePadding", "RotaryEmbedding", "SkipGroupNorm"),
     *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu", "Unique"),
 )
@@ -27,8 +28,4 @@ LEFT_OUT = {
     "DynamicTimeWarping": "for the times of Whisper's words, which the generator of such models adds, no optimizer",
     "UnfoldTensor": "for the times of Whisper's words, which the generator of such models adds, no optimizer",
     "PagedAttention": "for servers that keep pages of many requests; onnxruntime runs it on GPUs alone",
-    "QOrderedAttention": "quantized for one layout of GPU memory; onnxruntime runs it on GPUs alone",
-    "QOrderedGelu": "quantized for one layout of GPU memory; onnxruntime runs it on GPUs alone",
-    "QOrderedLayerNormalization": "quantized for one layout of GPU memory; onnxruntime runs it on GPUs alone",
-    "QOrderedMatMul": "quantized for one layout of GPU memory; onnxruntime runs it on GPUs alone",
 }
