@@ -24,10 +24,10 @@ def read_digits(images: Any) -> dict[str, Any]:
     return {"digits": places[:, 0], "odds": best[:, 0], "doubtful": np.flatnonzero(best[:, 1] > 0.25)}
 
 
-def run(model: gx.Model, images: Array) -> list[Array]:
+def run(model: gx.Model, images: Array) -> gx.Outputs:
     """Return digits, odds and the doubtful ones."""
     with gx.Worker(model) as worker:
-        return list(worker.run({"images": images}))
+        return worker.run({"images": images})
 
 
 def main() -> None:

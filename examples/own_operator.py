@@ -27,7 +27,7 @@ def main() -> None:
     """Run it where there is a device for it, and say where that was."""
     with gx.Worker(gx.load(make_model())) as worker:
         x = np.linspace(-3, 3, 15, dtype=np.float32).reshape(1, 3, 5)
-        print(worker.run(x), worker.report().backend)
+        print(worker.run(x)[0], worker.report().backend)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from gpuexec.progress import Progress as Progress
     from gpuexec.replay.replay import Replay as Replay
     from gpuexec.resources.syncs import no_implicit_sync as no_implicit_sync
+    from gpuexec.results.outputs import Outputs as Outputs
     from gpuexec.results.readback import ReadbackRequest as ReadbackRequest
     from gpuexec.results.tensor import Tensor as Tensor
     from gpuexec.running.inspection import Inspection as Inspection
@@ -112,6 +113,7 @@ _HOMES = {
     "gpuexec.resources.syncs": ("no_implicit_sync",),
     "gpuexec.replay.replay": ("Replay",),
     "gpuexec.results.tensor": ("Tensor",),
+    "gpuexec.results.outputs": ("Outputs",),
     "gpuexec.results.readback": ("ReadbackRequest",),
     "gpuexec.runtime.backend": ("BackendType",),
     "gpuexec.errors": (

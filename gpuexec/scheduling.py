@@ -11,6 +11,7 @@ from gpuexec.engine import Engine
 from gpuexec.errors import StateError
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.results.copying import copy_tensor
+from gpuexec.results.outputs import Outputs
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.pacing import check_budget
 from gpuexec.running.run import Run, Step
@@ -52,16 +53,16 @@ class Scheduling:
 
     execute = schedule
 
-    def run(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Array | list[Array]:
-        """Run and block for the answer: an array, or a list of them for several outputs.
+    def run(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Outputs:
+        """Run and block for all outputs: a tuple that also knows names, whether they are one or several.
 
-        Strings are an array of str, a sequence is a list, an optional what it holds or None, a map a dict.
+        Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
+        holds or None, a map a dict. Arguments are those of `schedule`.
         """
         run = self.schedule(inputs, copy=copy, stream=stream)
         # Nobody else asks for these: their pinned memory goes back with them.
-        requests = [tensor._content.read_privately() for tensor in run.outputs.values()]
-        arrays = [request.result() for request in requests]
-        return arrays[0] if len(arrays) == 1 else arrays
+        requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}
+        return Outputs({name: request.result() for name, request in requests.items()})
 
     def schedule_iterable(
         self,

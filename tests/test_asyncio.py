@@ -116,7 +116,7 @@ def test_blocking_in_a_running_loop_works_as_in_a_notebook() -> None:
     async def cell() -> None:
         # A notebook's cell runs inside a loop: nothing may try to start another.
         with gx.Worker(affine(), backend=CPU) as worker:
-            np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+            np.testing.assert_array_equal(worker.run(x)[0], expect_affine(x))
             request = worker.schedule(x).peek_output().readback_request()
             np.testing.assert_array_equal(await asyncio.to_thread(request.result), expect_affine(x))
             np.testing.assert_array_equal(await request, expect_affine(x))

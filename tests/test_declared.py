@@ -125,7 +125,7 @@ def test_bounds_of_tied_dimensions_hold_together() -> None:
             }
             left = np.exp(np.concatenate([given["past"], given["new"]], 1)) - given["mask"]
             raised = np.exp(left - left.max(1, keepdims=True))
-            np.testing.assert_allclose(worker.run(given), raised / raised.sum(1, keepdims=True), rtol=1e-5)
+            np.testing.assert_allclose(worker.run(given)[0], raised / raised.sum(1, keepdims=True), rtol=1e-5)
         assert worker.report().plans == 1
         assert worker.plans[0].layout.nbytes == exact > 0
 

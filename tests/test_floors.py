@@ -14,9 +14,9 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
 # package anything goes. The rooms of what users hold have an order, so each is a floor of its own here.
 HELD = (
-    *("memories", "ports", "starts", "editing", "model", "loading", "array_program"),
+    *("memories", "ports", "starts", "editing", "model", "loading"),
     *("inspecting", "profiling", "weights"),
-    *("resources", "results", "running", "state"),
+    *("resources", "results", "array_program", "running", "state"),
     *("run_binder", "engine", "replay", "programs", "report", "flushing", "scheduling", "worker", "diagnosing"),
     "images",
 )

@@ -190,5 +190,5 @@ def test_an_if_decided_by_an_optional_takes_its_branch_anew_each_run() -> None:
     )
     for backend in BACKENDS:
         with gx.Worker(model, backend=backend) as worker:
-            found = [worker.run({"o": each, "x": ONE}) for each in (None, ONE * 4, None, ONE * 2)]
+            found = [worker.run({"o": each, "x": ONE})[0] for each in (None, ONE * 4, None, ONE * 2)]
         assert are_equal(found, [-ONE, ONE * 5, -ONE, ONE * 3])

@@ -28,15 +28,15 @@ SIMULATOR = gx.BackendType.SIMULATOR
 def test_host_array_comes_in_by_dlpack(is_versioned: bool) -> None:
     x = ramp(2, 3)
     with gx.Worker(affine(), backend=CPU) as worker:
-        np.testing.assert_array_equal(worker.run(HostOnly(x, is_versioned=is_versioned)), expect_affine(x))
-        np.testing.assert_array_equal(worker.run(HostOnly(x, device=dlpack.CUDA_HOST)), expect_affine(x))
+        np.testing.assert_array_equal(worker.run(HostOnly(x, is_versioned=is_versioned))[0], expect_affine(x))
+        np.testing.assert_array_equal(worker.run(HostOnly(x, device=dlpack.CUDA_HOST))[0], expect_affine(x))
 
 
 def test_bfloat16_comes_in_by_dlpack() -> None:
     nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
     x = ramp(2, 3).astype(ml_dtypes.bfloat16)
     with gx.Worker(make_model(nodes, {"x": (2, 3)}, {"y": (2, 3)}, TensorProto.BFLOAT16), backend=CPU) as worker:
-        np.testing.assert_array_equal(worker.run(HostOnly(x)), x + x)
+        np.testing.assert_array_equal(worker.run(HostOnly(x))[0], x + x)
 
 
 def test_dlpack_array_is_let_go_of_once_copied() -> None:
@@ -254,7 +254,7 @@ def test_exported_tensor_comes_back_in() -> None:
         class Foreign:
             __cuda_array_interface__ = y.__cuda_array_interface__
 
-        np.testing.assert_array_equal(consumer.run(Foreign()), expect_affine(expect_affine(x)))
+        np.testing.assert_array_equal(consumer.run(Foreign())[0], expect_affine(expect_affine(x)))
 
 
 # ---- streams of the caller's

@@ -46,7 +46,7 @@ def test_worker_that_is_dropped_leaves_its_bytes_to_the_run_under_way(type: gx.B
     device = CpuDevice() if type is CPU else make_simulator(check_order=True)
     backend, stream = Backend(device, type, "for a test"), device.create_stream()
     held = [gx.Worker(two_layers(), backend=backend, stream=stream)]
-    expected = held[0].run(ramp(5, 3))
+    expected = held[0].run(ramp(5, 3))[0]
     held[0].wait_for_completion()
     gate = hold(stream)
     try:
@@ -97,7 +97,7 @@ def test_second_caller_is_refused(worker: gx.Worker) -> None:
             return ramp(2, 3)
 
     answers: list[object] = []
-    first = threading.Thread(target=lambda: answers.append(worker.run({"x": Slow()})))
+    first = threading.Thread(target=lambda: answers.append(worker.run({"x": Slow()})[0]))
     first.start()
     assert entered.wait()
     for use in (lambda: worker.schedule(ramp(2, 3)), worker.copy_output, worker.close, worker.trim):
@@ -115,7 +115,7 @@ def test_workers_of_one_model_run_in_threads_over_the_same_weights() -> None:
     def work(number: int) -> None:
         with gx.Worker(model, backend=CPU) as worker:
             for _ in range(20):
-                answers[number] = worker.run(ramp(2, 3) + number)  # type: ignore[assignment]
+                answers[number] = worker.run(ramp(2, 3) + number)[0]  # type: ignore[assignment]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

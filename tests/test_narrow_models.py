@@ -104,7 +104,7 @@ def test_values_can_be_looked_at(name: str, backend: gx.BackendType) -> None:
     with gx.Worker(gx.load(make_join(name)), backend=backend, compare_with=gx.BackendType.CPU) as worker:
         worker.run(elements(name))
     with gx.Worker(gx.load(make_join(name)), backend=backend, watch="report") as worker:
-        y = worker.run(elements(name))
+        y = worker.run(elements(name))[0]
         np.testing.assert_array_equal(bits(y), bits(np.concatenate([elements(name)] * 2)))
 
 

@@ -75,7 +75,7 @@ def test_network_gives_what_the_cpu_gives(backend: Backend) -> None:
     with gx.Worker(model, backend=backend) as worker, gx.Worker(model, backend=gx.BackendType.CPU) as cpu:
         for n in (2, 1, 3):
             x = np.random.default_rng(n).standard_normal((n, 2, 7, 9)).astype(np.float32)
-            np.testing.assert_allclose(worker.run(x), cpu.run(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(worker.run(x)[0], cpu.run(x)[0], rtol=1e-5, atol=1e-6)
         assert worker.report().host_calls == ()
 
 
@@ -85,7 +85,7 @@ def test_network_is_clean_in_check_mode() -> None:
     checked = Backend(open_device("pixel_check"), PIXEL, "asked for")
     model, x = small_network(), np.random.default_rng(0).standard_normal((2, 2, 7, 9)).astype(np.float32)
     with gx.Worker(model, backend=checked) as worker, gx.Worker(model, backend=gx.BackendType.CPU) as cpu:
-        np.testing.assert_allclose(worker.run(x), cpu.run(x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(worker.run(x)[0], cpu.run(x)[0], rtol=1e-5, atol=1e-6)
     checked.transfers.close()
 
 
@@ -132,7 +132,7 @@ def test_layers_are_issued_as_scheduled_and_never_as_a_graph(backend: Backend) -
     chain = [helper.make_node("Neg", [a], [b], name=f"negate {b}") for a, b in pairwise(names)]
     with gx.Worker(make_model(chain, {"x": ("n", 3)}, {"y": ("n", 3)}), backend=backend) as worker:
         for _ in range(8):
-            np.testing.assert_array_equal(worker.run(X), X)
+            np.testing.assert_array_equal(worker.run(X)[0], X)
         assert worker.report().graphs == 0
 
 
@@ -141,7 +141,7 @@ def test_texels_beyond_the_first_block_are_written_wherever_a_tensor_begins(back
     model = make_model(nodes, {"x": (1,), "z": (1024,)}, {"y": (1025,)})
     x, z = np.float32([-1]), np.arange(1024, dtype=np.float32)
     with gx.Worker(model, backend=backend) as worker:
-        np.testing.assert_array_equal(worker.run({"x": x, "z": z}), np.concatenate([x, z]))
+        np.testing.assert_array_equal(worker.run({"x": x, "z": z})[0], np.concatenate([x, z]))
 
 
 def test_gpu_reads_by_the_texture_and_writes_by_the_surface(backend: Backend) -> None:
@@ -229,7 +229,7 @@ def test_operator_without_a_blit_runs_on_the_host_and_is_named(backend: Backend)
     with gx.Worker(sorted_model(), backend=backend) as worker:
         for _ in range(2):
             expected = np.maximum(-np.sort(-2 * X, axis=1)[:, :2], 0)
-            np.testing.assert_array_equal(worker.run(X), expected)
+            np.testing.assert_array_equal(worker.run(X)[0], expected)
         assert {(row.operator, row.node) for row in worker.report().host_calls} == {("TopK", "largest")}
 
 
@@ -244,7 +244,7 @@ def test_type_without_a_blit_runs_on_the_host() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"], name="relu")]
     model = make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 3)}, helper.np_dtype_to_tensor_dtype(np.dtype(np.float64)))
     with gx.Worker(model, backend=PIXEL) as worker:
-        np.testing.assert_array_equal(worker.run(X.astype(np.float64)), np.maximum(X, 0).astype(np.float64))
+        np.testing.assert_array_equal(worker.run(X.astype(np.float64))[0], np.maximum(X, 0).astype(np.float64))
         assert [row.operator for row in worker.report().host_calls] == ["Relu"]
 
 
@@ -265,7 +265,7 @@ def test_memory_with_an_address_is_refused_as_input_and_the_worker_goes_on(kind:
         with pytest.raises(gx.InputError, match=r"'x': it lies in ordinary memory, and simulator \(pixel_90\) reads"):
             worker.schedule(given)
         given.stream.synchronize()
-        np.testing.assert_array_equal(worker.run(X), expect_affine(X))
+        np.testing.assert_array_equal(worker.run(X)[0], expect_affine(X))
 
 
 def test_tensor_in_a_texture_is_given_to_no_other_package(backend: Backend) -> None:
@@ -304,4 +304,4 @@ def test_network_gives_what_the_cpu_gives_on_a_gpu() -> None:
         gx.Worker(model, backend=gx.BackendType.GPU_PIXEL) as worker,
         gx.Worker(model, backend=gx.BackendType.CPU) as cpu,
     ):
-        np.testing.assert_allclose(worker.run(x), cpu.run(x), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(worker.run(x)[0], cpu.run(x)[0], rtol=1e-4, atol=1e-5)

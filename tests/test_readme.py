@@ -240,7 +240,7 @@ def test_our_side_of_each_table_gives_what_onnxruntime_gives(
             np.testing.assert_allclose(names[name], wanted(*expected), rtol=1e-4, atol=1e-5)
         if system == "Sentis":
             with gx.Worker(names["reader"]) as worker:
-                np.testing.assert_array_equal(worker.run(names["x"]), expected[0].argmax(1))
+                np.testing.assert_array_equal(worker.run(names["x"])[0], expected[0].argmax(1))
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDAExecutionProvider")

@@ -27,7 +27,7 @@ def expect_layers(x: Array) -> Array:
 def test_worker_runs_on_the_device_asked_for() -> None:
     for ordinal in (0, 1):
         with gx.Worker(affine(), backend=SIMULATOR, device=ordinal) as worker:
-            np.testing.assert_array_equal(worker.run(X), expect_affine(X))
+            np.testing.assert_array_equal(worker.run(X)[0], expect_affine(X))
             assert worker._backend is open_backend(SIMULATOR, ordinal)
     assert open_backend(SIMULATOR, 0).device is not open_backend(SIMULATOR, 1).device
     assert open_backend(SIMULATOR) is open_backend(SIMULATOR, 0)
@@ -63,11 +63,11 @@ def test_weights_and_memory_are_each_devices_own() -> None:
     model = two_layers()
     backends = [Backend(SimulatorDevice(list_kernels, ordinal=each), SIMULATOR, "for a test") for each in (0, 1)]
     one, other = (gx.Worker(model, backend=backend) for backend in backends)
-    np.testing.assert_array_equal(one.run(X), expect_layers(X))
+    np.testing.assert_array_equal(one.run(X)[0], expect_layers(X))
     assert one.memory_stats()["weights"] > 0 == other.memory_stats()["weights"] == other.memory_stats()["pinned"]
-    np.testing.assert_array_equal(other.run(X), expect_layers(X))
+    np.testing.assert_array_equal(other.run(X)[0], expect_layers(X))
     other.close()
-    np.testing.assert_array_equal(one.run(X), expect_layers(X))
+    np.testing.assert_array_equal(one.run(X)[0], expect_layers(X))
     one.close()
     for backend in backends:
         backend.device.close()
@@ -89,7 +89,7 @@ def test_two_devices_run_from_two_threads() -> None:
 
     def run(ordinal: int) -> None:
         with gx.Worker(model, backend=SIMULATOR, device=ordinal) as worker:
-            answers[ordinal] = [worker.run(X + number) for number in range(20)]
+            answers[ordinal] = [worker.run(X + number)[0] for number in range(20)]
 
     threads = [threading.Thread(target=run, args=(ordinal,)) for ordinal in (0, 1)]
     for thread in threads:
@@ -115,7 +115,7 @@ def test_device_that_is_lost_takes_no_other_along() -> None:
             stream.synchronize()
         with pytest.raises(gx.DeviceLostError):
             broken.run(X)
-        np.testing.assert_array_equal(other.run(X), expect_affine(X))
+        np.testing.assert_array_equal(other.run(X)[0], expect_affine(X))
         broken.close()
     for backend in backends:
         backend.device.close()

@@ -15,12 +15,13 @@ from gpuexec.model import Model
 from gpuexec.operator import Operator
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.ports import ModelPort
+from gpuexec.results.outputs import Outputs
 from gpuexec.spec import DeclaredSpec
 
 __all__ = ["forward"]
 
 
-def forward(model: Model, *arrays: Any, **named: Any) -> Any:
+def forward(model: Model, *arrays: Any, **named: Any) -> Outputs:
     """Put a model into the program, as often as wanted; weights are shared, not copied.
 
     Args:
@@ -29,7 +30,7 @@ def forward(model: Model, *arrays: Any, **named: Any) -> Any:
         **named: Inputs by name.
 
     Returns:
-        Its output, or a tuple of them.
+        Its outputs, one or several, by position and by name.
 
     Raises:
         InputError: An input is missing, unknown or does not fit; or the model has memories, or takes or gives strings
@@ -55,8 +56,7 @@ def forward(model: Model, *arrays: Any, **named: Any) -> Any:
         values[value] = tracer.adopt_constant(value.name, content)
     for node in graph.nodes:
         _add_copy(tracer, node, values)
-    results = [_read_output(tracer, values[value], value.declared) for value in graph.outputs]
-    return results[0] if len(results) == 1 else tuple(results)
+    return Outputs({value.name: _read_output(tracer, values[value], value.declared) for value in graph.outputs})
 
 
 def _match(model: Model, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:

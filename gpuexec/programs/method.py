@@ -21,6 +21,7 @@ from gpuexec.programs.slot_binder import SlotBinder
 from gpuexec.progress import Tell
 from gpuexec.resources.caller_stream import open_stream
 from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.results.outputs import Outputs
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import HostArray
 from gpuexec.running.run import Run, Step
@@ -205,9 +206,9 @@ class Method(Setting):
         tensor._content.check()
         return tensor
 
-    def get_outputs(self) -> list[Tensor]:
-        """Return all outputs of the last run, as `get_output` does."""
-        return [self.get_output(index) for index in range(self.outputs_size)]
+    def get_outputs(self) -> Outputs:
+        """Return all outputs of the last run as Tensors, by position and by name; see `get_output`."""
+        return Outputs({port.name: self.get_output(port.name) for port in self._model.outputs})
 
     # ---- what outlives a run
 

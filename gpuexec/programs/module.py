@@ -15,7 +15,7 @@ from gpuexec.programs.method import Method
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_ports import Key
 from gpuexec.programs.program import Program
-from gpuexec.results.tensor import Tensor
+from gpuexec.results.outputs import Outputs
 from gpuexec.runtime.backend import Backend, BackendType
 
 Array = np.ndarray[Any, Any]
@@ -25,8 +25,9 @@ FORWARD = "forward"
 class Module:
     """Runs methods of a program by name. Nothing is read, planned or compiled before it is needed.
 
-    Results are NumPy arrays of the caller's own unless ``clone=False`` asks for Tensors, which are good until the
-    method runs again. One caller at a time for each method; several Modules may share one Program.
+    Results are `Outputs`, a tuple that also knows names: of NumPy arrays of the caller's own, or with ``clone=False``
+    of Tensors, which are good until the method runs again. One caller at a time for each method; several Modules may
+    share one Program.
 
     Args:
         source: A Program, or what `Program.load` takes; a path that ends in ``.onnx`` is a model, its method
@@ -143,13 +144,13 @@ class Module:
 
     # ---- running
 
-    def forward(self, *inputs: object, clone: bool = True, stream: object = None) -> list[Any]:
+    def forward(self, *inputs: object, clone: bool = True, stream: object = None) -> Outputs:
         """Run the method ``forward``; see `execute`. A single mapping gives inputs by name."""
         given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else inputs
         return self.execute(FORWARD, given, clone=clone, stream=stream)
 
-    def execute(self, name: str, inputs: object = (), *, clone: bool = True, stream: object = None) -> list[Any]:
-        """Run a method and return all its outputs.
+    def execute(self, name: str, inputs: object = (), *, clone: bool = True, stream: object = None) -> Outputs:
+        """Run a method and return all its outputs, by position and by name.
 
         Args:
             name: Of the method, which is loaded if need be.
@@ -182,9 +183,10 @@ class Module:
 
     def get_output(self, index: Key = 0, method: str = FORWARD, *, clone: bool = True) -> Any:
         """Return an output of a method's last run."""
-        return _read_all([self.load_method(method).get_output(index)], clone=clone)[0]
+        tensor = self.load_method(method).get_output(index)
+        return tensor.readback_and_clone() if clone else tensor
 
-    def get_outputs(self, method: str = FORWARD, *, clone: bool = True) -> list[Any]:
+    def get_outputs(self, method: str = FORWARD, *, clone: bool = True) -> Outputs:
         """Return the outputs of a method's last run."""
         return _read_all(self.load_method(method).get_outputs(), clone=clone)
 
@@ -215,8 +217,8 @@ class Module:
             method.set_inputs(dict(enumerate(items)))
 
 
-def _read_all(tensors: Sequence[Tensor], *, clone: bool) -> list[Any]:
+def _read_all(tensors: Outputs, *, clone: bool) -> Outputs:
     if not clone:
-        return list(tensors)
-    requests = [tensor.readback_request() for tensor in tensors]
-    return [request.result() for request in requests]
+        return tensors
+    requests = {name: tensor.readback_request() for name, tensor in tensors.items()}
+    return Outputs({name: request.result() for name, request in requests.items()})

@@ -41,8 +41,7 @@ def check_devices(function: Callable[..., Any], *arrays: Array, expected: Any, r
     model = trace(function, *arrays)
     for backend in (CPU, SIMULATOR):
         with gx.Worker(model, backend=backend) as worker:
-            given = worker.run(list(arrays))
-            compare(given if isinstance(given, (tuple, list)) else [given], wanted, rtol)
+            compare(worker.run(list(arrays)), wanted, rtol)
 
 
 def compare(got: Sequence[Any], wanted: Sequence[Array], rtol: float) -> None:

@@ -92,7 +92,7 @@ def _measure_model(
             host.append(time_ms(lambda: worker.schedule(inputs)))
             worker.wait_for_completion()
         device_ms = _time_in_a_row(backend, worker, stream)
-    first = answers[0][0] if isinstance(answers[0], list) else answers[0]
+    first = answers[0][0]
     ort_ms, error = _compare(bench, first, repeats)
     torch_ms = _time_torch(by_torch[bench.name](), repeats) if bench.name in by_torch else None
     commands = len(plan.segment.commands)

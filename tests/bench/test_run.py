@@ -19,7 +19,7 @@ from tests.bench.models import SMALL_MODELS
 def test_models_give_what_other_engines_give(name: str) -> None:
     bench = SMALL_MODELS[name]()
     with gx.Worker(gx.load(bench.data), backend=gx.BackendType.CPU) as worker:
-        found = worker.run(bench.inputs)
+        found = worker.run(bench.inputs)[0]
     for engine in (open_onnxruntime(bench.data, 1), open_reference(bench.data)):
         np.testing.assert_allclose(found, engine(bench.inputs)[0], rtol=1e-3, atol=1e-5)
 

@@ -52,7 +52,7 @@ X = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
 
 
 def test_torch_tensor_comes_in(worker: gx.Worker, torch: Any) -> None:
-    np.testing.assert_array_equal(worker.run(torch.from_numpy(X).cuda()), expect(X))
+    np.testing.assert_array_equal(worker.run(torch.from_numpy(X).cuda())[0], expect(X))
 
 
 def test_torch_work_still_under_way_is_waited_for(worker: gx.Worker, torch: Any) -> None:
@@ -107,7 +107,7 @@ def test_worker_runs_on_a_stream_of_cupy() -> None:
 
     stream = cupy.cuda.Stream(non_blocking=True)
     with gx.Worker(gx.load(make_model()), backend=BackendType.GPU_COMPUTE, stream=stream.ptr) as worker:
-        np.testing.assert_array_equal(worker.run(X), expect(X))
+        np.testing.assert_array_equal(worker.run(X)[0], expect(X))
 
 
 def test_two_workers_chained_through_a_pending_tensor(worker: gx.Worker) -> None:

@@ -82,7 +82,7 @@ def test_stream_that_captures_is_refused(worker: gx.Worker) -> None:
             worker.schedule(filled(1), stream=stream)
     finally:
         stream.end_capture()
-    np.testing.assert_array_equal(worker.run(filled(1), stream=stream), expect_affine(filled(1)))
+    np.testing.assert_array_equal(worker.run(filled(1), stream=stream)[0], expect_affine(filled(1)))
 
 
 def test_gpu_that_is_not_there_is_refused_with_those_that_are() -> None:
@@ -97,5 +97,5 @@ def test_every_gpu_runs() -> None:
     for ordinal in range(cupy.cuda.runtime.getDeviceCount()):
         with gx.Worker(affine(), backend=gx.BackendType.GPU_COMPUTE, device=ordinal) as worker:
             small = x[:4, :3]
-            np.testing.assert_array_equal(worker.run(small), expect_affine(small))
+            np.testing.assert_array_equal(worker.run(small)[0], expect_affine(small))
             assert worker.peek_output().__dlpack_device__()[1] == ordinal

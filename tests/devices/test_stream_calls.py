@@ -45,7 +45,7 @@ def test_stream_that_captures_is_refused(standin_device: Any, monkeypatch: pytes
             patch.setattr(type(stream.stream), "is_capturing", lambda self: True)
             with pytest.raises(gx.StateError, match="capturing a graph"):
                 worker.schedule(X, stream=stream.handle)
-        np.testing.assert_array_equal(worker.run(X, stream=stream), expect_affine(X))
+        np.testing.assert_array_equal(worker.run(X, stream=stream)[0], expect_affine(X))
 
 
 def test_device_knows_its_streams_and_its_number(standin_device: Any) -> None:

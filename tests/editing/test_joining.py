@@ -116,7 +116,7 @@ def test_memories_of_both_stay(backend: Backend) -> None:
         for _ in range(3):
             total = total + X
             later = later + 2 * total
-            np.testing.assert_array_equal(worker.run(X), 2 * later)
+            np.testing.assert_array_equal(worker.run(X)[0], 2 * later)
 
 
 def test_a_dimension_that_is_connected_is_one() -> None:
@@ -189,4 +189,4 @@ def test_containers_are_joined_by_what_they_hold() -> None:
             first.append(second)
     second = gx.load(parse("(seq(float[]) s) => (int64 n) { n = SequenceLength (s) }"))
     with gx.Worker(first.append(second), backend=gx.BackendType.CPU) as worker:
-        assert int(worker.run([[np.ones(2, np.float32)] * 3])) == 3
+        assert int(worker.run([[np.ones(2, np.float32)] * 3])[0]) == 3

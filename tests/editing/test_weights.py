@@ -22,18 +22,18 @@ def test_a_model_with_other_weights_leaves_the_first_as_it_was(backend: Backend)
     model = two_layers()
     changed = model.with_weights({"first": OTHER})
     with gx.Worker(model, backend=backend) as old, gx.Worker(changed, backend=backend) as new:
-        np.testing.assert_array_equal(old.run(X), expect(FIRST))
-        np.testing.assert_array_equal(new.run(X), expect(OTHER))
+        np.testing.assert_array_equal(old.run(X)[0], expect(FIRST))
+        np.testing.assert_array_equal(new.run(X)[0], expect(OTHER))
 
 
 def test_what_was_worked_out_from_weights_is_worked_out_anew(backend: Backend) -> None:
     model = gx.load(parser.parse_model(FUSED))
     x = ramp(1, 1, 3, 3)
     with gx.Worker(model, backend=backend) as worker:
-        plain = np.asarray(worker.run(x))
+        plain = np.asarray(worker.run(x)[0])
         worker.replace_weights({"s": np.array([4], np.float32)})
         assert [node.operator.name for node in worker.model.graph.nodes] == ["Conv"]
-        np.testing.assert_allclose(worker.run(x), 2 * (plain - 1) + 1, rtol=1e-5)
+        np.testing.assert_allclose(worker.run(x)[0], 2 * (plain - 1) + 1, rtol=1e-5)
 
 
 def test_a_worker_goes_on_with_other_weights(backend: Backend) -> None:
@@ -45,7 +45,7 @@ def test_a_worker_goes_on_with_other_weights(backend: Backend) -> None:
         del before["pinned"]  # of all on the device, whatever they do
         for factor in (2, 3):
             worker.replace_weights({"first": factor * FIRST, "second": factor * SECOND})
-            np.testing.assert_array_equal(worker.run(), expect(factor * FIRST, factor * SECOND))
+            np.testing.assert_array_equal(worker.run()[0], expect(factor * FIRST, factor * SECOND))
         report = worker.report()
         assert (report.plans, report.plans_restored, report.plans_refused, report.host_syncs) == (3, 2, (), ())
         after = worker.memory_stats()
@@ -87,14 +87,14 @@ def test_a_run_that_is_not_issued_yet_is_waited_for_and_that_is_counted(backend:
         worker.replace_weights({"w": 2 * np.eye(3, dtype=np.float32)})
         GATES.open[number].set()
         np.testing.assert_array_equal(run.outputs["y"].readback_and_clone(), X)
-        np.testing.assert_array_equal(worker.run(X), 2 * X)
+        np.testing.assert_array_equal(worker.run(X)[0], 2 * X)
 
 
 def test_state_and_inputs_stay(backend: Backend) -> None:
     with gx.Worker(running_sum(), backend=backend) as worker:
         worker.run(X)
         worker.replace_weights({"two": np.float32(5)})
-        np.testing.assert_array_equal(worker.run(), 5 * (X + X))
+        np.testing.assert_array_equal(worker.run()[0], 5 * (X + X))
 
 
 def test_layers_given_memories_go_on_from_them(backend: Backend) -> None:
@@ -109,10 +109,10 @@ def test_layers_given_memories_go_on_from_them(backend: Backend) -> None:
         worker.run(x)
         held = {name: worker.state.get(name) for name in ("lstm.initial_h", "lstm.initial_c")}
         worker.replace_weights({"r": weights["r"] / 2})
-        got = worker.run(x)
+        got = worker.run(x)[0]
     with gx.Worker(gx.load(bare, memories="implicit").with_weights({"r": weights["r"] / 2}), backend=backend) as worker:
         worker.state.set(held)
-        np.testing.assert_array_equal(worker.run(x), got)
+        np.testing.assert_array_equal(worker.run(x)[0], got)
 
 
 def test_what_is_drawn_goes_on(backend: Backend) -> None:
@@ -122,9 +122,9 @@ def test_what_is_drawn_goes_on(backend: Backend) -> None:
     ]
     model = make_model(nodes, {"x": (2, 3)}, {"y": (2, 3)}, w=np.ones(3, np.float32))
     with gx.Worker(model, backend=backend, seed=3) as plain, gx.Worker(model, backend=backend, seed=3) as changed:
-        np.testing.assert_array_equal(plain.run(X), changed.run(X))
+        np.testing.assert_array_equal(plain.run(X)[0], changed.run(X)[0])
         changed.replace_weights({"w": np.full(3, 2, np.float32)})
-        np.testing.assert_array_equal(2 * np.asarray(plain.run(X)), changed.run(X))
+        np.testing.assert_array_equal(2 * np.asarray(plain.run(X)[0]), changed.run(X)[0])
 
 
 def test_a_cache_goes_on_growing(backend: Backend) -> None:
@@ -142,8 +142,8 @@ def test_weights_in_bodies_are_replaced(backend: Backend) -> None:
     with gx.Worker(model, backend=backend) as worker:
         worker.run({"x": x, "c": np.array(False)})
         worker.replace_weights({"v": np.array([7, 8], np.float32)})
-        assert np.asarray(worker.run({"x": x, "c": np.array(False)})).tolist() == [7, 8]
-        assert np.asarray(worker.run({"x": x, "c": np.array(True)})).tolist() == [1, 2]
+        assert np.asarray(worker.run({"x": x, "c": np.array(False)})[0]).tolist() == [7, 8]
+        assert np.asarray(worker.run({"x": x, "c": np.array(True)})[0]).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
@@ -151,12 +151,12 @@ def test_a_compressed_model_goes_on_with_another_one(kind: str, backend: Backend
     model = two_layers()
     wanted = model.with_weights({"first": OTHER}).compress_weights(kind)
     with gx.Worker(wanted, backend=backend) as worker:
-        expected = worker.run(X)
+        expected = worker.run(X)[0]
     with gx.Worker(model.compress_weights(kind), backend=backend) as worker:
-        assert not np.array_equal(worker.run(X), expected)
+        assert not np.array_equal(worker.run(X)[0], expected)
         before = worker.memory_stats()["weights"]
         worker.replace_weights(wanted)
-        np.testing.assert_array_equal(worker.run(X), expected)
+        np.testing.assert_array_equal(worker.run(X)[0], expected)
         assert worker.memory_stats()["weights"] == before
 
 
@@ -166,9 +166,9 @@ def test_a_model_loaded_anew_gives_its_weights(backend: Backend, tmp_path: Path)
     model.save(tmp_path / "first.onnx")
     inputs = {"x": np.zeros(2, np.float32), "c": np.array(False)}
     with gx.Worker(gx.load(tmp_path / "first.onnx"), backend=backend) as worker:
-        assert np.asarray(worker.run(inputs)).tolist() == [3, 4]
+        assert np.asarray(worker.run(inputs)[0]).tolist() == [3, 4]
         worker.replace_weights(gx.load(tmp_path / "other.onnx"))
-        assert np.asarray(worker.run(inputs)).tolist() == [7, 8]
+        assert np.asarray(worker.run(inputs)[0]).tolist() == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_a_model_loaded_anew_gives_its_weights(backend: Backend, tmp_path: Path)
 )
 def test_weights_that_do_not_fit_change_nothing(weights: Any, message: str, backend: Backend) -> None:
     with gx.Worker(sloping(2.0), backend=backend) as worker:
-        before = worker.run(X)
+        before = worker.run(X)[0]
         with pytest.raises(gx.InputError, match=message):
             worker.replace_weights(weights)
-        np.testing.assert_array_equal(worker.run(X), before)
+        np.testing.assert_array_equal(worker.run(X)[0], before)
 
 
 def test_a_name_that_two_bodies_have_is_refused() -> None:
@@ -214,10 +214,10 @@ def test_the_callers_arrays_are_copied(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.replace_weights({"first": mine})
         mine[:] = 0
-        np.testing.assert_array_equal(worker.run(X), expect(OTHER))
+        np.testing.assert_array_equal(worker.run(X)[0], expect(OTHER))
 
 
 def test_weights_of_another_byte_order_are_taken(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.replace_weights({"first": OTHER.astype(">f4")})
-        np.testing.assert_array_equal(worker.run(X), expect(OTHER))
+        np.testing.assert_array_equal(worker.run(X)[0], expect(OTHER))

@@ -25,7 +25,7 @@ def test_weights_that_stay_lie_on_the_device_once(backend: Backend) -> None:
     ):
         old.run(wide)
         before = old.memory_stats()["weights"]
-        np.testing.assert_array_equal(new.run(wide), 3 * wide)
+        np.testing.assert_array_equal(new.run(wide)[0], 3 * wide)
         assert new.memory_stats()["weights"] == before + wide.nbytes
 
 
@@ -38,7 +38,7 @@ def test_weights_that_are_replaced_go_from_the_device(backend: Backend) -> None:
         before = worker.memory_stats()["weights"]
         for factor in (2, 3, 4):
             worker.replace_weights({"wide": np.full(4096, factor, np.float32)})
-            np.testing.assert_array_equal(worker.run(x), factor * x)
+            np.testing.assert_array_equal(worker.run(x)[0], factor * x)
         assert worker.memory_stats()["weights"] == before == 4 * 4096
 
 
@@ -49,15 +49,15 @@ def test_a_limit_on_memory_holds_for_the_moment_both_are_there(backend: Backend)
     with gx.Worker(model, backend=backend, max_bytes=6 * wide.nbytes) as worker:
         for factor in (2, 3, 4):
             worker.replace_weights({"wide": factor * wide})
-            assert worker.run(wide) == factor * 4096
+            assert worker.run(wide)[0] == factor * 4096
     with gx.Worker(model, backend=backend, frames=1) as worker:
         worker.run(wide)
         needed = sum(worker.memory_stats()[name] for name in ("arena", "weights", "frames"))
     with gx.Worker(model, backend=backend, frames=1, max_bytes=needed + wide.nbytes - 1) as worker:
-        assert worker.run(wide) == 4096
+        assert worker.run(wide)[0] == 4096
         with pytest.raises(gx.OutOfMemoryError, match="no room for 16384 bytes more"):
             worker.replace_weights({"wide": 2 * wide})
-        assert worker.run(wide) == 4096
+        assert worker.run(wide)[0] == 4096
 
 
 def test_what_is_worked_out_as_before_lies_on_the_device_once() -> None:
@@ -83,7 +83,7 @@ def test_plans_of_shapes_before_are_let_go(backend: Backend) -> None:
     with gx.Worker(model, backend=backend) as worker:
         for first in range(1, 9):
             worker.replace_weights({"s": np.array([first])})
-            np.testing.assert_array_equal(worker.run(x), -x[:, first:])
+            np.testing.assert_array_equal(worker.run(x)[0], -x[:, first:])
             site = worker._engine.site
             assert len(site.model.plans[backend.device.target.name]) <= 1
         assert len(worker.report().plans_refused) <= 8
@@ -93,7 +93,9 @@ def test_bodies_of_weights_before_are_let_go(backend: Backend) -> None:
     with gx.Worker(gx.load(parser.parse_model(LOOPS)), backend=backend) as worker:
         for factor in (1, 2, 3):
             worker.replace_weights({"w": np.full(2, factor, np.float32)})
-            assert np.asarray(worker.run({"x": np.zeros(2, np.float32), "n": np.array(4)})).tolist() == [4 * factor] * 2
+            assert (
+                np.asarray(worker.run({"x": np.zeros(2, np.float32), "n": np.array(4)})[0]).tolist() == [4 * factor] * 2
+            )
             assert len(worker._engine.site.bodies) == 1
 
 
@@ -106,10 +108,10 @@ def test_workers_share_a_model_with_other_weights(backend: Backend) -> None:
         before = two.memory_stats()["weights"]
         one.replace_weights(changed)
         assert two.memory_stats()["weights"] == before + OTHER.nbytes
-        np.testing.assert_array_equal(two.run(X), expect(FIRST))
+        np.testing.assert_array_equal(two.run(X)[0], expect(FIRST))
         two.replace_weights(changed)
         for worker in (one, two):
-            np.testing.assert_array_equal(worker.run(X), expect(OTHER))
+            np.testing.assert_array_equal(worker.run(X)[0], expect(OTHER))
 
 
 def test_weights_that_no_worker_of_a_model_has_any_more_go(backend: Backend) -> None:
@@ -119,10 +121,10 @@ def test_weights_that_no_worker_of_a_model_has_any_more_go(backend: Backend) -> 
         for factor in (2, 3, 4):
             changed = model.with_weights({"wide": np.full(4096, factor, np.float32)})
             one.replace_weights(changed)
-            np.testing.assert_array_equal(two.run(x), (factor - 1) * x)
+            np.testing.assert_array_equal(two.run(x)[0], (factor - 1) * x)
             two.replace_weights(changed)
             for worker in (one, two):
-                np.testing.assert_array_equal(worker.run(x), factor * x)
+                np.testing.assert_array_equal(worker.run(x)[0], factor * x)
         assert one.memory_stats()["weights"] == 4 * 4096
 
 
@@ -134,14 +136,14 @@ def test_weights_go_with_the_worker_that_had_them(is_closed: bool, backend: Back
         one.run(x)
         for factor in (2, 3):
             two = gx.Worker(model.with_weights({"wide": np.full(4096, factor, np.float32)}), backend=backend)
-            np.testing.assert_array_equal(two.run(x), factor * x)
+            np.testing.assert_array_equal(two.run(x)[0], factor * x)
             assert one.memory_stats()["weights"] == 2 * 4 * 4096
             if is_closed:
                 two.close()
             del two
             gc.collect()
             assert one.memory_stats()["weights"] == 4 * 4096
-        np.testing.assert_array_equal(one.run(x), x)
+        np.testing.assert_array_equal(one.run(x)[0], x)
 
 
 @pytest.mark.filterwarnings("ignore:A Worker of:ResourceWarning")
@@ -168,7 +170,7 @@ def test_weights_of_a_replay_go_with_it(backend: Backend) -> None:
         with worker.record(x) as replay:
             for factor in (2, 3, 4):
                 worker.replace_weights({"wide": np.full(4096, factor, np.float32)})
-                np.testing.assert_array_equal(worker.run(x), factor * x)
+                np.testing.assert_array_equal(worker.run(x)[0], factor * x)
             np.testing.assert_array_equal(replay.submit({"x": x})["y"].readback_and_clone(), x)
             assert worker.memory_stats()["weights"] == 2 * 4 * 4096
         assert worker.memory_stats()["weights"] == 4 * 4096
@@ -180,5 +182,5 @@ def test_a_replay_keeps_the_weights_it_was_recorded_with(backend: Backend) -> No
         before = worker.memory_stats()["weights"]
         worker.replace_weights({"first": OTHER})
         assert worker.memory_stats()["weights"] == before + OTHER.nbytes
-        np.testing.assert_array_equal(worker.run(X), expect(OTHER))
+        np.testing.assert_array_equal(worker.run(X)[0], expect(OTHER))
         np.testing.assert_array_equal(replay.submit({"x": X})["y"].readback_and_clone(), expect(FIRST))

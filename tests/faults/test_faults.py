@@ -58,7 +58,7 @@ def use_all(worker: gx.Worker, run: gx.Run) -> list[Callable[[], object]]:
 @ON_KERNELS
 def test_device_fault_is_told_by_everything_on_the_device(backend: Backend) -> None:
     worker, other = gx.Worker(affine(), backend=backend), gx.Worker(affine(), backend=backend)
-    np.testing.assert_array_equal(worker.run(X), expect_affine(X))
+    np.testing.assert_array_equal(worker.run(X)[0], expect_affine(X))
     before = other.schedule(X)
     held = before.peek_output().readback_request()
     taken = held.result()
@@ -99,7 +99,7 @@ def test_device_fault_leaves_other_devices_alone(backend: Backend) -> None:
     with gx.Worker(stray(), backend=backend) as bad, gx.Worker(affine(), backend=CPU) as worker:
         with pytest.raises(gx.DeviceLostError):
             bad.run(X)
-        np.testing.assert_array_equal(worker.run(X), expect_affine(X))
+        np.testing.assert_array_equal(worker.run(X)[0], expect_affine(X))
 
 
 class Refusals:
@@ -123,7 +123,7 @@ def test_allocation_refused_once_is_tried_again_after_a_trim(backend: Backend, m
         worker.run(X)
         refusals.left = 1
         large = ramp(300, 3)
-        np.testing.assert_array_equal(worker.run(large), expect_affine(large))
+        np.testing.assert_array_equal(worker.run(large)[0], expect_affine(large))
         assert [why for _, why in worker.report().host_syncs] == ["the device was out of memory"]
 
 
@@ -141,9 +141,9 @@ def test_allocation_refused_for_good_is_told_with_the_plans_sizes(
             gx.OutOfMemoryError, match=r"no room for .*\. The plan needs \d+ bytes of arena and \d+ of outputs"
         ):
             worker.run(large)
-        np.testing.assert_array_equal(worker.run(X), expect_affine(X))
+        np.testing.assert_array_equal(worker.run(X)[0], expect_affine(X))
         refusals.left = 0
-        np.testing.assert_array_equal(worker.run(large), expect_affine(large))
+        np.testing.assert_array_equal(worker.run(large)[0], expect_affine(large))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "simulator", "standin"], indirect=True)
@@ -167,7 +167,7 @@ def test_exception_in_a_host_function_names_the_node_and_leaves_the_worker_usabl
             with pytest.raises(kind, match=r"gate.*no such luck") as caught:
                 worker.run(X)
             assert caught.value.node is not None and "gate" in caught.value.node
-            np.testing.assert_array_equal(worker.run(X), X + 1)
+            np.testing.assert_array_equal(worker.run(X)[0], X + 1)
 
 
 @ON_ALL
@@ -226,4 +226,4 @@ def test_loop_without_end_can_be_given_up(backend: Backend) -> None:
         GATES.open[gate].set()
         with pytest.raises(gx.CancelledError):
             run.wait()
-        np.testing.assert_array_equal(worker.run({"n": np.array(3), "x": x}), 4 * x)
+        np.testing.assert_array_equal(worker.run({"n": np.array(3), "x": x})[0], 4 * x)

@@ -47,7 +47,7 @@ def test_b8_a_model_is_built_in_code(backend: Backend) -> None:
         )
     )
     with gx.Worker(built, backend=backend) as one, gx.Worker(parsed, backend=backend) as other:
-        got, also = one.run(x), other.run(x)
+        got, also = one.run(x)[0], other.run(x)[0]
     if not is_tracer(backend):
         np.testing.assert_allclose(got, np.maximum(x @ weight, 0), rtol=1e-6)
         np.testing.assert_array_equal(also, np.maximum(x, 0))

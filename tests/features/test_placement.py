@@ -33,7 +33,7 @@ def test_b16_s66_t4_a_missing_kernel_is_numpys_and_in_the_report(backend: Backen
     staged = MODELS["host call"]
     with gx.Worker(staged.load(), backend=backend) as worker:
         for number in range(2):
-            staged.check(inputs(number), [worker.run(inputs(number))])  # type: ignore[list-item]
+            staged.check(inputs(number), worker.run(inputs(number)))
         (row,) = worker.report().host_calls
         assert (row.operator, row.node, row.times) == ("test.NoKernel", "NoKernel_1", 2)
         assert row.why == "no lowering for this device" and row.computed_ms > 0
@@ -54,7 +54,7 @@ def test_s29_s63_e41_what_a_backend_can_not_run_is_known_before_the_first_layer(
 def test_s64_nothing_is_a_fallback_on_the_cpu(backend: Backend) -> None:
     staged = MODELS["host call"]
     with gx.Worker(staged.load(), backend=backend, strict=True) as worker:
-        staged.check(inputs(0), [worker.run(inputs(0))])  # type: ignore[list-item]
+        staged.check(inputs(0), worker.run(inputs(0)))
         assert worker.report().host_calls == worker.report().host_reads == ()
         assert len(worker.plans) == 1
 
@@ -89,7 +89,7 @@ def test_s61_s68_shape_inputs_from_the_device_work_for_every_operator(case: Host
 def test_s61_content_of_arrays_is_on_the_host_and_costs_nothing(backend: Backend) -> None:
     with gx.Worker(load(RESHAPE), backend=backend, strict=True) as worker:
         for shape in ((2, 3), (3, 2), (6, 1)):
-            np.testing.assert_array_equal(worker.run({"x": X, "shape": ints(*shape)}), X.reshape(shape))
+            np.testing.assert_array_equal(worker.run({"x": X, "shape": ints(*shape)})[0], X.reshape(shape))
         assert worker.report().host_reads == ()
 
 
@@ -100,7 +100,7 @@ def test_s62_a_heavy_producer_stays_and_its_small_result_is_read(backend: Backen
     s = np.zeros((2, TERMS), np.int64)
     s[:, 5] = (-2, -3)
     with gx.Worker(load(text), backend=backend) as worker:
-        np.testing.assert_array_equal(worker.run({"x": X, "s": s}), X.reshape(2, 3))
+        np.testing.assert_array_equal(worker.run({"x": X, "s": s})[0], X.reshape(2, 3))
         assert [(row.value, row.nbytes) for row in worker.report().host_reads] == [("sums", 16)]
 
 
@@ -114,7 +114,7 @@ def test_s62_a_light_chain_is_the_hosts_from_one_read(backend: Backend) -> None:
             worker.run(given)  # 2 * 6 is not 6: the shape was computed, and refused
         given["s"] = put_on_device(np.array([1, 1]), backend)
         given["x"] = X[:4]
-        np.testing.assert_array_equal(worker.run(given), X[:4].reshape(2, 2))
+        np.testing.assert_array_equal(worker.run(given)[0], X[:4].reshape(2, 2))
         assert {row.value for row in worker.report().host_reads} == {"s"}
 
 
@@ -135,7 +135,7 @@ def test_s67_every_read_is_counted_and_named(backend: Backend) -> None:
         with gx.no_implicit_sync(), pytest.raises(gx.ImplicitSyncError, match="shape"):
             worker.schedule({"x": X, "shape": put_on_device(ints(3, 2), backend)}).wait()
         assert worker.report().host_reads[0].times == 3
-        np.testing.assert_array_equal(worker.run({"x": X, "shape": ints(3, 2)}), X.reshape(3, 2))
+        np.testing.assert_array_equal(worker.run({"x": X, "shape": ints(3, 2)})[0], X.reshape(3, 2))
 
 
 @on("simulator", "tracer")
@@ -256,6 +256,6 @@ def test_b10_half_weights_and_activations_are_summed_in_float(code: int, backend
     w[0] = 512  # in half, 512 + 0.25 is 512 again
     model = make_model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (1, 4096)}, {"y": (1, 1)}, code, w=w)
     with gx.Worker(model, backend=backend) as worker:
-        y = worker.run(x)
+        y = worker.run(x)[0]
     assert isinstance(y, np.ndarray) and y.dtype == dtype
     assert y.item() == np.asarray(512 + 4095 * 0.25, dtype).item()

@@ -29,7 +29,7 @@ def load(text: str) -> gx.Model:
 
 def test_s32_s33_a_recording_runs_again_and_again_on_new_inputs(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
-        expected = [worker.run(X + number) for number in range(4)]
+        expected = [worker.run(X + number)[0] for number in range(4)]
         with worker.record(X) as replay:
             for number in (0, 1, 2, 3, 0):
                 made = replay.submit(X + number)
@@ -62,7 +62,7 @@ def test_s32_s34_t8_recording_leaves_the_worker_as_it_was(backend: Backend) -> N
         np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(X + 2))
         assert worker.report().runs == 2
         replay.close()
-        np.testing.assert_array_equal(worker.run(), expect_affine(X + 2))
+        np.testing.assert_array_equal(worker.run()[0], expect_affine(X + 2))
         with pytest.raises(gx.ClosedError):
             replay.submit()
 
@@ -73,7 +73,7 @@ def test_s32_a_submission_is_in_the_order_of_the_stream_it_is_put_on(backend: Ba
         with holding(mine) as gate:
             made = replay.submit(X, stream=mine)["y"]
             assert not made.is_done()
-            np.testing.assert_array_equal(worker.run(X + 1), expect_affine(X + 1))  # on its own stream still
+            np.testing.assert_array_equal(worker.run(X + 1)[0], expect_affine(X + 1))  # on its own stream still
             assert not made.is_done()
             gate.set()
             np.testing.assert_array_equal(made.readback_and_clone(), Y)
@@ -135,7 +135,7 @@ def test_s35_what_the_host_has_a_say_in_is_refused_with_the_reason(
             worker.record(given)
         # The Worker runs it all the same.
         x = np.array([0, 1, 0, 2, 3], np.float32)
-        got = worker.run({**given, "x": x})
+        got = worker.run({**given, "x": x})[0]
         np.testing.assert_array_equal(got, np.stack(np.nonzero(x)) if text is READ else 8 * x)
 
 

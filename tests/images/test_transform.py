@@ -173,7 +173,7 @@ def test_model_runs_at_every_size(backend_type: gx.BackendType) -> None:
         for height, width in ((3, 5), (6, 4), (17, 9)):
             image: Array = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
             expected = transform.to_tensor_operator(TensorSpec.of(image)).compute(image)[0]
-            np.testing.assert_array_equal(worker.run(image), expected)
+            np.testing.assert_array_equal(worker.run(image)[0], expected)
 
 
 def test_model_needs_the_number_of_channels() -> None:

@@ -45,7 +45,7 @@ def make_model(row: Any, tensor: TensorProto, count: int) -> onnx.ModelProto:
 
 def run(model: gx.Model) -> Array:
     with gx.Worker(model, backend=gx.BackendType.CPU) as worker:
-        return np.asarray(worker.run()).reshape(-1)
+        return np.asarray(worker.run()[0]).reshape(-1)
 
 
 def assert_same(got: Array, expected: Array) -> None:

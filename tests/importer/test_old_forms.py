@@ -128,7 +128,7 @@ def test_old_form_keeps_its_meaning(
 ) -> None:
     outputs = 2 if op == "Split" else 1
     with gx.Worker(gx.load(make_model(opset, op, inputs, attributes, outputs)), backend=backend) as worker:
-        got = worker.run([np.array(each) for each in inputs])
+        got = worker.run([np.array(each) for each in inputs])[0]
     assert isinstance(got, np.ndarray)
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
@@ -143,7 +143,7 @@ def test_old_recurrent_form_is_the_newer_one(kind: str, opset: int) -> None:
     for version, attributes in ((opset, {"output_sequence": 1}), (14, {})):
         model = gx.load(make_model(version, kind, inputs, {"hidden_size": 5, **attributes}))
         with gx.Worker(model, backend=gx.BackendType.CPU) as worker:
-            answers.append(worker.run(inputs))
+            answers.append(worker.run(inputs)[0])
     np.testing.assert_array_equal(*answers)
 
 
@@ -186,4 +186,4 @@ def test_view_in_front_takes_no_name_of_the_model() -> None:
     graph = helper.make_graph(nodes, "old", ports, [helper.make_tensor_value_info("y", 1, X.shape)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
     with gx.Worker(gx.load(model.SerializeToString()), backend=gx.BackendType.CPU) as worker:
-        np.testing.assert_array_equal(worker.run([X, CHANNEL]), X + CHANNEL[:, None])
+        np.testing.assert_array_equal(worker.run([X, CHANNEL])[0], X + CHANNEL[:, None])

@@ -122,7 +122,7 @@ def test_flex_attention_is_attention_unless_a_graph_changes_scores(backend: gx.B
         names = [node.operator.name for node in model.info.graph.nodes]
         assert ("Attention" in names) == (not graph)
         with gx.Worker(model, backend=backend) as worker:
-            y = worker.run([q, k, v])
+            y = worker.run([q, k, v])[0]
             assert not worker.report().host_calls
         (expected,) = Attention(scale=scale).compute(q, k, v)[:1]
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]

@@ -153,7 +153,9 @@ def test_images_are_host_calls_and_no_plan_depends_on_them(backend: gx.BackendTy
         plans = []
         for row in range(4):
             pixels = np.roll(COLORS, row, 0)
-            np.testing.assert_array_equal(worker.run(encode(Image.fromarray(pixels), "PNG")), pixels.astype(np.float32))
+            np.testing.assert_array_equal(
+                worker.run(encode(Image.fromarray(pixels), "PNG"))[0], pixels.astype(np.float32)
+            )
             plans.append(worker.report().plans)
         (call,) = worker.report().host_calls
     assert (call.operator, call.why, call.times) == ("ImageDecoder", "images are decoded by Pillow", 4)
@@ -171,5 +173,5 @@ def test_a_run_decodes_once(backend: gx.BackendType, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ImageDecoder, "_decode", count)
     model = gx.load(parse("(uint8[n] e) => (float[h, w, c] y) { i = ImageDecoder (e) y = Cast <to = 1> (i) }", 20))
     with gx.Worker(model, backend=backend) as worker:
-        y = worker.run(encode(Image.fromarray(COLORS), "PNG"))
+        y = worker.run(encode(Image.fromarray(COLORS), "PNG"))[0]
         assert len(decoded) == 1 and (y == COLORS).all()

@@ -73,7 +73,7 @@ def make_model(
 
 def run(model: onnx.ModelProto, inputs: dict[str, Array], device: gx.BackendType) -> Array:
     with gx.Worker(gx.load(model), backend=device) as worker:
-        y = worker.run(inputs)
+        y = worker.run(inputs)[0]
     assert isinstance(y, np.ndarray)
     return y
 

@@ -203,7 +203,7 @@ def test_seeded_bernoulli_is_a_host_call_with_its_reason(backend: gx.BackendType
     model = gx.load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 22)], ir_version=10))
     with gx.Worker(model, backend=backend) as worker:
         for _ in range(2):
-            np.testing.assert_allclose(worker.run(x), np.exp(np.random.RandomState(2).binomial(1, x)), rtol=1e-6)
+            np.testing.assert_allclose(worker.run(x)[0], np.exp(np.random.RandomState(2).binomial(1, x)), rtol=1e-6)
         calls = [(row.operator, row.why) for row in worker.report().host_calls]
     own = [("Bernoulli", "with a seed it draws from NumPy's own generator")]
     assert calls == (own if backend is gx.BackendType.SIMULATOR else [])

@@ -64,7 +64,7 @@ def run(
     with gx.Worker(model, backend=backend) as worker:
         found = worker.run(dict(inputs))
         assert not worker.report().host_calls
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+    return list(found)
 
 
 def differences(model: onnx.ModelProto, inputs: Mapping[str, Array], name: str) -> Array:
@@ -75,7 +75,7 @@ def differences(model: onnx.ModelProto, inputs: Mapping[str, Array], name: str) 
         def total(shift: float, place: tuple[int, ...]) -> float:
             moved = inputs[name].copy()
             moved[place] += shift
-            return float(np.sum(worker.run({**inputs, name: moved})))
+            return float(np.sum(worker.run({**inputs, name: moved})[0]))
 
         for place in np.ndindex(*slopes.shape):
             slopes[place] = (total(STEP, place) - total(-STEP, place)) / (2 * STEP)

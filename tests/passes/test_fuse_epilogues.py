@@ -221,7 +221,7 @@ def make(body: str, disabled: Sequence[str] = ()) -> gx.Model:
 
 def run(model: gx.Model, backend: gx.BackendType, rows: int) -> tuple[Any, int]:
     with gx.Worker(model, backend=backend) as worker:
-        y = worker.run(feeds(rows))
+        y = worker.run(feeds(rows))[0]
         return y, sum(len(plan.segment.commands) for plan in worker.plans)
 
 
@@ -246,5 +246,5 @@ def test_operand_that_stretches_at_one_size_only(backend: gx.BackendType) -> Non
     x, k, z = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3), (3, 4), (5, 4)))
     with gx.Worker(gx.load(parser.parse_model(f"{head} {text}")), backend=backend) as worker:
         for rows in (1, 5, 2, 1):
-            got = worker.run({"x": x, "k": k, "z": z[:rows]})
+            got = worker.run({"x": x, "k": k, "z": z[:rows]})[0]
             np.testing.assert_allclose(got, x @ k + z[:rows], rtol=1e-5, atol=1e-5)

@@ -126,7 +126,7 @@ def test_weight_is_read_as_it_is_stored(name: str) -> None:
     assert all(array.dtype.itemsize < 4 for array in model.graph.constants.values() if array.size > 6)
     for backend in (gx.BackendType.CPU, gx.BackendType.SIMULATOR):
         with gx.Worker(model, backend=backend) as worker:
-            np.testing.assert_allclose(worker.run(X), expect(source), rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(worker.run(X)[0], expect(source), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", LEFT)

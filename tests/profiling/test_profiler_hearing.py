@@ -22,7 +22,7 @@ def test_the_context_hears_of_all_workers_and_no_more_once_it_is_left(backend: B
     x = ramp(4, 3)
     with gx.Worker(affine(), backend=backend) as one, gx.Worker(two_layers(), backend=backend) as other:
         with gx.Profiler() as profiler:
-            np.testing.assert_array_equal(one.run(x), expect_affine(x))
+            np.testing.assert_array_equal(one.run(x)[0], expect_affine(x))
             other.run(x)
         one.run(x)
         assert [row.layers for row in profiler.runs()] == [3, 2]

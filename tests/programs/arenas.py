@@ -37,7 +37,7 @@ def run(method: gx.Method, rows: int = 8) -> np.ndarray[Any, Any]:
 
 def expect_two_layers(rows: int) -> np.ndarray[Any, Any]:
     with gx.Worker(two_layers(), backend=CPU) as worker:
-        answer = worker.run(ramp(rows, 3))
+        answer = worker.run(ramp(rows, 3))[0]
     assert isinstance(answer, np.ndarray)
     return answer
 

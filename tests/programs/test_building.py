@@ -106,7 +106,7 @@ def test_case_that_is_not_the_models_is_refused(inputs: Any, outputs: Any, messa
 def test_case_without_outputs_has_what_the_cpu_computes() -> None:
     case = make_case(load_linear(), Case({"x": X}))
     with gx.Worker(load_linear(), backend=gx.BackendType.CPU) as worker:
-        np.testing.assert_allclose(case.outputs["y"], worker.run(X), rtol=1e-6)
+        np.testing.assert_allclose(case.outputs["y"], worker.run(X)[0], rtol=1e-6)
     assert case.origin == "cpu"
 
 

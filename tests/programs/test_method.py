@@ -122,7 +122,7 @@ def test_methods_of_one_program_run_on_many_threads(backend: gx.BackendType) -> 
     model = two_layers()
     program = gx.Program.build({"forward": model}, shapes={"forward": SHAPES}, backend=backend)
     with gx.Worker(model, backend=backend) as worker:
-        expected = {rows: worker.run(ramp(rows, 3)) for rows in range(1, 9)}
+        expected = {rows: worker.run(ramp(rows, 3))[0] for rows in range(1, 9)}
     wrong: list[str] = []
 
     def work(number: int) -> None:

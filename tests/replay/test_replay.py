@@ -31,7 +31,7 @@ def test_submission_gives_what_a_run_gives(type: gx.BackendType) -> None:
 @on_both
 def test_worker_and_replays_do_not_disturb_each_other(type: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=type) as worker:
-        plain = [worker.run(ramp(5, 3) + number) for number in range(4)]
+        plain = [worker.run(ramp(5, 3) + number)[0] for number in range(4)]
         first, second = worker.record(ramp(5, 3)), worker.record(ramp(5, 3))
         for number in range(4):
             runs = [worker.schedule(ramp(5, 3) + number), first.submit(ramp(5, 3) + (number + 1) % 4)]

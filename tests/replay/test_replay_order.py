@@ -40,7 +40,7 @@ def test_submission_is_in_the_order_of_the_stream_it_is_given() -> None:
 def test_another_stream_waits_for_the_submission_before() -> None:
     device = make_simulator(check_order=True)
     with gx.Worker(two_layers(), backend=Backend(device, SIMULATOR, "for a test")) as worker:
-        expected = worker.run(ramp(5, 3))
+        expected = worker.run(ramp(5, 3))[0]
         first, second = device.create_stream(), device.create_stream()
         replay = worker.record((5, 3))
         with holding(first) as gate:

@@ -82,7 +82,7 @@ def test_worker_that_waits_for_each_command_records_nothing(option: dict[str, An
     with gx.Worker(affine(), backend=SIMULATOR, **option) as worker:
         with pytest.raises(gx.StateError, match="synchronous, or compares"):
             worker.record(ramp(2, 3))
-        np.testing.assert_array_equal(worker.run(ramp(2, 3)), expect_affine(ramp(2, 3)))
+        np.testing.assert_array_equal(worker.run(ramp(2, 3))[0], expect_affine(ramp(2, 3)))
 
 
 def test_second_caller_is_refused() -> None:

@@ -104,7 +104,7 @@ def test_clean_layers_are_counted(backend: gx.BackendType) -> None:
     with open_comparing(affine(), backend) as worker:
         for rows in (4, 7, 4):
             x = ramp(rows, 3)
-            np.testing.assert_array_equal(worker.run(x), expect_affine(x))
+            np.testing.assert_array_equal(worker.run(x)[0], expect_affine(x))
         assert worker.report().compared == 9
         assert worker.report().plans <= 2
         assert "compared 9 layers" in worker.summary()
@@ -122,7 +122,7 @@ def test_models_with_branches_and_loops_pass(name: str, backend: gx.BackendType)
     data = MODELS[name].parse().SerializeToString()
     with open_comparing(gx.load(data), backend) as worker, gx.Worker(gx.load(data), backend=backend) as plain:
         for feed in MODELS[name].feeds():
-            for got, expected in zip(_as_list(worker.run(feed)), _as_list(plain.run(feed)), strict=True):
+            for got, expected in zip(worker.run(feed), plain.run(feed), strict=True):
                 np.testing.assert_array_equal(got, expected)
         assert worker.report().compared > 0
 
@@ -155,7 +155,7 @@ def test_rounding_operators_may_differ_by_a_few_ulp(ulps: float, is_close: bool)
     x = ramp(4, 3)
     with open_comparing(chain(("drift", "Drift", {"ulps": float(ulps)})), CPU) as worker:
         if is_close:
-            np.testing.assert_array_equal(worker.run(x), -np.maximum(x, 0))
+            np.testing.assert_array_equal(worker.run(x)[0], -np.maximum(x, 0))
         else:
             with pytest.raises(gx.MismatchError, match="drift"):
                 worker.run(x)
@@ -168,7 +168,7 @@ def test_errors_do_not_add_up() -> None:
     ]
     model = make_model(nodes, {"x": (4, 3)}, {"y": (4, 3)})
     with open_comparing(model, CPU) as worker:
-        np.testing.assert_array_equal(worker.run(ramp(4, 3)), np.zeros((4, 3)))
+        np.testing.assert_array_equal(worker.run(ramp(4, 3))[0], np.zeros((4, 3)))
 
 
 @on_both
@@ -197,16 +197,16 @@ def test_views_and_values_the_host_knows_are_compared_too() -> None:
     model = make_model(nodes, {"x": ("n", 3)}, {"y": (6, "n")})
     x = ramp(4, 3)
     with open_comparing(model, CPU) as worker:
-        np.testing.assert_array_equal(worker.run(x), np.concatenate([x.T, x.T]))
+        np.testing.assert_array_equal(worker.run(x)[0], np.concatenate([x.T, x.T]))
         assert worker.report().compared == 4
     with open_comparing(model, CPU) as worker:
-        assert worker.run(ramp(0, 3)).shape == (6, 0)
+        assert worker.run(ramp(0, 3))[0].shape == (6, 0)
         assert worker.report().compared == 4
 
 
 def test_layers_without_commands_are_compared_too() -> None:
     with open_comparing(affine((0, 3)), CPU) as worker:
-        assert worker.run(ramp(0, 3)).shape == (0, 3)
+        assert worker.run(ramp(0, 3))[0].shape == (0, 3)
         assert sum(len(plan.segment.commands) for plan in worker.plans) == 0
         assert worker.report().compared == 3
 
@@ -237,7 +237,3 @@ def test_a_memory_with_room_to_grow_is_compared_in_every_run(backend: gx.Backend
 def test_only_the_cpu_can_be_compared_with() -> None:
     with pytest.raises(gx.InputError, match="compare_with"):
         gx.Worker(affine(), backend=CPU, compare_with=gx.BackendType.SIMULATOR)
-
-
-def _as_list(arrays: Any) -> list[Array]:
-    return arrays if isinstance(arrays, list) else [arrays]

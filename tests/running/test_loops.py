@@ -219,7 +219,7 @@ def test_condition_may_be_constant_counted_captured_or_computed(
     given: Any = flag(first)
     with gx.Worker(load(text), backend=backend) as worker:
         for _ in range(2):
-            answer = worker.run({"x": x, "given": given if place == "host" else put_on_device(given, backend)})
+            answer = worker.run({"x": x, "given": given if place == "host" else put_on_device(given, backend)})[0]
             np.testing.assert_array_equal(answer, x * (trips + 1))
 
 

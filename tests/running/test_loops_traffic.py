@@ -57,7 +57,7 @@ def test_scan_copies_its_inputs_to_the_device_and_nothing_back() -> None:
 
 def test_loop_that_tests_reads_its_test_alone() -> None:
     with gx.Worker(load(TESTED), backend=SIMULATOR) as worker:
-        answer = worker.run({"x": LARGE, "limit": np.array(100, np.float32)})
+        answer = worker.run({"x": LARGE, "limit": np.array(100, np.float32)})[0]
         (row,) = worker.report().host_reads
     np.testing.assert_array_equal(answer, LARGE * 128)
     assert (row.nbytes, row.times) == (7 * 4, 7)

@@ -38,7 +38,7 @@ def restored_model(architectures: tuple[str, ...] = ()) -> Model:
 
 def run(model: Model, x: Array, backend: Any = CPU) -> tuple[Array, PlanCounters, tuple[Plan, ...]]:
     with gx.Worker(model, backend=backend) as worker:
-        y = worker.run(x)
+        y = worker.run(x)[0]
         assert isinstance(y, np.ndarray)
         return y, worker._engine.site.counters, tuple(worker.plans)
 
@@ -50,7 +50,7 @@ def test_stored_plan_serves_all_sizes_and_nothing_is_packed(monkeypatch: pytest.
     monkeypatch.setattr(templates, "find_edges", lambda *_: pytest.fail("edges were drawn"))
     with gx.Worker(model, backend=CPU) as worker:
         for n, y in zip((8, 3, 1), expected, strict=True):
-            np.testing.assert_array_equal(worker.run(X[:n]), y)
+            np.testing.assert_array_equal(worker.run(X[:n])[0], y)
         counters = worker._engine.site.counters
         assert (counters.plans, counters.restored, counters.refused) == (1, 1, [])
         assert worker.plans[0] == model.plans["cpu"][0]

@@ -83,7 +83,7 @@ def test_nothing_waits_for_statistics() -> None:
 @on_all
 def test_taps_replace_each_other_and_end_and_answers_stay_the_same(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
-        plain = worker.run(X)
+        plain = worker.run(X)[0]
         plans = []
         for wanted in ({"a": "max"}, {"b": "max"}, None, {"a": "max"}, {"a": "max"}, None):
             worker.tap(wanted)

@@ -59,7 +59,7 @@ def test_nothing_is_found_where_nothing_is(backend: gx.BackendType) -> None:
     with gx.Worker(logarithm(), backend=backend, watch="raise") as worker:
         for rows in (4, 7, 4, 4, 4, 4):
             x = np.ones((rows, 3), np.float32)
-            np.testing.assert_allclose(worker.run(x), -np.log(2 * x), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(worker.run(x)[0], -np.log(2 * x), rtol=1e-6, atol=1e-7)
         assert worker.report().plans <= 2
 
 
@@ -162,7 +162,7 @@ def test_nan_that_a_model_takes_for_what_is_missing_is_no_fault(backend: gx.Back
     model = make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 3)}, zero=np.array(0, np.float32))
     with gx.Worker(model, backend=backend, watch="raise") as worker:
         expected = with_elements(GOOD, ((2, 1), 0))
-        np.testing.assert_array_equal(worker.run(with_elements(GOOD, ((2, 1), np.nan))), expected)
+        np.testing.assert_array_equal(worker.run(with_elements(GOOD, ((2, 1), np.nan)))[0], expected)
 
 
 @on_both

@@ -64,7 +64,7 @@ def test_staged_runs_are_chained() -> None:
     x = np.abs(inputs(0)) + 1
     model = MODELS["host call"]
     with gx.Worker(model.load(), backend=CPU) as producer, gx.Worker(MODELS["read"].load(), backend=CPU) as consumer:
-        made = consumer.run(producer.schedule(-x).peek_output())
+        made = consumer.run(producer.schedule(-x).peek_output())[0]
     np.testing.assert_array_equal(made, np.array(np.nonzero(np.ones_like(x))))
 
 

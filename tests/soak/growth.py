@@ -69,7 +69,7 @@ def run_long(soak: SoakModel, kind: str, runs: int) -> list[str]:
     for number, shape in enumerate(order, 1):
         x, expected = soak.case(shape)
         got = worker.run(x)
-        for array, wanted in zip(got if isinstance(got, list) else [got], expected, strict=True):
+        for array, wanted in zip(got, expected, strict=True):
             np.testing.assert_allclose(array, wanted, rtol=1e-3, atol=1e-5)
         if number == WARM_RUNS:
             before, kinds = measure(worker, backend), count_kinds()

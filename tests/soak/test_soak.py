@@ -33,7 +33,7 @@ def test_model_answers_as_expected_for_its_first_and_last_shape(name: str) -> No
         for shape in (soak.shapes[0], soak.shapes[-1]):
             x, expected = soak.case(shape)
             got = worker.run(x)
-            for array, wanted in zip(got if isinstance(got, list) else [got], expected, strict=True):
+            for array, wanted in zip(got, expected, strict=True):
                 np.testing.assert_allclose(array, wanted, rtol=1e-3, atol=1e-5)
 
 

@@ -21,8 +21,7 @@ def load(text: str = NOISE, **options: Any) -> gx.Model:
 
 def draw(worker: gx.Worker, inputs: object = X) -> list[Array]:
     """Return the outputs of a run."""
-    made = worker.run(inputs)
-    return made if isinstance(made, list) else [made]
+    return list(worker.run(inputs))
 
 
 def draw_all(model: gx.Model, runs: int, inputs: object = X, **options: Any) -> list[bytes]:

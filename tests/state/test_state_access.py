@@ -25,7 +25,7 @@ def test_state_is_zeros_before_the_first_run(worker: gx.Worker) -> None:
     worker.run(HELD)
     worker.state.reset()
     np.testing.assert_array_equal(worker.state.get("total"), 0 * HELD)
-    np.testing.assert_array_equal(worker.run(HELD), 2 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 2 * HELD)
     with gx.Worker(running_sum((2, WIDTH)), backend=CPU) as fixed:
         np.testing.assert_array_equal(fixed.state.get("held"), 0 * HELD)
 
@@ -35,9 +35,9 @@ def test_state_is_set_by_the_name_of_input_or_output(worker: gx.Worker) -> None:
     worker.state.set({"total": given})
     given[:] = 0
     np.testing.assert_array_equal(worker.state.get("held"), HELD)
-    np.testing.assert_array_equal(worker.run(HELD), 4 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 4 * HELD)
     worker.state.set({"held": worker.peek_output()})
-    np.testing.assert_array_equal(worker.run(HELD), 10 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 10 * HELD)
 
 
 @pytest.mark.parametrize("kind", [CudaStreamArray, DlpackArray, InterfaceArray])
@@ -70,7 +70,7 @@ def test_host_array_that_only_speaks_dlpack_is_taken_for_a_memory(worker: gx.Wor
     held = HELD.copy()
     worker.state.set({"held": HostOnly(held)})
     held[:] = 0
-    np.testing.assert_array_equal(worker.run(HELD), 4 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 4 * HELD)
 
 
 def test_numbers_beyond_a_memory_are_refused() -> None:
@@ -124,17 +124,17 @@ def test_snapshots_outlive_later_runs_and_are_restored(worker: gx.Worker) -> Non
         worker.run(HELD)
     for number, shot in reversed(list(enumerate(shots))):
         worker.state.restore(shot)
-        np.testing.assert_array_equal(worker.run(HELD), 2 * (number + 1) * HELD)
+        np.testing.assert_array_equal(worker.run(HELD)[0], 2 * (number + 1) * HELD)
 
 
 def test_forks_go_their_own_ways(worker: gx.Worker) -> None:
     worker.run(HELD)
     first, second = worker.state, worker.state.fork()
-    np.testing.assert_array_equal(worker.run(10 * HELD), 22 * HELD)
+    np.testing.assert_array_equal(worker.run(10 * HELD)[0], 22 * HELD)
     worker.state = second
-    np.testing.assert_array_equal(worker.run(HELD), 4 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 4 * HELD)
     worker.state = first
-    np.testing.assert_array_equal(worker.run(HELD), 24 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 24 * HELD)
     np.testing.assert_array_equal(second.get(), 2 * HELD)
 
 
@@ -143,7 +143,7 @@ def test_sequences_take_turns_on_one_worker(worker: gx.Worker) -> None:
     for number in range(1, 4):
         for which, state in enumerate(states, 1):
             worker.state = state
-            np.testing.assert_array_equal(worker.run(which * HELD), 2 * number * which * HELD)
+            np.testing.assert_array_equal(worker.run(which * HELD)[0], 2 * number * which * HELD)
 
 
 def test_state_passes_between_workers_of_a_device(backend: Backend) -> None:
@@ -155,7 +155,7 @@ def test_state_passes_between_workers_of_a_device(backend: Backend) -> None:
             worker.schedule(HELD)
             if number % 5 == 0:
                 np.testing.assert_array_equal(state.get(), number * HELD)
-        np.testing.assert_array_equal(second.run(HELD), 40 * HELD)
+        np.testing.assert_array_equal(second.run(HELD)[0], 40 * HELD)
     # It outlives the Workers.
     np.testing.assert_array_equal(state.get(), 20 * HELD)
 
@@ -177,7 +177,7 @@ def test_state_is_saved_and_loaded(worker: gx.Worker, tmp_path: Path) -> None:
     worker.state.save(path)
     worker.run(HELD)
     worker.state.load(path)
-    np.testing.assert_array_equal(worker.run(HELD), 4 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 4 * HELD)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 

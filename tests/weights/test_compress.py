@@ -73,7 +73,7 @@ def narrow_nodes(model: gx.Model) -> dict[str, str]:
 
 def run(model: gx.Model, device: str, inputs: Any = IDS) -> Any:
     with gx.Worker(model, backend=gx.BackendType(device), strict=device != "cpu") as worker:
-        return worker.run(inputs)
+        return worker.run(inputs)[0]
 
 
 def count_bytes(model: gx.Model) -> int:

@@ -41,7 +41,7 @@ def run(model: gx.Model, x: Any) -> Any:
     results = []
     for backend in (gx.BackendType.CPU, gx.BackendType.SIMULATOR):
         with gx.Worker(model, backend=backend) as worker:
-            results.append(worker.run(x))
+            results.append(worker.run(x)[0])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-4)
     return results[0]
 

@@ -49,7 +49,7 @@ def expect(source: onnx.ModelProto) -> Any:
 
 def check(model: gx.Model, backend: Backend, source: onnx.ModelProto, **options: Any) -> None:
     with gx.Worker(model, backend=backend, **options) as worker:
-        np.testing.assert_allclose(worker.run(X), expect(source), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(worker.run(X)[0], expect(source), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("save", [save_beside, save_inside])
@@ -156,7 +156,7 @@ def test_cancelled_upload_leaves_nothing_and_may_be_tried_again(
         with pytest.raises(Stop):
             worker.prepare(progress=stop_half_way)
         assert seen and weights.nbytes == 0
-        np.testing.assert_allclose(worker.run(X), expect(source), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(worker.run(X)[0], expect(source), rtol=1e-4, atol=1e-5)
         assert weights.nbytes == NBYTES
 
 
@@ -233,7 +233,7 @@ def test_file_that_changed_after_loading_is_refused_by_name(
         assert weights_of(model, backend).nbytes == 0
         path.write_bytes(before)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        np.testing.assert_allclose(worker.run(X), expect(source), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(worker.run(X)[0], expect(source), rtol=1e-4, atol=1e-5)
 
 
 def test_file_that_changes_during_the_upload_is_refused(
@@ -268,7 +268,7 @@ def test_cpu_uses_the_file_where_it_lies(source: onnx.ModelProto, tmp_path: Path
     backend = open_backend(gx.BackendType("cpu"))
     with gx.Worker(model, backend=backend) as worker:
         weights = worker._engine.site.weights
-        np.testing.assert_allclose(worker.run(X), expect(source), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(worker.run(X)[0], expect(source), rtol=1e-4, atol=1e-5)
         arrays = list(model.graph.constants.values())
         assert all(find_source(array) is not None for array in arrays)
         addresses = {weights.place_array(array, worker._engine.stream).address for array in arrays}

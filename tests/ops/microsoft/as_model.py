@@ -26,7 +26,7 @@ def check_as_model(case: Case) -> None:
                 compare(case, op, index, answers[f"y{index}"], expected, inputs)
 
 
-def run_model(case: Case, computed: Sequence[Array | None], backend: gx.BackendType) -> dict[str, Array]:
+def run_model(case: Case, computed: Sequence[Array | None], backend: gx.BackendType) -> gx.Outputs:
     """Return what a device makes of the model, which no node leaves."""
     model = make_model(case)
     del model.graph.output[:]
@@ -38,5 +38,4 @@ def run_model(case: Case, computed: Sequence[Array | None], backend: gx.BackendT
     with gx.Worker(gx.load(model), backend=backend) as worker:
         answers = worker.run({f"x{i}": x for i, x in enumerate(case.inputs) if x is not None})
         assert not worker.report().host_calls, f"{case.id}: {worker.report().host_calls}"
-    names = [output.name for output in model.graph.output]
-    return dict(zip(names, answers if isinstance(answers, list) else [answers], strict=True))
+    return answers

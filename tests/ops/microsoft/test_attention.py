@@ -49,7 +49,7 @@ def test_sequences_of_different_lengths_agree_where_they_have_keys(past: int) ->
     expected = expect(case)
     with gx.Worker(gx.load(make_model(case, expected).SerializeToString()), backend=gx.BackendType.SIMULATOR) as worker:
         given = {f"x{i}": x for i, x in enumerate(case.inputs) if x is not None and i not in case.const}
-        outputs = list(worker.run(given).values()) if isinstance(worker.run(given), dict) else worker.run(given)
+        outputs = worker.run(given)
     compare("", case, outputs[0], expected[0], 1)
     for got, wanted in zip(outputs[1:], expected[1:], strict=True):
         assert got.shape == wanted.shape
@@ -61,8 +61,7 @@ def test_rows_of_a_shorter_prompt_agree() -> None:
     case = grouped("", 5, 0, (4, 2), 5, outputs=(True,))
     expected = expect(case)[0]
     with gx.Worker(gx.load(make_model(case, (expected,)).SerializeToString())) as worker:
-        got = worker.run([x for i, x in enumerate(case.inputs) if x is not None and i not in case.const])
-    got = next(iter(got.values())) if isinstance(got, dict) else got[0] if isinstance(got, list) else got
+        got = worker.run([x for i, x in enumerate(case.inputs) if x is not None and i not in case.const])[0]
     compare("", case, got[0], expected[0], 1)
     compare("", case, got[1, :3], expected[1, :3], 1)
 
@@ -120,7 +119,7 @@ def test_padding_is_removed_by_the_counts_of_a_run() -> None:
     for backend in (gx.BackendType.CPU, gx.BackendType.SIMULATOR):
         with gx.Worker(gx.load(make_model(case, expected).SerializeToString()), backend=backend) as worker:
             outputs = worker.run([x, counts])
-        for got, wanted in zip(outputs.values() if isinstance(outputs, dict) else outputs, expected, strict=True):
+        for got, wanted in zip(outputs, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
 
 
@@ -165,13 +164,8 @@ def test_sizes_may_change_from_run_to_run(name: str, backend: gx.BackendType) ->
     with gx.Worker(gx.load(model.SerializeToString()), backend=backend) as worker:
         for case in cases:
             outputs = worker.run({f"x{i}": x for i, x in enumerate(case.inputs) if x is not None})
-            for got, wanted in zip(list_outputs(outputs), expect(case), strict=True):
+            for got, wanted in zip(outputs, expect(case), strict=True):
                 compare("", case, got, wanted, 1)
-
-
-def list_outputs(outputs: Any) -> list[Array]:
-    """Return what a run gave as a list."""
-    return list(outputs.values()) if isinstance(outputs, dict) else outputs if isinstance(outputs, list) else [outputs]
 
 
 Q = sample(1, 1, 8)

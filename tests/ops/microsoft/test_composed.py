@@ -273,7 +273,7 @@ def test_unique_comes_in_order_of_first_occurrence() -> None:
     with gx.Worker(gx.load(make_model(case, (x, index, index)).SerializeToString())) as worker:
         outputs = worker.run([x])
     for got, wanted in zip(
-        outputs.values() if isinstance(outputs, dict) else outputs,
+        outputs,
         ([2, 1, 3, 4], [0, 1, 1, 2, 3, 2], [1, 2, 2, 1]),
         strict=True,
     ):

@@ -204,9 +204,8 @@ def check_model(model: bytes, cases: list[dict[str, Array]], backend: gx.Backend
             compare(worker.run(given), session.run(None, given), allowed)
 
 
-def compare(outputs: Any, expected: list[Array], allowed: float) -> None:
-    """Compare what a run gave, one array or several, with arrays."""
-    made = list(outputs.values()) if isinstance(outputs, dict) else outputs if isinstance(outputs, list) else [outputs]
-    for got, wanted in zip(made, expected, strict=True):
+def compare(outputs: gx.Outputs, expected: list[Array], allowed: float) -> None:
+    """Compare what a run gave with arrays."""
+    for got, wanted in zip(outputs, expected, strict=True):
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=allowed * max(1e-3, float(np.abs(wanted).max(initial=0))))

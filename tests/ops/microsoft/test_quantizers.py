@@ -214,6 +214,6 @@ def test_quantized_models_answer_as_onnxruntime_does(sample: Sample, tmp_path: P
     model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, expected.shape))
     for backend in (gx.BackendType.CPU, gx.BackendType.SIMULATOR):
         with gx.Worker(gx.load(model), backend=backend) as worker:
-            got = worker.run(sample.inputs)
+            got = worker.run(sample.inputs)[0]
             assert not worker.report().host_calls
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=sample.atol, err_msg=f"{sample.id} on {backend}")

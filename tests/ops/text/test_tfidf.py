@@ -170,6 +170,6 @@ def test_integers_are_counted_on_the_device() -> None:
         "device", "TfIdfVectorizer", (ROWS,), (tensor(TensorProto.INT64),), (FLOAT,), chosen.attributes
     ).make_model())  # fmt: skip
     with gx.Worker(model, backend=gx.BackendType.SIMULATOR) as worker:
-        first = worker.run(ROWS)
+        first = worker.run(ROWS)[0]
         assert worker.report().host_calls == ()
     np.testing.assert_array_equal(first, build("TfIdfVectorizer", chosen.attributes).compute(ROWS)[0])
