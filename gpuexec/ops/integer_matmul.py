@@ -21,6 +21,7 @@ from gpuexec.geometry import broadcast, broadcast_strides, ceil_div, coalesce, c
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.exact_product import drop_axes, multiply_exactly
 from gpuexec.ops.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
 from gpuexec.ops.integer import (
     FLOAT,
@@ -32,8 +33,6 @@ from gpuexec.ops.integer import (
     offset_of,
     pack_finish,
     requantize,
-    subtract_zero,
-    to_int32,
 )
 from gpuexec.ops.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
 from gpuexec.ops.layout import Slots
@@ -201,10 +200,8 @@ def launch_integer_gemm(
 
 def multiply_integers(a: Quantized, b: Quantized) -> Array:
     """Return the product in int32, 1-D operands as in matmul."""
-    inner = a.values.shape[-1]
-    left = subtract_zero(_as_rows(a.values), view_quant(a.zero, is_row=True), inner)
-    right = subtract_zero(_as_columns(b.values), view_quant(b.zero, is_row=False), inner)
-    return to_int32(drop_axes(np.matmul(left, right), a.values.ndim > 1, b.values.ndim > 1))
+    zeros = (view_quant(a.zero, is_row=True), view_quant(b.zero, is_row=False))
+    return multiply_exactly(a.values, b.values, INT32, *zeros)
 
 
 def scale_product(a: Quantized, b: Quantized) -> Array:
@@ -242,19 +239,3 @@ def _as_matrix(slot: Slot, *, is_row: bool) -> tuple[tuple[int, ...], tuple[int,
     if slot.spec.rank > 1:
         return slot.shape, slot.strides
     return ((1, *slot.shape), (0, *slot.strides)) if is_row else ((*slot.shape, 1), (*slot.strides, 0))
-
-
-def _as_rows(x: Array) -> Array:
-    return x if x.ndim > 1 else x[None, :]
-
-
-def _as_columns(x: Array) -> Array:
-    return x if x.ndim > 1 else x[:, None]
-
-
-def drop_axes(values: Array, keeps_rows: bool, keeps_columns: bool) -> Array:
-    """Take away the axes that 1-D operands leave out; numbers of rank 0 have none."""
-    if not values.ndim:
-        return values
-    values = values if keeps_columns else values[..., 0]
-    return values if keeps_rows else values[..., 0, :] if keeps_columns else values[..., 0]

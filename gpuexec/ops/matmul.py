@@ -19,6 +19,7 @@ from gpuexec.geometry import broadcast, broadcast_strides, coalesce, contiguous_
 from gpuexec.graphs import RawNode
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_cast import truncate
+from gpuexec.ops.exact_product import multiply_exactly
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.matmul_launch import DTYPES, launch_gemm
 from gpuexec.ops.narrow_weight import NarrowWeight
@@ -185,6 +186,8 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
 
     Half and bfloat16 are multiplied in float. Operands that BLAS can't walk are copied first: NumPy's own loop is slow.
     """
+    if a.dtype.kind in "iu":
+        return multiply_exactly(a, b, a.dtype)
     acc = accumulator(a.dtype)
     if acc != a.dtype:
         with np.errstate(all="ignore"):

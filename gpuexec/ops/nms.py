@@ -7,7 +7,6 @@ the number of boxes to keep bounds a shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,8 @@ from gpuexec.spec import TensorSpec
 SOURCE = "nms.cu"
 _THREADS = 1024  # kThreads of nms.cu
 _INDEX, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
+# Boxes that the host compares at once: few at first, since the best suppress most of the others.
+_FIRST_CHUNK, _LARGEST_CHUNK = 32, 512
 instantiate(SOURCE, ["select_boxes", "write_rows"])
 
 
@@ -66,27 +67,14 @@ class BoxSelection(Operator):
     ) -> Array:
         """Return the kept boxes as rows (batch, class, box)."""
         iou = np.float32(0) if iou_threshold is None else iou_threshold.reshape(())
-        rows = [
-            (batch, each, box)
-            for batch in range(scores.shape[0])
-            for each in range(scores.shape[1])
-            for box in self._keep(boxes[batch], scores[batch, each], most, iou, score_threshold)
-        ]
-        return np.array(rows, _INDEX).reshape(-1, 3)
-
-    def _keep(self, boxes: Array, scores: Array, most: int, iou: Any, score_threshold: Array | None) -> Sequence[int]:
-        keys = np.where(scores == scores, sort_keys(scores), np.uint32(0))
-        order = np.arange(len(scores))
-        if score_threshold is not None:
-            order = np.flatnonzero(scores > score_threshold.reshape(()))
-        order = order[np.argsort(~keys[order], kind="stable")]
-        sides = _find_sides(boxes[order], self.center_point_box)  # [4, candidates]
-        kept: list[int] = []
-        while order.size and len(kept) < most:
-            kept.append(int(order[0]))
-            is_left = ~_overlap(sides[:, 1:], sides[:, :1], iou)
-            order, sides = order[1:][is_left], sides[:, 1:][:, is_left]
-        return kept
+        rows = [np.empty((0, 3), _INDEX)]
+        for batch in range(scores.shape[0]):
+            sides = _find_sides(boxes[batch], self.center_point_box)  # [5, boxes]
+            for each in range(scores.shape[1]):
+                order = _sort_candidates(scores[batch, each], score_threshold)
+                kept = order[_suppress(sides[:, order], most, iou)]
+                rows.append(np.stack([np.full_like(kept, batch), np.full_like(kept, each), kept], axis=1))
+        return np.concatenate(rows)
 
 
 @operator("NonMaxSuppression")
@@ -210,26 +198,73 @@ def _clamp(given: tuple[int, ...], boxes: int) -> int:
     return min(max(0, *given), boxes) if given else 0
 
 
+def _sort_candidates(scores: Array, threshold: Array | None) -> Array:
+    """Return the boxes whose score exceeds the threshold, by score from the highest down; a NaN comes last."""
+    order = np.arange(len(scores)) if threshold is None else np.flatnonzero(scores > threshold.reshape(()))
+    scores = scores[order]
+    keys = np.where(scores == scores, sort_keys(scores), np.uint32(0))
+    return np.asarray(order[np.argsort(~keys, kind="stable")])
+
+
+def _suppress(sides: Array, most: int, threshold: Any) -> Array:
+    """Return the places of the boxes that are kept, at most so many, of boxes ``[5, candidates]`` sorted by score.
+
+    Boxes are taken in chunks: first all kept boxes suppress those of the chunk, in one comparison, then the rest of the
+    chunk is compared with itself, and only walking that table is done box by box.
+    """
+    kept = np.empty(0, _INDEX)
+    start, size = 0, _FIRST_CHUNK
+    while start < sides.shape[1] and len(kept) < most:
+        chunk = np.arange(start, min(start + size, sides.shape[1]))
+        start, size = start + size, min(2 * size, _LARGEST_CHUNK)
+        for first in range(0, len(kept), _LARGEST_CHUNK):
+            by = sides[:, kept[first : first + _LARGEST_CHUNK]]
+            chunk = chunk[~_overlap(sides[:, None, chunk], by[:, :, None], threshold).any(axis=0)]
+        own = sides[:, chunk]
+        table = _overlap(own[:, None, :], own[:, :, None], threshold)  # [by, box]
+        kept = np.concatenate([kept, chunk[_walk(table)]])
+    return kept[:most]
+
+
+def _walk(table: Array) -> list[int]:
+    """Return which boxes of a chunk are kept, ``table[i, j]`` telling whether box i, if kept, suppresses a later j."""
+    masks = np.packbits(table, axis=1, bitorder="little")
+    kept, suppressed = [], 0
+    for place, mask in enumerate(masks):
+        if not suppressed >> place & 1:
+            kept.append(place)
+            suppressed |= int.from_bytes(mask.tobytes(), "little")
+    return kept
+
+
 def _find_sides(boxes: Array, is_centered: int) -> Array:
-    """Return left, right, low and high of each box; a corner may be any of the two."""
+    """Return left, right, low, high and area of each box, ``[5, boxes]``; a corner may be any of the two."""
     with np.errstate(all="ignore"):
         if is_centered:
             x, y, width, height = boxes.T
-            return np.stack([x - width / 2, x + width / 2, y - height / 2, y + height / 2])
-        (y, x, y_end, x_end), pairs = boxes.T, []
-        for first, last in ((x, x_end), (y, y_end)):
-            pairs += [np.where(first >= last, last, first), np.where(first >= last, first, last)]
-        return np.stack(pairs)
+            sides = [x - width / 2, x + width / 2, y - height / 2, y + height / 2]
+        else:
+            (y, x, y_end, x_end), sides = boxes.T, []
+            for first, last in ((x, x_end), (y, y_end)):
+                sides += [np.where(first >= last, last, first), np.where(first >= last, first, last)]
+        left, right, low, high = sides
+        return np.stack([*sides, (right - left) * (high - low)])
 
 
 def _overlap(boxes: Array, kept: Array, threshold: Any) -> Array:
-    """Return which boxes overlap the kept one; those without an area overlap with none."""
-    (left, right, low, high), (kept_left, kept_right, kept_low, kept_high) = boxes, kept
+    """Return which boxes overlap kept ones, both broadcast; those without an area overlap with none."""
+    (left, right, low, high, area), (kept_left, kept_right, kept_low, kept_high, kept_area) = boxes, kept
     with np.errstate(all="ignore"):
-        width = np.where(kept_right < right, kept_right, right) - np.where(kept_left > left, kept_left, left)
-        height = np.where(kept_high < high, kept_high, high) - np.where(kept_low > low, kept_low, low)
-        common = width * height
-        first, second = (right - left) * (high - low), (kept_right - kept_left) * (kept_high - kept_low)
-        union = first + second - common
-        is_real = ~(width <= 0) & ~(height <= 0) & ~(common <= 0) & ~(first <= 0) & ~(second <= 0) & ~(union <= 0)
-        return np.asarray(is_real & (common / union > threshold))
+        common = np.minimum(right, kept_right)
+        common -= np.maximum(left, kept_left)
+        np.maximum(common, 0, out=common)
+        height = np.minimum(high, kept_high)
+        height -= np.maximum(low, kept_low)
+        common *= height
+        union = np.add(area, kept_area)
+        union -= common
+        # A common part above 0 is at most each of the areas, so those and the union are above 0 too; a NaN ends as one.
+        is_real = common > 0
+        common /= union
+        is_real &= common > threshold
+        return np.asarray(is_real)

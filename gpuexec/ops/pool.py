@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -61,7 +61,7 @@ class MaxPool(Operator):
         return TensorSpec(shape, x.dtype), TensorSpec(shape, _INT64)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Take maxima tap by tap; indices only if they are wanted."""
+        """Take maxima along one axis after the other; tap by tap where indices are wanted."""
         (x,) = inputs
         assert x is not None
         windows = _windows(self, x.shape)
@@ -108,7 +108,7 @@ class AveragePool(Operator):
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Add the taps one after the other, divide once; half and bfloat16 in float."""
+        """Add up along one axis after the other, divide once; half and bfloat16 in float."""
         (x,) = inputs
         assert x is not None
         windows = _windows(self, x.shape)
@@ -155,7 +155,7 @@ class LpPool(Operator):
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Add powers tap by tap, take the root once; half and bfloat16 in float."""
+        """Add up powers along one axis after the other, take the root once; half and bfloat16 in float."""
         (x,) = inputs
         assert x is not None
         with np.errstate(all="ignore"):
@@ -226,12 +226,28 @@ def _lowest(dtype: np.dtype[Any]) -> float:
 
 
 def _maxima(x: Array, windows: Windows) -> Array:
-    y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
+    return _settle_empty(reduce_windows(x, windows, np.maximum, _lowest(x.dtype)), windows)
+
+
+def reduce_windows(x: Array, windows: Windows, combine: Callable[..., object], identity: float) -> Array:
+    """Combine the elements of each window, one axis after the other: as many passes as the kernel's extents add up to.
+
+    A tap that all windows of an axis see the input through comes first, so that nothing is filled and combined with it.
+    """
     with np.errstate(all="ignore"):
-        for _, positions, seen in windows.seen():
-            part = y[trailing(positions)]
-            np.maximum(part, x[trailing(seen)], out=part)
-    return _settle_empty(y, windows)
+        for axis, count in enumerate(windows.counts, 2):
+            taps = [(slice(None),) * axis + (where,) for _, where, _ in windows.seen_along(axis - 2)]
+            parts = [x[(slice(None),) * axis + (seen,)] for _, _, seen in windows.seen_along(axis - 2)]
+            whole = next((i for i, part in enumerate(parts) if part.shape[axis] == count), None)
+            if whole is None:
+                y = np.full((*x.shape[:axis], count, *x.shape[axis + 1 :]), identity, x.dtype)
+            else:
+                y = parts.pop(whole).copy()
+                taps.pop(whole)
+            for where, part in zip(taps, parts, strict=True):
+                combine(y[where], part, out=y[where])
+            x = y
+    return x
 
 
 def _maxima_with_indices(x: Array, windows: Windows, column_major: bool) -> tuple[Array, Array]:
@@ -267,9 +283,4 @@ def _settle_empty(y: Array, windows: Windows) -> Array:
 
 
 def _sums(x: Array, windows: Windows) -> Array:
-    acc = accumulator(x.dtype)
-    sums = np.zeros((*x.shape[:2], *windows.counts), acc)
-    x = x.astype(acc, copy=False)
-    for _, positions, seen in windows.seen():
-        sums[trailing(positions)] += x[trailing(seen)]
-    return sums
+    return reduce_windows(x.astype(accumulator(x.dtype), copy=False), windows, np.add, 0)

@@ -48,7 +48,7 @@ class Windows:
 
         Taps come in row-major order; one that no window sees the input through is left out.
         """
-        per_axis = [list(self._seen_along(axis)) for axis in range(len(self.kernel))]
+        per_axis = [list(self.seen_along(axis)) for axis in range(len(self.kernel))]
         for taps in product(*per_axis):
             number = 0
             for (tap, _, _), count in zip(taps, self.kernel):
@@ -88,7 +88,8 @@ class Windows:
         divisors = [entry for values in (self.extents, self.counts, self.kernel) for entry in (*(1,) * lead, *values)]
         return struct.pack("<21i", *fields) + b"".join(pack_fast_div32(max(1, divisor)) for divisor in divisors)
 
-    def _seen_along(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
+    def seen_along(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yield tap number, windows and positions as `seen` does, along one spatial axis alone."""
         stride, begin = self.strides[axis], self.begins[axis]
         for tap in range(self.kernel[axis]):
             shift = tap * self.dilations[axis] - begin

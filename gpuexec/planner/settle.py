@@ -51,11 +51,6 @@ class Settlement:
     buffers: tuple[DraftBuffer, ...]
     numbers: Mapping[int, int]
 
-    def role(self, buffer: int) -> Role:
-        """Return the role a draft buffer has in the plan."""
-        own = self.buffers[buffer].role
-        return Role.OUTPUT if buffer in self.outputs and own is not Role.STATE else own
-
     def enlarge(self, factor: int) -> Settlement:
         """Return the same decisions with more room in the buffers of what commands make."""
         if factor == 1:
@@ -146,11 +141,14 @@ def make_stores(draft: Draft, target: Target, buffer: int, capacity: int) -> lis
 def _promote(lowered: Lowered) -> tuple[int | None, ...]:
     """Return for each output the buffer that can be the output itself: a temporary that is wholly its own."""
     promoted: list[int | None] = []
+    taken: set[int] = set()
     for slot in lowered.outputs:
         held = lowered.draft.buffers[slot.buffer]
-        is_free = held.role is Role.TEMP and slot.buffer not in promoted and slot.buffer not in lowered.draft.placed
+        is_free = held.role is Role.TEMP and slot.buffer not in taken and slot.buffer not in lowered.draft.placed
         is_whole = slot.offset_bytes == 0 and slot.is_contiguous and slot.spec.nbytes == held.nbytes
         promoted.append(slot.buffer if is_free and is_whole else None)
+        if is_free and is_whole:
+            taken.add(slot.buffer)
     return tuple(promoted)
 
 

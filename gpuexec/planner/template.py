@@ -168,13 +168,17 @@ class Template:
     def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:
         commands = self._resolver.resolve(lowered.draft)
         numbers = settlement.numbers
+        # The first output of the graph that lies in a buffer names it.
+        outputs: dict[int, str] = {}
+        for value, buffer in zip(self._graph.outputs, settlement.outputs, strict=True):
+            outputs.setdefault(buffer, value.name)
         buffers = []
         for old, new in numbers.items():
             held = settlement.buffers[old]
-            name = held.name
-            if old in settlement.outputs and held.role is not Role.STATE:
-                name = self._graph.outputs[settlement.outputs.index(old)].name
-            buffers.append(Buffer(new, settlement.role(old), held.nbytes, name, held.data))
+            role, name = held.role, held.name
+            if old in outputs and role is not Role.STATE:
+                role, name = Role.OUTPUT, outputs[old]
+            buffers.append(Buffer(new, role, held.nbytes, name, held.data))
         if stored is None:
             with phase("layout", self._graph.name):
                 layout = lay_out(buffers, commands)

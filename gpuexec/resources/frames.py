@@ -24,12 +24,17 @@ class Readers:
         self._backend = backend
         self._fences: list[tuple[int, Fence]] = []
         self._writes = 0
+        # How many there are when those that are done are next dropped.
+        self._prune_at = 16
         self._lock = threading.Lock()
 
     def add(self, fence: Fence) -> None:
         """Add a reader, done when the fence is."""
         with self._lock:
-            self._fences = [row for row in self._fences if not row[1].is_done()]
+            if len(self._fences) >= self._prune_at:
+                self._fences = [row for row in self._fences if not row[1].is_done()]
+                # Twice as many as are left, so that asking them all costs each reader added a constant number of calls.
+                self._prune_at = max(16, 2 * len(self._fences))
             self._fences.append((self._writes, fence))
 
     def announce_write(self, use: Fence | None = None) -> int:

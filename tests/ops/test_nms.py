@@ -22,6 +22,13 @@ def sample(batches: int, classes: int, boxes: int, levels: int = 1000) -> tuple[
     return corners, (rng.integers(0, levels, (batches, classes, boxes)) / levels).astype(np.float32)
 
 
+def scattered(boxes: int) -> tuple[Array, Array]:
+    """Boxes of which most overlap with none."""
+    corners, scores = sample(1, 1, boxes)
+    places = np.random.default_rng(boxes).uniform(0, 200, (1, boxes, 2)).astype(np.float32)
+    return corners + np.tile(places, 2), scores
+
+
 def one(number: float | None, dtype: Any = np.float32) -> Array | None:
     return None if number is None else np.array([number], dtype)
 
@@ -69,6 +76,7 @@ CASES = [
     nms("ties", *sample(2, 2, 60, levels=4), most=7),
     nms("more_than_there_are", *sample(1, 2, 20), most=2**40),
     nms("many_boxes", *sample(1, 2, 2500), most=40, score=0.1),
+    nms("many_kept", *scattered(1500), most=1500, oracle="onnxruntime"),
     nms("zero", *sample(1, 2, 20), most=0),
     nms("negative", *sample(1, 2, 20), most=-3, oracle="onnxruntime"),
     nms("no_limit", *sample(1, 2, 20), most=None, expected=(np.zeros((0, 3), np.int64),)),

@@ -10,7 +10,8 @@ import pytest
 
 from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError
-from gpuexec.ops.pool import FLOATS, MAX_DTYPES
+from gpuexec.ops.pool import FLOATS, MAX_DTYPES, reduce_windows
+from gpuexec.ops.windows import resolve_windows
 from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.ops.harness import Case, expect, run_case
 
@@ -218,6 +219,21 @@ def test_values_do_not_depend_on_whether_indices_are_wanted() -> None:
     op = gx_operator.build(MAX, {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "strides": [2, 1]})
     alone = op.compute(x, out=[np.empty(op.infer(TensorSpec.of(x))[0].shape, np.float32)])[0]
     np.testing.assert_array_equal(alone, op.compute(x)[0])
+
+
+def test_windows_are_reduced_in_as_many_passes_as_the_kernels_extents_add_up_to() -> None:
+    """A kernel of 13 x 13 takes 26 passes over the input, not 169."""
+    passes = []
+
+    def combine(a: Array, b: Array, out: Array) -> None:
+        passes.append(b.shape)
+        np.maximum(a, b, out=out)
+
+    x = make(3, 1, 2, 20, 20)
+    windows = resolve_windows((20, 20), (13, 13), (), (), (6,) * 4, "NOTSET")
+    y = reduce_windows(x, windows, combine, -np.inf)
+    assert y.shape == (1, 2, 20, 20) and y[0, 0, 10, 10] == x[0, 0, 4:17, 4:17].max()
+    assert len(passes) <= 13 + 13
 
 
 @pytest.mark.parametrize(

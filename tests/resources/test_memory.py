@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -157,6 +158,30 @@ def test_readers_that_are_settled_hold_others_back_until_they_are_through() -> N
     readers.announce_write(other)
     readers.settle()
     assert seen == [True, True] and readers.list_unissued(readers.announce_write()) == []
+
+
+def test_each_reader_is_asked_a_constant_number_of_times_however_many_there_are() -> None:
+    readers, asked = Readers(make_tracer()), []
+
+    class Counted(Fence):
+        """Is never done."""
+
+        def is_done(self) -> bool:
+            asked.append(self)
+            return False
+
+    for _ in range(4000):
+        readers.add(Counted())
+    assert len(asked) <= 2 * 4000
+
+
+def test_readers_that_are_done_are_forgotten() -> None:
+    readers, fences = Readers(make_tracer()), []
+    for _ in range(200):
+        fence = Fence.of()
+        readers.add(fence)
+        fences.append(weakref.ref(fence))
+    assert sum(each() is not None for each in fences) <= 16 + 1
 
 
 def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:
