@@ -52,6 +52,14 @@ def check_seed() -> int:
     return int(os.environ.get("GPUEXEC_CHECK_SEED") or 0)
 
 
+def packed_launch() -> bool:
+    """GPUEXEC_PACKED_LAUNCH: launch kernels by one call of the driver on a prepared block of arguments (default: yes).
+
+    Off, each launch goes through CuPy's RawKernel, which computes the same and costs the host more.
+    """
+    return read_flag("GPUEXEC_PACKED_LAUNCH", default=True)
+
+
 def graph_bytes() -> int:
     """GPUEXEC_GRAPH_BYTES: how many bytes the graphs of a Worker may take, by estimate (default: 512 MiB; 0: none)."""
     return int(os.environ.get("GPUEXEC_GRAPH_BYTES") or (512 << 20))

@@ -11,6 +11,10 @@ _KIB = 1024
 # Dynamic shared memory a block may ask for, in KiB (CUDA C++ programming guide, technical specifications per compute
 # capability).
 _SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+# Multiprocessors of the smallest device of each architecture, MIG's slices among them: what is planned for without a
+# device at hand. T400, a slice of an A100, RTX A400, Jetson Orin Nano, RTX 500, slices of an H100, a B200 and a B300,
+# Jetson T4000, RTX PRO 500, GB10.
+_MULTIPROCESSORS = {75: 6, 80: 14, 86: 6, 87: 4, 89: 16, 90: 16, 100: 16, 103: 16, 110: 12, 120: 14, 121: 48}
 OLDEST_ARCHITECTURE = 75
 _PREFIXES = {"cuda": "sm_", "pixel": "pixel_"}
 # What the addresses of a process reach on x86-64: the limit of memory where no device says less.
@@ -22,8 +26,11 @@ class Target:
     """The device kind, architecture and limits that planning may depend on.
 
     ``kind`` is ``"cuda"``, ``"pixel"`` (a GPU whose memory is textures) or ``"cpu"``. The simulator runs plans of both
-    kinds of GPU, the tracer those of kind ``cuda``. Nothing here depends on how many multiprocessors a device has, so a
-    plan computes the same bits on every device of its kind.
+    kinds of GPU, the tracer those of kind ``cuda``.
+
+    ``multiprocessors`` decides how many blocks a cooperative launch may have, and nothing else: never which kernel runs
+    or in which order it adds, so a graph computes the same bits on every device of its kind. As the plans differ, so do
+    the targets: a plan kept in a file is lowered again for the device it is opened on.
     """
 
     kind: str
@@ -33,6 +40,7 @@ class Target:
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     shared_bytes_per_block: int = 0
     warp_size: int = 32
+    multiprocessors: int = 0
     # The most a tensor of a plan, or all of them, may take. Two targets that differ in nothing else are equal: the same
     # plan comes out, where one comes out.
     memory_bytes: int = field(default=ADDRESSABLE_BYTES, compare=False)
@@ -62,11 +70,15 @@ class Target:
         return replace(self, memory_bytes=memory_bytes)
 
     @staticmethod
-    def named(name: str) -> Target:
+    def named(name: str, multiprocessors: int | None = None) -> Target:
         """Return the target called ``"cpu"``, ``"sm_90"`` or ``"pixel_90"``.
 
+        Args:
+            name: The kind of device and its architecture.
+            multiprocessors: Of the device; None: those of the smallest of the architecture.
+
         Raises:
-            InputError: The name is unknown, or the architecture is older than sm_75.
+            InputError: The name is unknown, the architecture is older than sm_75, or there are no multiprocessors.
         """
         if name == "cpu":
             return Target("cpu")
@@ -80,4 +92,14 @@ class Target:
             )
         known = max((a for a in _SHARED_KIB if a <= architecture), default=OLDEST_ARCHITECTURE)
         kind = next(kind for kind, prefix in _PREFIXES.items() if prefix == match[1])
-        return Target(kind, architecture, match[3], shared_bytes_per_block=_SHARED_KIB[known] * _KIB)
+        if multiprocessors is None:
+            multiprocessors = _MULTIPROCESSORS[known]
+        if multiprocessors < 1:
+            raise InputError(f"Target {name!r} expects at least one multiprocessor, got {multiprocessors}.")
+        return Target(
+            kind,
+            architecture,
+            match[3],
+            shared_bytes_per_block=_SHARED_KIB[known] * _KIB,
+            multiprocessors=multiprocessors,
+        )

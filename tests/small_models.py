@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -125,9 +125,11 @@ def gated(shape: Sequence[int | str] = ("n", 3)) -> tuple[gx.Model, int]:
     return make_model(nodes, {"x": shape}, {"y": shape}, one=np.float32(1)), number
 
 
-def make_tracer() -> Backend:
-    """Return a backend of its own that writes down what it is told."""
-    return Backend(TracerDevice(), gx.BackendType.GPU_COMPUTE, "for a test")
+def make_tracer(**costs: float) -> Backend:
+    """Return a backend of its own that writes down what it is told, with some costs of launches other than its own."""
+    device = TracerDevice()
+    device.launch_costs = replace(device.launch_costs, **costs)
+    return Backend(device, gx.BackendType.GPU_COMPUTE, "for a test")
 
 
 def ramp(*shape: int) -> Array:

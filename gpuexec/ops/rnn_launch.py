@@ -20,8 +20,7 @@ from gpuexec.spec import accumulator, dtype_row, dtypes_of
 _SOURCE = "rnn.cu"
 _THREADS = 256  # kThreads
 _TILE_BYTES = 16  # of a column of a tile of rows; kRows
-# What fits any device at a time: of the smallest, six multiprocessors hold two such blocks each.
-_BLOCKS_TOGETHER = 12
+_BLOCKS_PER_MULTIPROCESSOR = 2  # by the kernel's __launch_bounds__
 _SLICES = (8, 16, 32)  # units of a slice; kPartials is for no others
 # Up to so many recurrent weights a multiprocessor rereads them from its cache faster than blocks can meet.
 _FEW_WEIGHTS = 1 << 16
@@ -81,9 +80,11 @@ def launch_layer(emit: Emitter, layer: Layer, operands: Operands, outputs: tuple
         units, barrier = next((units for units in _SLICES if units >= hidden), _SLICES[-1]), None
         blocks = directions * ceil_div(batch, _TILE_BYTES // acc.itemsize)
     else:
-        fitting = (units for units in _SLICES if directions * ceil_div(hidden, units) <= _BLOCKS_TOGETHER)
-        units, barrier = next(fitting, _SLICES[-1]), emit.temp((1,), np.uint32)
-        blocks = min(directions * ceil_div(hidden, units), _BLOCKS_TOGETHER)
+        # The slices are the same on every device, since a sum's order follows from them; how many blocks share them is
+        # the device's.
+        units, barrier = _SLICES[0], emit.temp((1,), np.uint32)
+        places = _BLOCKS_PER_MULTIPROCESSOR * emit.target.multiprocessors
+        blocks = min(directions * ceil_div(hidden, units), places)
         emit.fill(barrier, 0)
         writes.append(len(arguments))
     arguments += [barrier, _pack(layer, (steps, batch, hidden, directions), units.bit_length() - 1)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec import knobs
 from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError
 from gpuexec.plan import Segment
@@ -20,6 +21,7 @@ from gpuexec.runtime.cuda_graph import CudaGraph
 from gpuexec.runtime.cuda_stream import CudaFunction, CudaStream
 from gpuexec.runtime.device import ByteArray, Recording, Region
 from gpuexec.runtime.kernel_library import KernelLibrary
+from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.stored_code import StoredCode
@@ -43,14 +45,17 @@ class CudaDevice:
 
     Args:
         ordinal: Index as CUDA counts, from 0.
-        packed_launch: Launch through the driver with the prepared block, instead of through RawKernel.
+        packed_launch: Launch through the driver with the prepared block, or else through RawKernel; None: as
+            GPUEXEC_PACKED_LAUNCH says.
 
     Raises:
         DeviceNotFoundError: CuPy, cuda-bindings, the driver or the GPU is missing, or the GPU is older than sm_75.
     """
 
-    def __init__(self, ordinal: int = 0, *, packed_launch: bool = False) -> None:
-        (self.cupy, self.driver), self.packed_launch = _import_cuda(), packed_launch
+    def __init__(self, ordinal: int = 0, *, packed_launch: bool | None = None) -> None:
+        self.cupy, self.driver = _import_cuda()
+        self.packed_launch = knobs.packed_launch() if packed_launch is None else packed_launch
+        self.launch_costs = PACKED_COSTS if self.packed_launch else RAW_KERNEL_COSTS
         runtime = self.cupy.cuda.runtime
         try:
             count = runtime.getDeviceCount()
@@ -66,15 +71,15 @@ class CudaDevice:
             raise DeviceNotFoundError(
                 f"GPU {ordinal} ({self.name}) is sm_{architecture}; gpuexec needs sm_{OLDEST_ARCHITECTURE} or newer."
             )
-        self.target = Target.named(f"sm_{architecture}").with_memory(int(properties["totalGlobalMem"]))
-        self.multiprocessors: int = properties["multiProcessorCount"]
+        self.target = Target.named(f"sm_{architecture}", multiprocessors=int(properties["multiProcessorCount"]))
+        self.target = self.target.with_memory(int(properties["totalGlobalMem"]))
         failures = (
             runtime.CUDARuntimeError,
             self.cupy.cuda.driver.CUDADriverError,
             self.cupy.cuda.memory.OutOfMemoryError,
         )
-        self._context = CallContext(self.cupy.cuda.Device(ordinal), self.name, failures)
-        self.calling = self._context.calling
+        self.context = CallContext(self.cupy.cuda.Device(ordinal), self.name, failures)
+        self.calling = self.context.calling
         self._library = KernelLibrary(self.target.name)
         self._functions: dict[Kernel, CudaFunction] = {}
 
@@ -117,7 +122,7 @@ class CudaDevice:
                 with self.calling("loading", kernel):
                     raw = self._library.function(kernel)
                     raw.max_dynamic_shared_size_bytes = self.target.shared_bytes_per_block - raw.shared_size_bytes
-                    self._functions[kernel] = CudaFunction(kernel, raw)
+                    self._functions[kernel] = CudaFunction(self, kernel, raw)
 
     def function(self, kernel: Kernel) -> CudaFunction:
         """Return a kernel loaded before."""
@@ -146,7 +151,7 @@ class CudaDevice:
 
     def note_done(self, command: object) -> None:
         """Remember the last command known to be done: should the context end, it is named."""
-        self._context.done = command or self._context.done
+        self.context.done = command or self.context.done
 
     def is_success(self, status: int) -> bool:
         """Return what a query says: done or not.
@@ -154,7 +159,7 @@ class CudaDevice:
         Raises:
             DeviceLostError: It says neither. CuPy's own ``done`` would call that pending for ever.
         """
-        if status in (SUCCESS, NOT_READY) and self._context.lost is None:
+        if status in (SUCCESS, NOT_READY) and self.context.lost is None:
             return status == SUCCESS
         with self.calling("asking whether work is done"):
             raise self.cupy.cuda.runtime.CUDARuntimeError(status)

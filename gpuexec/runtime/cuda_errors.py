@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -16,11 +17,20 @@ NOT_READY = 600  # the one status of a query that is neither success nor error
 FAULTS = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
 
 
+class _Thread(threading.local):
+    """What the calling thread has made current."""
+
+    context: CallContext | None = None
+
+
+_THREAD = _Thread()
+
+
 class CallContext:
     """Makes a GPU current for the calls of one thread at a time, and turns CUDA's errors into ours.
 
-    After a fault every use raises DeviceLostError with the text of the first one. Reentrant, and shared by all threads:
-    `calling` gives each call its own context.
+    After a fault every use raises DeviceLostError with the text of the first one. Shared by all threads: `calling` gives
+    each call its own context. A call within another of the same GPU finds it current and costs CUDA nothing.
 
     Args:
         device: A `cupy.cuda.Device`.
@@ -37,6 +47,10 @@ class CallContext:
     def calling(self, what: str, kernel: Kernel | None = None) -> _Calling:
         """Return a context manager for one call; ``what`` and ``kernel`` go into the message should it fail."""
         return _Calling(self, what, kernel)
+
+    def is_current(self) -> bool:
+        """Return whether the calling thread is within a call of this GPU, and of no other's within that."""
+        return _THREAD.context is self
 
     def translate(self, error: BaseException, what: str, kernel: Kernel | None) -> DeviceError | KernelError:
         """Return our error for one of CUDA's, and remember a fault."""
@@ -55,7 +69,7 @@ class CallContext:
 
 
 class _Calling:
-    __slots__ = ("_context", "_kernel", "_what")
+    __slots__ = ("_context", "_kernel", "_outer", "_what")
 
     def __init__(self, context: CallContext, what: str, kernel: Kernel | None) -> None:
         self._context, self._what, self._kernel = context, what, kernel
@@ -64,18 +78,24 @@ class _Calling:
         context = self._context
         if context.lost is not None:
             raise DeviceLostError(context.lost)
+        self._outer = _THREAD.context
+        if self._outer is context:
+            return
         try:
             context.device.__enter__()
         except context.errors as error:
             raise context.translate(error, self._what, self._kernel) from error
+        _THREAD.context = context
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         context = self._context
-        try:
-            context.device.__exit__(kind, error, trace)
-        except context.errors as late:  # after a fault, going back to the caller's device fails too
-            error = error or late
+        if self._outer is not context:
+            _THREAD.context = self._outer
+            try:
+                context.device.__exit__(kind, error, trace)
+            except context.errors as late:  # after a fault, going back to the caller's device fails too
+                error = error or late
         if isinstance(error, context.errors):
             raise context.translate(error, self._what, self._kernel) from error

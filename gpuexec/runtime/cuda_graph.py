@@ -93,7 +93,11 @@ class CudaGraph:
         parameters = self._describe(position, command)
         match command:
             case PreparedLaunch():
-                return [check(driver.cuGraphAddKernelNode(graph, before, count, row)) for row in parameters]
+                (row,) = parameters
+                node = check(driver.cuGraphAddKernelNode(graph, before, count, row))
+                if command.cooperative:
+                    self._make_cooperative(node)
+                return [node]
             case PreparedCopy():
                 return [
                     check(driver.cuGraphAddMemcpyNode(graph, before, count, row, self._context)) for row in parameters
@@ -102,6 +106,17 @@ class CudaGraph:
                 return [
                     check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context)) for row in parameters
                 ]
+
+    def _make_cooperative(self, node: Any) -> None:
+        """Let the blocks of a node be under way all at once.
+
+        The attribute is the node's, not one of its parameters: it passes to the executable graph, and updates, which
+        give parameters alone, leave it as it is.
+        """
+        value = self._driver.CUkernelNodeAttrValue()
+        value.cooperative = 1
+        attribute = self._driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        self._device.check(self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value))
 
     def _describe(self, position: int, command: Prepared) -> list[Any]:
         """Return the parameters of a command's nodes."""

@@ -165,7 +165,7 @@ class CudaPixelDevice(CudaDevice):
         DeviceNotFoundError: As `CudaDevice`.
     """
 
-    def __init__(self, ordinal: int = 0, *, packed_launch: bool = False) -> None:
+    def __init__(self, ordinal: int = 0, *, packed_launch: bool | None = None) -> None:
         super().__init__(ordinal, packed_launch=packed_launch)
         self.target = dataclasses.replace(self.target, kind="pixel")
         self.space: AddressSpace[Handles] = AddressSpace()

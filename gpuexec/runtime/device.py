@@ -112,6 +112,15 @@ class Function(Protocol):
     def signature(self) -> tuple[str, ...] | None:
         """Kind and size of each parameter (``"P8"``, ``"i4"``, ``"s48"``) where the device knows them."""
 
+    def check_residency(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
+    ) -> None:
+        """Check that all blocks of a cooperative launch have a place on a device at the same time.
+
+        Raises:
+            KernelError: They have not; the message names the kernel and both numbers.
+        """
+
 
 class Stream(Protocol):
     """Work in order. Every method returns before the work is done, but for ``synchronize``.
@@ -136,7 +145,8 @@ class Stream(Protocol):
         """Launch a kernel; arguments are taken at the call and may be changed afterwards.
 
         Raises:
-            KernelError: The launch is cooperative, and the device can't hold all of its blocks at once.
+            KernelError: The launch is cooperative, and the device can't hold all of its blocks at once, as
+                `Function.check_residency` says beforehand.
         """
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:

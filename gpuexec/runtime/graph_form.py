@@ -12,15 +12,12 @@ from gpuexec.runtime.prepared import CommandGraph, GraphDevice, Prepared, Prepar
 
 # Whole submissions as a stream of launches before a graph is made.
 USES_BEFORE = 3
-# What a submit costs the host in microseconds, at most; tests/bench/host_time.py prints what it measures beside them.
-GRAPH_US, PATCH_US = 6.0, 1.0
-STREAM_US, LAUNCH_US = 5.0, 0.4
-# What a node costs to make anew: estimated, by the calls it takes.
-_NODE_US = 10.0
 
 
 class GraphForm:
     """The commands of a segment as a graph, which alone runs branches side by side.
+
+    Which form a submission takes follows from the device's `LaunchCosts`.
 
     Args:
         device: Where it runs.
@@ -46,8 +43,8 @@ class GraphForm:
         self._stale: set[int] = set()
         self._resized: frozenset[int] = frozenset()
         self._rigid = _find_rigid(commands)
-        # Up to so many patched nodes a graph costs less than launches.
-        self._worth = (STREAM_US + LAUNCH_US * len(commands) - GRAPH_US) / PATCH_US
+        self._costs = device.launch_costs
+        self._worth = self._costs.find_worth(len(commands))
         self._uses = 0
         self._lost_us = 0.0
         self._is_refused = False
@@ -155,10 +152,10 @@ class GraphForm:
         if self._rigid.isdisjoint(self._stale):
             if len(self._stale) <= self._worth:
                 return True
-            cost_us = PATCH_US * (len(self._stale) - len(touched))
+            cost_us = self._costs.patch_us * (len(self._stale) - len(touched))
         else:
-            cost_us = _NODE_US * len(self._commands)
-        self._lost_us += PATCH_US * (self._worth - len(touched))
+            cost_us = self._costs.node_us * len(self._commands)
+        self._lost_us += self._costs.patch_us * (self._worth - len(touched))
         return self._lost_us >= cost_us
 
 

@@ -14,6 +14,7 @@ from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Device, Function, Region, Stream
+from gpuexec.runtime.launch_costs import LaunchCosts
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -48,7 +49,9 @@ class CommandGraph(Protocol):
 
 
 class GraphDevice(Device, Protocol):
-    """A device with graphs."""
+    """A device with graphs; ``launch_costs`` are those of the path that its streams launch on."""
+
+    launch_costs: LaunchCosts
 
     def create_graph(
         self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
@@ -218,7 +221,9 @@ class PreparedSegment:
         command, origin = self._current[index], self._origins[index]
         match command:
             case Launch():
-                return PreparedLaunch(self._device.function(command.kernel), command, origin)
+                function = self._device.function(command.kernel)
+                self._check_residency(function, command)
+                return PreparedLaunch(function, command, origin)
             case Copy():
                 return PreparedCopy(command, origin)
             case Fill():
@@ -228,14 +233,22 @@ class PreparedSegment:
 
     def _update(self, index: int, command: Command) -> None:
         old, prepared = self._current[index], self.commands[index]
-        self._current[index] = command
+        if _is_cooperative(old) != _is_cooperative(command):
+            raise PlanError(f"Command {index} can't become {command}: a launch stays cooperative, or not.")
         match old, command, prepared:
             case Launch(), Launch(), PreparedLaunch() if old.kernel == command.kernel and _kinds(old) == _kinds(
                 command
             ):
+                self._check_residency(prepared.function, command)
+                self._current[index] = command
                 prepared.update(command)
             case _:
+                self._current[index] = command
                 self.commands[index] = self._prepare(index)
+
+    def _check_residency(self, function: Function, command: Launch) -> None:
+        if command.cooperative:
+            function.check_residency(command.grid, command.block, command.shared_bytes, self._device.target)
 
     def _place(self, index: int, command: Command) -> None:
         prepared = self.commands[index]
@@ -252,6 +265,10 @@ class PreparedSegment:
 
 def _values(command: Launch) -> list[np.generic | bytes | None]:
     return [None if isinstance(a, Slot) else a for a in command.arguments]
+
+
+def _is_cooperative(command: Command) -> bool:
+    return isinstance(command, Launch) and command.cooperative
 
 
 def _kinds(command: Launch) -> list[object]:

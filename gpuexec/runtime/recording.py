@@ -6,11 +6,12 @@ each submission of the whole segment takes the form that costs less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gpuexec import knobs
-from gpuexec.command import Command, Launch
+from gpuexec.command import Command
 from gpuexec.errors import GpuexecError, KernelError, locate
 from gpuexec.plan import Segment
 from gpuexec.runtime.device import Device, Recording, Region, Stream
@@ -31,6 +32,8 @@ class LaunchRecording:
         self._commands = self._segment.commands
         self._origins = segment.origins if knobs.sync_each() else None
         self._graph: GraphForm | None = None
+        # A device whose calls need it current is made so once for each submission.
+        self._calling: Callable[[str], AbstractContextManager[object]] = getattr(device, "calling", nullcontext)
 
     @property
     def has_graph(self) -> bool:
@@ -60,8 +63,9 @@ class LaunchRecording:
         if self._origins is not None:
             self._issue_each(stream, range(len(self._origins))[first:last], self._origins)
             return
-        for command in self._commands if last is None and not first else self._commands[first:last]:
-            command.issue(stream)
+        with self._calling("submitting commands"):
+            for command in self._commands if last is None and not first else self._commands[first:last]:
+                command.issue(stream)
 
     def patch(self, commands: Sequence[Command]) -> None:
         """Take the commands of another size of the same class."""
@@ -89,14 +93,7 @@ def record_launches(device: Device, segment: Segment, memory: Mapping[int, Regio
 
 
 def record_graph(device: GraphDevice, segment: Segment, memory: Mapping[int, Region]) -> LaunchRecording:
-    """Return the recording of a segment in graph form from the first whole submission on, whatever patching costs.
-
-    Raises:
-        KernelError: A launch is cooperative: a node of a graph is not.
-    """
-    for command in segment.commands:
-        if isinstance(command, Launch) and command.cooperative:
-            raise KernelError(f"{command.kernel}: a graph holds no cooperative launch; record the stream form.")
+    """Return the recording of a segment in graph form from the first whole submission on, whatever patching costs."""
     recording = LaunchRecording(device, segment, memory)
     recording.add_graph(device, segment, None)
     return recording
@@ -115,10 +112,9 @@ def record_segment(
             than launches. None: the graph is used from the first submission on.
     """
     recording = device.record(segment, memory)
-    is_cooperative = any(isinstance(command, Launch) and command.cooperative for command in segment.commands)
     # Layers of a device with textures are issued one by one, as scheduled.
     has_graphs = hasattr(device, "create_graph") and not device.target.has_textures
-    if isinstance(recording, LaunchRecording) and has_graphs and not is_cooperative:
+    if isinstance(recording, LaunchRecording) and has_graphs:
         graph_device: Any = device
         recording.add_graph(graph_device, segment, graphs)
     return recording

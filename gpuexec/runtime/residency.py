@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from gpuexec.errors import KernelError
+from gpuexec.geometry import ceil_div
+from gpuexec.target import Target
+
+# Of a multiprocessor, where no driver can be asked: those of most architectures.
+_THREADS, _BLOCKS = 1536, 16
+
+
+def count_resident(block: tuple[int, int, int], shared_bytes: int, target: Target) -> int:
+    """Return how many blocks a multiprocessor holds by their threads and shared memory; registers are not counted."""
+    warps = ceil_div(block[0] * block[1] * block[2], target.warp_size)
+    held = min(_THREADS // (warps * target.warp_size), _BLOCKS)
+    return min(held, target.shared_bytes_per_block // shared_bytes) if shared_bytes else held
 
 
 def check_residency(name: str, grid: tuple[int, int, int], per_multiprocessor: int, multiprocessors: int) -> None:

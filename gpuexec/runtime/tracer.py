@@ -16,13 +16,17 @@ from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent, align
+from gpuexec.runtime.launch_costs import LaunchCosts
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
+from gpuexec.runtime.residency import check_residency, count_resident
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.runtime.tracer_graph import TracerGraph
 from gpuexec.target import Target
 
 _DEFAULT_STREAMS = 2
+# Bounds on what tests/bench/host_time.py measures here: the Python of a submission, and no driver.
+TRACER_COSTS = LaunchCosts(stream_us=5.0, launch_us=0.4, graph_us=6.0, patch_us=1.0)
 # The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
 _LAUNCH = struct.Struct("Q3I3IIQQQ")
 # The same of its graph launch: graph, stream.
@@ -49,6 +53,16 @@ class TracerFunction:
     def __init__(self, kernel: Kernel, handle: int) -> None:
         self.kernel, self.handle = kernel, handle
         self.signature: tuple[str, ...] | None = None
+
+    def check_residency(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
+    ) -> None:
+        """Check a cooperative launch, as the simulator does.
+
+        Raises:
+            KernelError: Its blocks have no place at the same time.
+        """
+        check_residency(str(self.kernel), grid, count_resident(block, shared_bytes, target), target.multiprocessors)
 
 
 class TracerEvent:
@@ -161,6 +175,7 @@ class TracerDevice:
     Args:
         target: What plans are made for, by name.
         launch_ms: How long a launch of a kernel takes, as timed events tell (None: no time); nothing is waited for.
+        multiprocessors: Of the device planned for; None: as the smallest of the architecture.
     """
 
     def __init__(
@@ -168,10 +183,12 @@ class TracerDevice:
         target: str = "sm_90",
         is_writing: bool = True,
         launch_ms: Callable[[Kernel], float] | None = None,
+        multiprocessors: int | None = None,
     ) -> None:
-        self.target = Target.named(target)
+        self.target = Target.named(target, multiprocessors)
         self.name, self.ordinal = f"tracer ({target})", 0
         self.launch_ms = launch_ms
+        self.launch_costs = TRACER_COSTS
         self.is_writing = is_writing
         self.elapsed_ms = 0.0
         self.log: list[tuple[object, ...]] = []

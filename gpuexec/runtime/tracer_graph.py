@@ -68,7 +68,8 @@ def _describe(command: Prepared) -> tuple[object, ...]:
     match command:
         case PreparedLaunch():
             kernel = str(command.function.kernel)  # type: ignore[attr-defined]
-            return ("launch", kernel, command.grid, command.block, tuple(command.arguments.read()))
+            name = "cooperative launch" if command.cooperative else "launch"
+            return (name, kernel, command.grid, command.block, tuple(command.arguments.read()))
         case PreparedCopy():
             return ("copy", *command.addresses, command.nbytes)
         case PreparedFill():

@@ -19,14 +19,15 @@ from tests.bench.tables import Figures
 COLUMNS = ("form", "submit p50", "p99", "patched p50", "per command (us)", "schedule p50", "to NumPy p50")
 
 
-def measure_launches(device: Device, open_packed: Callable[[], Device], repeats: int) -> list[Figures]:
+def measure_launches(device: Device, open_other: Callable[[bool], Device], repeats: int) -> list[Figures]:
     """Measure a plan of 100 small commands in each form the device has."""
     figures = Figures(f"Submitting {COMMANDS} small commands on {device.name} (ms)", COLUMNS)
     if hasattr(device, "packed_launch"):
-        _measure_form(figures, "RawKernel", device, repeats)
-        packed = open_packed()
-        _measure_form(figures, "packed launch", packed, repeats)
-        packed.close()
+        is_packed = bool(device.packed_launch)
+        other = open_other(not is_packed)
+        for form, each in (("RawKernel", other if is_packed else device), ("packed launch", device if is_packed else other)):
+            _measure_form(figures, form, each, repeats)
+        other.close()
     else:
         _measure_form(figures, "stream", device, repeats)
         figures.notes.append("RawKernel and packed launch: not measured, this device launches in one way.")

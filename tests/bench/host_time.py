@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from gpuexec.plan import BOUND_ROLES, Plan, Role, Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Device, Recording, Region, Stream
-from gpuexec.runtime.graph_form import GRAPH_US, LAUNCH_US, PATCH_US, STREAM_US
 from gpuexec.runtime.recording import record_graph, record_launches
 from gpuexec.runtime.tracer import TracerDevice
 from tests.bench.measure import percentile, repeat_ms, time_ms
@@ -87,17 +87,18 @@ def measure_schedule(repeats: int) -> list[Figures]:
 
 def measure_forms(backend: Backend, repeats: int) -> list[tuple[str, list[float], float]]:
     """Return what is measured, times of `Recording.submit` in both forms, and the bound in microseconds of each."""
-    rows, device = [], backend.device
+    device: Any = backend.device
+    rows, costs = [], device.launch_costs
     for is_read_often in (False, True):
         with gx.Worker(load_commands(COMMANDS, is_read_often=is_read_often), backend=backend) as worker:
             plan = worker.prepare(np.ones((16, 64), np.float32))
         assert plan is not None
         count, patched = len(plan.segment.commands), _count_bound(plan)
-        launched, graph = partial(record_launches, device), partial(record_graph, device)  # type: ignore[arg-type]
-        stream_bound = STREAM_US + LAUNCH_US * count
-        for name, record, per_node in (("stream", launched, 0.0), ("graph", graph, PATCH_US)):
+        launched, graph = partial(record_launches, device), partial(record_graph, device)
+        stream_bound = costs.stream_us + costs.launch_us * count
+        for name, record, per_node in (("stream", launched, 0.0), ("graph", graph, costs.patch_us)):
             same, changed = measure_submit(plan, device, repeats, record)
-            fixed = stream_bound if name == "stream" else GRAPH_US
+            fixed = stream_bound if name == "stream" else costs.graph_us
             rows.append((f"  submit as a {name}, {patched} commands patched", changed, fixed + per_node * patched))
             if not is_read_often:
                 rows.append((f"  submit as a {name}, none patched", same, fixed))

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = []
         for tables in (
             measure_models(backend, models, options.repeat),
-            measure_launches(device, lambda: open_device(options.device, packed_launch=True), options.repeat),
+            measure_launches(device, lambda packed: open_device(options.device, packed_launch=packed), options.repeat),
         ):
             for table in tables:
                 table.show(console)

@@ -48,7 +48,7 @@ def test_models_and_every_form_of_launch_run_on_the_cuda_device(cuda_device: Cud
     backend = Backend(cuda_device, gx.BackendType.GPU_COMPUTE, "tested")
     (models,) = measure_models(backend, iter([SMALL_MODELS["mlp"]()]), 1)
     assert [row[0] for row in models.rows] == ["mlp"]
-    (launches,) = measure_launches(cuda_device, open_packed, 1)
+    (launches,) = measure_launches(cuda_device, open_other, 1)
     assert [row[0] for row in launches.rows] == ["RawKernel", "packed launch", "graph"]
 
 
@@ -61,5 +61,6 @@ def test_a_model_that_fails_is_said(cuda_device: CudaDevice) -> None:
     assert figures.notes[0].startswith("mlp failed: ")
 
 
-def open_packed() -> Any:
-    return CudaDevice(packed_launch=True)
+def open_other(is_packed: bool) -> Any:
+    assert not is_packed, "packed is what the device does by itself"
+    return CudaDevice(packed_launch=is_packed)

@@ -29,7 +29,7 @@ def standin_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     below = make_simulator()
     install(monkeypatch, Standin(below, architecture=(8, 0)))
-    made = CudaDevice(packed_launch=True)
+    made = CudaDevice()
     yield made
     made.close()
     below.close()
@@ -44,7 +44,7 @@ def standin_pixel_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     below = make_simulator(target="pixel_80")
     install(monkeypatch, Standin(below, architecture=(8, 0)))
-    made = CudaPixelDevice(packed_launch=True)
+    made = CudaPixelDevice()
     yield made
     made.close()
     below.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
 from gpuexec.errors import CheckError, KernelError
 from gpuexec.plan import Segment
 from gpuexec.plan_json import from_json, to_json
-from gpuexec.runtime.device import Device, Region
+from gpuexec.runtime.device import Device, Recording, Region
 from gpuexec.runtime.recording import record_graph, record_launches
 from gpuexec.runtime.simulator.findings import Finding
 from gpuexec.runtime.simulator.library import Schedule
@@ -45,21 +46,26 @@ def make_sum(bug: int = 0) -> Launch:
     return Launch(Kernel(TOGETHER_SOURCE, f"sum_by_last<{bug}>"), (BLOCKS, 1, 1), (64, 1, 1), arguments, (1, 2, 3))
 
 
-def run(device: Device, launch: Launch, output: Slot, times: int = 1) -> list[Array]:
-    """Run the launch over one memory for each buffer; the word is 0 before the first of ``times``."""
+def run(
+    device: Device, launch: Launch, output: Slot, times: int = 1, record: Callable[..., Recording] = record_launches
+) -> list[Array]:
+    """Run the launch over one memory for each buffer; the word is 0 before the first of ``times``.
+
+    What it reads lies elsewhere each time.
+    """
     device.load([launch.kernel])
     stream = device.create_stream()
     x = (np.arange(COUNT) % 7).astype(np.float32)
-    memory = {0: upload(device, stream, x)}
-    memory |= {each.buffer: device.allocate(each.spec.nbytes) for each in (WORD, SHARES, TURNED, PARTIAL, TOTAL)}
+    inputs = [upload(device, stream, x) for _ in range(times)]
+    memory = {each.buffer: device.allocate(each.spec.nbytes) for each in (WORD, SHARES, TURNED, PARTIAL, TOTAL)}
     places = {buffer: Region(each, 0, each.nbytes) for buffer, each in memory.items()}
     start = record_launches(device, Segment((Fill(WORD, bytes(4)),), (), ("word",)), places)
-    recording = record_launches(device, Segment((launch,), (), ("together",)), places)
     start.submit(stream, {})
     stream.synchronize()  # a launch that is refused leaves nothing under way
+    recording = record(device, Segment((launch,), (), ("together",)), places)
     results = []
-    for _ in range(times):
-        recording.submit(stream, {})
+    for each in inputs:
+        recording.submit(stream, {0: Region(each, 0, each.nbytes)})
         results.append(download(stream, memory[output.buffer], np.float32))
     return results
 
@@ -88,9 +94,15 @@ def test_cooperative_grid_that_does_not_fit_is_refused_with_both_numbers(device:
 
 
 @on_launching
-def test_graph_refuses_a_cooperative_launch(device: Device) -> None:
-    with pytest.raises(KernelError, match=r"share<0>: a graph holds no cooperative launch; record the stream form"):
-        record_graph(device, Segment((make_share(),), (), ("share",)), {})  # type: ignore[arg-type]
+def test_graph_holds_a_cooperative_launch_and_takes_updates_of_it(device: Device) -> None:
+    for got in run(device, make_share(), TURNED, times=3, record=record_graph):
+        np.testing.assert_allclose(got, expect_turned(), rtol=1e-6)
+
+
+@on_launching
+def test_cooperative_launch_that_does_not_fit_is_refused_before_a_graph_is_made(device: Device) -> None:
+    with pytest.raises(KernelError, match=r"share<0>: a cooperative grid of 1000000 blocks does not fit"):
+        run(device, make_share(blocks=1_000_000), TURNED, record=record_graph)
 
 
 @pytest.mark.parametrize("schedule", [Schedule("reverse"), *(Schedule("random", seed) for seed in range(4))], ids=str)

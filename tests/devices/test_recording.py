@@ -39,7 +39,6 @@ on_forms = pytest.mark.parametrize(
 def early_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make graphs early, and of little, so that both forms take turns here."""
     monkeypatch.setattr(graph_form, "USES_BEFORE", 1)
-    monkeypatch.setattr(graph_form, "LAUNCH_US", 1.0)
 
 
 KERNEL = Kernel(SCALE_SOURCE, "scale<float>")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime import graph_form
 from gpuexec.runtime.backend import Backend
 from tests.control_models import ControlModel
 from tests.features.held import held_worker
@@ -51,10 +50,9 @@ def test_a_profiled_run_is_launches_and_a_later_one_a_graph_again() -> None:
 
 
 @pytest.mark.parametrize("graphs", [0, 1])
-def test_a_plan_of_one_layer_is_no_graph_either(graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_form, "LAUNCH_US", 10.0)
+def test_a_plan_of_one_layer_is_no_graph_either(graphs: int) -> None:
     profiler = None if graphs else gx.Profiler()
-    with gx.Worker(chain("Neg"), backend=make_tracer(), profiler=profiler) as worker:
+    with gx.Worker(chain("Neg"), backend=make_tracer(launch_us=10.0), profiler=profiler) as worker:
         for _ in range(6):
             worker.schedule(ramp(4, 3)).wait()
         assert worker.report().graphs == graphs

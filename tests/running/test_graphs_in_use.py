@@ -12,7 +12,6 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.planner import layout
-from gpuexec.runtime import graph_form
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.graph_cache import NODE_NBYTES
 from gpuexec.runtime.simulator.stream import SimulatorStream
@@ -88,9 +87,8 @@ def test_new_inputs_patch_what_reads_and_writes_them_and_make_nothing() -> None:
     assert not {"graph", "launch", "load", "allocate", "synchronize"} & set(told)
 
 
-def test_new_size_of_the_class_patches_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_form, "LAUNCH_US", 10.0)
-    backend = make_tracer()
+def test_new_size_of_the_class_patches_the_same_graph() -> None:
+    backend = make_tracer(launch_us=10.0)
     with gx.Worker(branches(), backend=backend) as worker:
         for rows in (7, 8, 7, 8, 7):
             worker.schedule(ramp(rows, 4))

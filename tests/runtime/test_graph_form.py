@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gpuexec import knobs
 from gpuexec.command import Command, Fill, Kernel, Launch, Slot
-from gpuexec.errors import OutOfMemoryError
+from gpuexec.errors import KernelError, OutOfMemoryError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.runtime.graph_cache import NODE_NBYTES, GraphCache
+from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
 from gpuexec.runtime.recording import LaunchRecording, record_segment
-from gpuexec.runtime.tracer import TracerDevice, TracerMemory, TracerStream
+from gpuexec.runtime.tracer import TRACER_COSTS, TracerDevice, TracerMemory, TracerStream
 from gpuexec.spec import TensorSpec
 
 KERNEL = Kernel("a.cu", "k")
@@ -151,13 +153,56 @@ def test_stream_that_is_capturing_gets_launches(monkeypatch: pytest.MonkeyPatch)
     assert recorded.submit(moves=False) == ["node", "node", "graph launch"]
 
 
-def test_cooperative_launch_is_no_part_of_a_graph() -> None:
+def make_together(size: int = 1) -> tuple[Command, ...]:
+    """Return commands of which the last, of ``size`` blocks, is a cooperative launch."""
     *rest, last = make_commands(COMMANDS, 2)
     assert isinstance(last, Launch)
-    together = Launch(KERNEL, last.grid, last.block, last.arguments, (), cooperative=True)
-    recorded = Recorded([*rest, together])
-    for _ in range(6):
+    return (*rest, replace(last, grid=(size, 1, 1), cooperative=True))
+
+
+def test_cooperative_launch_is_a_node_of_the_graph() -> None:
+    recorded = Recorded(make_together())
+    for _ in range(3):
         assert recorded.submit() == ["launch"] * 19 + ["cooperative launch"]
+    assert recorded.submit() == ["graph", *["node"] * COMMANDS, "graph launch"]
+    nodes = [row[3] for row in recorded.device.log if row[0] == "node"]
+    assert nodes == ["launch"] * 19 + ["cooperative launch"]
+    recorded.recording.patch(make_together(size=2))
+    assert recorded.submit(moves=False) == ["node", "graph launch"]
+    assert recorded.device.log[0][3:6:2] == ("cooperative launch", (2, 1, 1))
+
+
+def test_cooperative_launch_of_more_blocks_than_fit_is_refused_when_it_is_recorded() -> None:
+    # 1536 threads of a multiprocessor are 48 blocks of 32, but it holds 16 blocks at most.
+    small, large = (TracerDevice(multiprocessors=count) for count in (4, 5))
+    Recorded(make_together(size=64), device=small)
+    with pytest.raises(KernelError, match=r"a.cu:k: a cooperative grid of 65 blocks does not fit: .* holds 64 at once"):
+        Recorded(make_together(size=65), device=small)
+    recorded = Recorded(make_together(size=80), device=large)
+    recorded.submit()
+    with pytest.raises(KernelError, match="grid of 81 blocks does not fit"):
+        recorded.recording.patch(make_together(size=81))
+    assert recorded.submit() == ["launch"] * 19 + ["cooperative launch"], "what was refused changed nothing"
+    assert recorded.device.log[-1][2] == (80, 1, 1)
+
+
+def test_another_size_can_not_make_a_launch_cooperative() -> None:
+    recorded = Recorded()
+    with pytest.raises(PlanError, match="a launch stays cooperative, or not"):
+        recorded.recording.patch(make_together())
+
+
+@pytest.mark.parametrize(("launch_us", "told"), [(0.4, "launch"), (3.0, "node")])
+def test_what_a_launch_costs_on_the_path_in_use_decides(launch_us: float, told: str) -> None:
+    device = TracerDevice()
+    device.launch_costs = replace(device.launch_costs, launch_us=launch_us)
+    recorded = Recorded(make_commands(COMMANDS, 12), device=device)
+    assert [recorded.submit()[0] for _ in range(6)][-1] == told
+
+
+def test_each_path_of_a_gpu_has_costs_of_its_own() -> None:
+    """With the tracer's 0.4 us a launch, a plan of 17 commands of which 9 are touched would never be a graph."""
+    assert TRACER_COSTS.find_worth(17) < 9 < PACKED_COSTS.find_worth(17) < RAW_KERNEL_COSTS.find_worth(17)
 
 
 def test_waiting_after_each_command_needs_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from gpuexec.plan import Segment
 from gpuexec.runtime.device import Recording, Region
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.kernel_source import find_source
+from gpuexec.runtime.launch_costs import PACKED_COSTS
 from gpuexec.runtime.pixel.extents import find_extents
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
@@ -48,6 +49,10 @@ class SimulatorDevice:
         check_kernels: Whether kernels run in check mode: what they do wrong raises CheckError where the host waits for
             them. None: as GPUEXEC_CHECK_KERNELS says. Then ``schedule`` is random if it is None, by GPUEXEC_CHECK_SEED.
         ordinal: Which of several it is.
+        multiprocessors: How many it has; None: as the smallest device of the architecture.
+
+    Attributes:
+        launch_costs: Those of a GPU, so that it takes the forms that a GPU would.
     """
 
     def __init__(
@@ -61,9 +66,11 @@ class SimulatorDevice:
         check_order: bool | None = None,
         check_kernels: bool | None = None,
         ordinal: int = 0,
+        multiprocessors: int | None = None,
     ) -> None:
-        self.target = Target.named(target).with_memory(host_memory_bytes() if memory_bytes is None else memory_bytes)
+        self.target = Target.named(target, multiprocessors).with_memory(host_memory_bytes() if memory_bytes is None else memory_bytes)
         self.name, self.ordinal = f"simulator{f' {ordinal}' if ordinal else ''} ({target})", ordinal
+        self.launch_costs = PACKED_COSTS
         self._instantiations = instantiations
         self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
         shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()

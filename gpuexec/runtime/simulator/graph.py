@@ -87,7 +87,13 @@ def _make_node(device: SimulatorDevice, command: Prepared) -> Operation:
         case PreparedLaunch():
             assert isinstance(command.function, Function)
             return make_launch(
-                device, command.function, command.grid, command.block, command.shared_bytes, command.arguments
+                device,
+                command.function,
+                command.grid,
+                command.block,
+                command.shared_bytes,
+                command.arguments,
+                command.cooperative,
             )
         case PreparedCopy():
             destination, source = command.addresses

@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.errors import KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.kernel_source import find_source
-from gpuexec.runtime.residency import check_residency
+from gpuexec.runtime.residency import check_residency, count_resident
 from gpuexec.runtime.simulator.compile import BuiltObject, build_files
 from gpuexec.runtime.simulator.findings import Finding, describe, read_findings
 from gpuexec.runtime.simulator.library import (
@@ -30,8 +30,6 @@ from gpuexec.runtime.simulator.symbols import find_missing
 from gpuexec.target import Target
 
 # A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
-_MULTIPROCESSORS = 8
-_THREADS_PER_MULTIPROCESSOR, _BLOCKS_PER_MULTIPROCESSOR = 1536, 16
 _WORDS = {"P": "a pointer", "f": "a float", "i": "an integer", "u": "an integer", "b": "a bool", "s": "a struct"}
 
 
@@ -117,11 +115,7 @@ class Function:
         Raises:
             KernelError: They have not.
         """
-        warps = -(-block[0] * block[1] * block[2] // target.warp_size)
-        held = min(_THREADS_PER_MULTIPROCESSOR // (warps * target.warp_size), _BLOCKS_PER_MULTIPROCESSOR)
-        if shared_bytes:
-            held = min(held, target.shared_bytes_per_block // shared_bytes)
-        check_residency(str(self), grid, held, _MULTIPROCESSORS)
+        check_residency(str(self), grid, count_resident(block, shared_bytes, target), target.multiprocessors)
 
     def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
         """Return a copy of the arguments that later changes of ``arguments`` do not reach.

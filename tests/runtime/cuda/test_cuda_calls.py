@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from gpuexec.runtime.cuda_stream import CudaFunction, CudaStream
 from gpuexec.runtime.driver import probe
 from gpuexec.runtime.prepared import PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.spec import TensorSpec
+from gpuexec.target import Target
 
 LAUNCH = Launch(Kernel("a.cu", "f"), (1, 1, 1), (32, 1, 1), (np.int32(1), np.float32(2)), writes=())
 RUNTIME = Path(gpuexec.runtime.__file__).parent
@@ -50,6 +52,7 @@ MEANINGS: dict[str, dict[str, Any]] = {
         "raw": cupy.RawKernel,
         "function.raw": cupy.RawKernel,
         "raw.kernel": cupy.cuda.Function,
+        "self._launch_packed": cupy.cuda.driver.launchKernel,
     },
     "kernel_library.py": {"cupy": cupy, "module": cupy.RawModule, "function": cupy.RawKernel},
     "cuda_graph.py": {
@@ -180,25 +183,27 @@ def test_driver_takes_the_types_of_every_argument() -> None:
 
     current = contextlib.nullcontext()
     device: Any = CudaDevice.__new__(CudaDevice)
-    device.driver, device.calling = Checking(), CallContext(current, "GPU", ()).calling
+    device.driver, device.context = Checking(), CallContext(current, "GPU", ())
+    device.calling, device.target = device.context.calling, Target.named("sm_90")
     device.cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(ctxGetCurrent=lambda: 1)))
     stream: Any = CudaStream.__new__(CudaStream)
     stream._device, stream.stream, stream.handle = device, SimpleNamespace(ptr=1), 1
     spec = TensorSpec((4,), np.dtype(np.int64))
     slot = Slot(0, 0, spec, (1,))
-    launch = PreparedLaunch(CudaFunction(LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1))), LAUNCH)
+    function = CudaFunction(device, LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1)))
+    launch, together = PreparedLaunch(function, LAUNCH), PreparedLaunch(function, replace(LAUNCH, cooperative=True))
     copy, fill = PreparedCopy(Copy(slot, slot)), PreparedFill(Fill(slot, bytes(8)))
-    graph = CudaGraph(device, [launch, copy, fill], [(0, 1), (1, 2)])
-    graph.update(range(3), [launch, copy, fill])
+    graph = CudaGraph(device, [launch, copy, fill, together], [(0, 1), (1, 2)])
+    graph.update(range(4), [launch, copy, fill, together])
     graph.launch(stream)
     graph.close()
     for width in (1, 2, 4, 8):
         stream.fill(256, bytes(width), 4)
-    device.multiprocessors = 1
-    stream.launch(launch.function, (1, 1, 1), (32, 1, 1), 0, launch.arguments, cooperative=True)
+    function.check_residency((1, 1, 1), (32, 1, 1), 0, device.target)
+    together.issue(stream)
     sources = "".join((RUNTIME / name).read_text() for name in ("cuda.py", "cuda_stream.py", "cuda_graph.py"))
     used = re.findall(r"driver\.(cu\w+)", sources)
-    assert called == set(used) and len(called) == 17
+    assert called == set(used) and len(called) == 18
 
 
 def test_raw_kernel_takes_the_stream_by_keyword() -> None:

@@ -39,13 +39,16 @@ class Standin:
         device: What runs the commands; made for the same kernels.
         architecture: Compute capability the GPU claims, like ``(9, 0)``.
         count: GPUs the runtime shows.
+        multiprocessors: Of each.
     """
 
-    def __init__(self, device: Any, architecture: tuple[int, int] = (9, 0), count: int = 1) -> None:
+    def __init__(
+        self, device: Any, architecture: tuple[int, int] = (9, 0), count: int = 1, multiprocessors: int = 8
+    ) -> None:
         self.device = device
         self.handles = Handles()
         self.current = threading.local()
-        self.architecture, self.count = architecture, count
+        self.architecture, self.count, self.multiprocessors = architecture, count, multiprocessors
         self.calls: list[str] = []
         self.cupy = self._make_cupy()
         self.driver = self._make_driver()
@@ -154,7 +157,7 @@ class Standin:
             "major": major,
             "minor": minor,
             "totalGlobalMem": 1 << 36,
-            "multiProcessorCount": 8,
+            "multiProcessorCount": self.multiprocessors,
         }
 
     def _copy(self, destination: int, source: int, nbytes: int, kind: int, stream: int) -> None:
