@@ -29,8 +29,8 @@ _THREAD = _Thread()
 class CallContext:
     """Makes a GPU current for the calls of one thread at a time, and turns CUDA's errors into ours.
 
-    After a fault every use raises DeviceLostError with the text of the first one. Shared by all threads: `calling` gives
-    each call its own context. A call within another of the same GPU finds it current and costs CUDA nothing.
+    After a fault every use raises DeviceLostError with the text of the first one. Shared by all threads: `calling`
+    gives each call its own context. A call within another of the same GPU finds it current, and makes it so no more.
 
     Args:
         device: A `cupy.cuda.Device`.

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuexec import knobs
 from gpuexec.command import Command
-from gpuexec.errors import GpuexecError, KernelError, locate
+from gpuexec.errors import GpuexecError, locate
 from gpuexec.plan import Segment
 from gpuexec.runtime.device import Device, Recording, Region, Stream
 from gpuexec.runtime.graph_cache import GraphCache

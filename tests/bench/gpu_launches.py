@@ -25,7 +25,10 @@ def measure_launches(device: Device, open_other: Callable[[bool], Device], repea
     if hasattr(device, "packed_launch"):
         is_packed = bool(device.packed_launch)
         other = open_other(not is_packed)
-        for form, each in (("RawKernel", other if is_packed else device), ("packed launch", device if is_packed else other)):
+        for form, each in (
+            ("RawKernel", other if is_packed else device),
+            ("packed launch", device if is_packed else other),
+        ):
             _measure_form(figures, form, each, repeats)
         other.close()
     else:

@@ -76,10 +76,17 @@ def make_simulator(
     check_order: bool = True,
     check_kernels: bool | None = None,
     target: str = "sm_80",
+    multiprocessors: int | None = None,
 ) -> SimulatorDevice:
     """Return a simulator of its own, with the kernels of the package and of these tests."""
     return SimulatorDevice(
-        list_kernels, target, schedule=schedule, delay_s=delay_s, check_order=check_order, check_kernels=check_kernels
+        list_kernels,
+        target,
+        schedule=schedule,
+        delay_s=delay_s,
+        check_order=check_order,
+        check_kernels=check_kernels,
+        multiprocessors=multiprocessors,
     )
 
 

@@ -68,7 +68,9 @@ class SimulatorDevice:
         ordinal: int = 0,
         multiprocessors: int | None = None,
     ) -> None:
-        self.target = Target.named(target, multiprocessors).with_memory(host_memory_bytes() if memory_bytes is None else memory_bytes)
+        self.target = Target.named(target, multiprocessors).with_memory(
+            host_memory_bytes() if memory_bytes is None else memory_bytes
+        )
         self.name, self.ordinal = f"simulator{f' {ordinal}' if ordinal else ''} ({target})", ordinal
         self.launch_costs = PACKED_COSTS
         self._instantiations = instantiations

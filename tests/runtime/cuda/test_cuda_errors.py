@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from gpuexec.command import Kernel
 from gpuexec.errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from gpuexec.runtime.cuda_errors import FAULTS, CallContext
+
+
+KERNEL = Kernel("a.cu", "k")
 
 
 class Failure(RuntimeError):
@@ -22,11 +26,12 @@ class Current:
     """A device that counts who made it current, and can refuse to be left."""
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.depth = self.entered = 0
         self.refuses: int | None = None
 
     def __enter__(self) -> Current:
         self.depth += 1
+        self.entered += 1
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,3 +104,40 @@ def test_calling_leaves_other_errors_alone() -> None:
     with pytest.raises(ValueError, match="not CUDA's"), context.calling("launching"):
         raise error
     assert current.depth == 0
+
+
+def test_call_within_a_call_makes_the_gpu_current_once() -> None:
+    context, current = make_context()
+    with context.calling("submitting"):
+        assert context.is_current()
+        with context.calling("launching"):
+            assert (current.depth, current.entered) == (1, 1)
+        with pytest.raises(KernelError, match="launching a.cu:k failed"), context.calling("launching", KERNEL):
+            raise Failure(1)
+        assert context.is_current() and current.depth == 1
+    assert not context.is_current() and current.depth == 0
+
+
+def test_call_of_another_gpu_in_between_makes_each_current_in_turn() -> None:
+    (first, one), (second, two) = make_context(), make_context()
+    with first.calling("submitting"), second.calling("copying"):
+        assert second.is_current() and not first.is_current()
+        with first.calling("launching"):
+            assert first.is_current() and (one.entered, two.entered) == (2, 1)
+        assert second.is_current() and (one.depth, two.depth) == (1, 1)
+    assert not first.is_current() and (one.depth, two.depth) == (0, 0)
+
+
+def test_a_thread_is_not_within_the_call_of_another() -> None:
+    context, current = make_context()
+    seen = []
+
+    def call() -> None:
+        with context.calling("launching"):
+            seen.append(current.entered)
+
+    with context.calling("submitting"):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert seen == [2] and current.depth == 0

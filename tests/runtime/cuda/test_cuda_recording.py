@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
 from gpuexec.plan import Segment
+from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice
 from gpuexec.runtime.device import Region
+from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
 from gpuexec.runtime.prepared import PreparedSegment
 from gpuexec.spec import TensorSpec
 from tests.runtime.cuda.launching import ONES, ORDINARY, SHIFT, download, upload
+from tests.runtime.cupy_standin import Standin, install
+
+_ITEMS = PackedArguments.items
 
 
 def make_segment(source: str) -> Segment:
@@ -74,3 +82,40 @@ def test_graph_keeps_the_arguments_it_was_given_when_they_change_without_an_upda
     prepared.bind({0: Region(second, 0, 256), 2: Region(z, 0, 512)})
     graph.launch(stream)
     assert download(any_device, stream, z, np.uint8).tobytes() == expect_segment(values)
+
+
+def test_submission_makes_the_gpu_current_once(device: CudaDevice, source: str) -> None:
+    segment, stream = make_segment(source), device.create_stream()
+    device.load([Kernel(source, "scale<float>")])
+    x = upload(device, stream, np.arange(64, dtype=np.float32))
+    y, z = device.allocate(256), device.allocate(512)
+    recording = device.record(segment, {0: Region(x, 0, 256), 1: Region(y, 0, 256), 2: Region(z, 0, 512)})
+    before = device.context.device.entered
+    recording.submit(stream, {})
+    assert device.context.device.entered == before + 1
+    stream.synchronize()
+
+
+@pytest.mark.parametrize(("value", "is_packed"), [(None, True), ("1", True), ("0", False)])
+def test_launches_are_packed_unless_a_knob_says_otherwise(
+    standin: Standin, source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None, is_packed: bool
+) -> None:
+    """A RawKernel's array for each argument is made on its path alone, and each path has costs of its own."""
+    install(monkeypatch, standin)
+    monkeypatch.setenv("GPUEXEC_CACHE_DIR", str(tmp_path / "cache"))
+    if value is not None:
+        monkeypatch.setenv("GPUEXEC_PACKED_LAUNCH", value)
+    device = CudaDevice()
+    taken = []
+    monkeypatch.setattr(PackedArguments, "items", lambda self: taken.append(self) or _ITEMS(self))
+    kernel, stream = Kernel(source, "scale<float>"), device.create_stream()
+    device.load([kernel])
+    x, y = upload(device, stream, np.arange(64, dtype=np.float32)), device.allocate(256)
+    arguments = PackedArguments([None, None, np.float32(3), SHIFT, np.int32(64)])
+    arguments.set_pointer(0, x.address)
+    arguments.set_pointer(1, y.address)
+    stream.launch(device.function(kernel), ORDINARY, ONES, 0, arguments)
+    assert (download(device, stream, y, np.float32) == np.arange(64) * 3 + 5).all()
+    assert len(taken) == (0 if is_packed else 1)
+    assert device.launch_costs is (PACKED_COSTS if is_packed else RAW_KERNEL_COSTS)
+    device.close()

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 class Device:
     def __init__(self, standin: Standin, ordinal: int) -> None:
         self._current, self.id = standin.current, ordinal
+        self.entered = 0
 
     def __enter__(self) -> Device:
+        self.entered += 1
         self._current.depth = getattr(self._current, "depth", 0) + 1
         return self
 
