@@ -60,6 +60,11 @@ def packed_launch() -> bool:
     return read_flag("GPUEXEC_PACKED_LAUNCH", default=True)
 
 
+def spin_us() -> float:
+    """GPUEXEC_SPIN_US: for how many microseconds waits poll before they block (default: 50; 0: they block at once)."""
+    return float(os.environ.get("GPUEXEC_SPIN_US") or 50)
+
+
 def graph_bytes() -> int:
     """GPUEXEC_GRAPH_BYTES: how many bytes the graphs of a Worker may take, by estimate (default: 512 MiB; 0: none)."""
     return int(os.environ.get("GPUEXEC_GRAPH_BYTES") or (512 << 20))

@@ -55,6 +55,7 @@ class CudaDevice:
     def __init__(self, ordinal: int = 0, *, packed_launch: bool | None = None) -> None:
         self.cupy, self.driver = _import_cuda()
         self.packed_launch = knobs.packed_launch() if packed_launch is None else packed_launch
+        self.spin_us = knobs.spin_us()
         self.launch_costs = PACKED_COSTS if self.packed_launch else RAW_KERNEL_COSTS
         runtime = self.cupy.cuda.runtime
         try:

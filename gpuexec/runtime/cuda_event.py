@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuexec.runtime.device import TimedEvent
+from gpuexec.runtime.spinning import spin
 
 if TYPE_CHECKING:
     from gpuexec.runtime.cuda import CudaDevice
@@ -14,7 +15,7 @@ _LONGEST_POLL_S = 1e-3
 
 
 class CudaEvent:
-    """An event, without timing unless asked for; who waits for it sleeps instead of spinning."""
+    """An event, without timing unless asked for; whoever waits for it polls for GPUEXEC_SPIN_US and then sleeps."""
 
     def __init__(self, device: CudaDevice, *, is_timed: bool = False) -> None:
         self._device = device
@@ -31,12 +32,16 @@ class CudaEvent:
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
         """Wait until done; False when the time ran out. CUDA knows no timeout, so with one this polls."""
+        spin_us = self._device.spin_us
+        end = time.monotonic() + (timeout_s or 0.0)
+        if spin(self.is_done, spin_us if timeout_s is None else min(spin_us, timeout_s * 1e6)):
+            return True
         if timeout_s is None:
             with self._device.calling("waiting for an event"):
                 self.event.synchronize()
             self._device.note_done(self.command)
             return True
-        end, pause = time.monotonic() + timeout_s, 1e-5
+        pause = 1e-5
         while not self.is_done():
             left = end - time.monotonic()
             if left <= 0:

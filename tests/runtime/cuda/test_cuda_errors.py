@@ -12,7 +12,6 @@ from gpuexec.command import Kernel
 from gpuexec.errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from gpuexec.runtime.cuda_errors import FAULTS, CallContext
 
-
 KERNEL = Kernel("a.cu", "k")
 
 
@@ -112,7 +111,7 @@ def test_call_within_a_call_makes_the_gpu_current_once() -> None:
         assert context.is_current()
         with context.calling("launching"):
             assert (current.depth, current.entered) == (1, 1)
-        with pytest.raises(KernelError, match="launching a.cu:k failed"), context.calling("launching", KERNEL):
+        with pytest.raises(KernelError, match=r"launching a\.cu:k failed"), context.calling("launching", KERNEL):
             raise Failure(1)
         assert context.is_current() and current.depth == 1
     assert not context.is_current() and current.depth == 0

@@ -65,6 +65,7 @@ def test_event_gives_up_when_time_runs_out() -> None:
     event = CudaEvent.__new__(CudaEvent)
     event._device = SimpleNamespace(cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(eventQuery=id))))  # type: ignore[assignment]
     event._device.is_success = lambda status: False  # type: ignore[method-assign]
+    event._device.spin_us = 0
     event.event = SimpleNamespace(ptr=0)
     assert event.synchronize(timeout_s=0.002) is False
 
