@@ -190,6 +190,8 @@ class PreparedSegment:
         changed = [i for i, command in enumerate(commands) if command is not current[i] and command != current[i]]
         if not changed:
             return changed
+        for index in changed:
+            self._check_change(current[index], commands[index])
         gone = set(changed)
         for buffer, rows in self._places.items():
             self._places[buffer] = [row for row in rows if row[3] not in gone]
@@ -221,9 +223,8 @@ class PreparedSegment:
         command, origin = self._current[index], self._origins[index]
         match command:
             case Launch():
-                function = self._device.function(command.kernel)
-                self._check_residency(function, command)
-                return PreparedLaunch(function, command, origin)
+                self._check_residency(command)
+                return PreparedLaunch(self._device.function(command.kernel), command, origin)
             case Copy():
                 return PreparedCopy(command, origin)
             case Fill():
@@ -233,21 +234,24 @@ class PreparedSegment:
 
     def _update(self, index: int, command: Command) -> None:
         old, prepared = self._current[index], self.commands[index]
-        if _is_cooperative(old) != _is_cooperative(command):
-            raise PlanError(f"Command {index} can't become {command}: a launch stays cooperative, or not.")
+        self._current[index] = command
         match old, command, prepared:
             case Launch(), Launch(), PreparedLaunch() if old.kernel == command.kernel and _kinds(old) == _kinds(
                 command
             ):
-                self._check_residency(prepared.function, command)
-                self._current[index] = command
                 prepared.update(command)
             case _:
-                self._current[index] = command
                 self.commands[index] = self._prepare(index)
 
-    def _check_residency(self, function: Function, command: Launch) -> None:
-        if command.cooperative:
+    def _check_change(self, old: Command, new: Command) -> None:
+        """Refuse what no update of a graph can do, or no device hold, before anything is changed."""
+        if _is_cooperative(old) != _is_cooperative(new):
+            raise PlanError(f"A recording can't take {new} for {old}: a launch stays cooperative, or not.")
+        self._check_residency(new)
+
+    def _check_residency(self, command: Command) -> None:
+        if isinstance(command, Launch) and command.cooperative:
+            function = self._device.function(command.kernel)
             function.check_residency(command.grid, command.block, command.shared_bytes, self._device.target)
 
     def _place(self, index: int, command: Command) -> None:

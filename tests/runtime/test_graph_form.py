@@ -181,9 +181,10 @@ def test_cooperative_launch_of_more_blocks_than_fit_is_refused_when_it_is_record
     recorded = Recorded(make_together(size=80), device=large)
     recorded.submit()
     with pytest.raises(KernelError, match="grid of 81 blocks does not fit"):
-        recorded.recording.patch(make_together(size=81))
+        recorded.recording.patch((*make_commands(2, 2, size=7), *make_together(size=81)[2:]))
     assert recorded.submit() == ["launch"] * 19 + ["cooperative launch"], "what was refused changed nothing"
-    assert recorded.device.log[-1][2] == (80, 1, 1)
+    assert recorded.device.log[-1][2] == (80, 1, 1) and recorded.device.log[0][2] == (1, 1, 1)
+    assert recorded.device.log[0][4][0] == recorded.address.to_bytes(8, "little")  # type: ignore[index]
 
 
 def test_another_size_can_not_make_a_launch_cooperative() -> None:
