@@ -14,6 +14,11 @@ import numpy as np
 
 from gpuexec.spec import TensorSpec
 
+# The address that every buffer starts at a multiple of, wherever it is bound, in bytes: the longest word that a kernel
+# reads or writes at once. Lowerings choose words by the offsets of slots alone, so what callers give is copied where it
+# starts elsewhere (`gpuexec.resources.alignment`). On a device without kernels an element is the longest word.
+BUFFER_ALIGNMENT = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:

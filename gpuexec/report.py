@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuexec.engine import Engine
 from gpuexec.plan import Plan
 from gpuexec.resources.holdings import Holding
-from gpuexec.resources.syncs import CallRow, ReadRow
+from gpuexec.resources.syncs import CallRow, CopyRow, ReadRow
 from gpuexec.runtime.backend import BackendType
 
 
@@ -21,7 +21,8 @@ class Report:
     for without having asked by name: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout a
     program brought; ``plans_refused`` says why others it brought were made anew. ``graphs`` are the plans launched as
     one graph now, ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs
-    had a profiler, and were put on the stream as launches, layer by layer. Times in milliseconds.
+    had a profiler, and were put on the stream as launches, layer by layer. ``device_copies`` are inputs and outputs
+    of the caller's that are copied on the device for where they start. Times in milliseconds.
     """
 
     backend: str
@@ -40,6 +41,7 @@ class Report:
     graphs: int = 0
     graphs_refused: int = 0
     profiled: int = 0
+    device_copies: tuple[CopyRow, ...] = ()
 
 
 class Reporting:
@@ -106,6 +108,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         graphs=engine.site.graphs.count,
         graphs_refused=engine.site.graphs.refused,
         profiled=engine.profiled,
+        device_copies=syncs.copies,
     )
 
 
@@ -144,6 +147,9 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Hold
         f"  host read {row.value} for {row.node} ({row.why}), {row.times} times, {row.nbytes} B,"
         f" waited {row.waited_ms:.2f} ms, copied {row.copied_ms:.2f} ms"
         for row in report.host_reads
+    ]
+    lines += [
+        f"  device copy {row.value}, {row.times} times, {row.nbytes} B: {row.why}" for row in report.device_copies
     ]
     if report.compared:
         lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")

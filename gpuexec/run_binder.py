@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 
 from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
 from gpuexec.graphs import Value
+from gpuexec.resources.alignment import find_alignment
 from gpuexec.resources.frames import Frame, Lease
 from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.binding import count_host_bytes
+from gpuexec.running.binding import count_copied_bytes, count_host_bytes
 from gpuexec.running.bound import Bound
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.running.inspection import Inspection
@@ -69,8 +70,9 @@ class RunBinder:
     def check_limit(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> None:
         """Check that the run can stay within the limit of memory, before anything is allocated."""
         if self._site.limit is not None and choice is not None and stage.plans is not None:
-            has_kernels = self._site.backend.device.target.has_kernels
-            stage.plans.admit(choice, count_host_bytes(given) if has_kernels else 0)
+            target = self._site.backend.device.target
+            from_host = count_host_bytes(given) if target.has_kernels else 0
+            stage.plans.admit(choice, from_host + count_copied_bytes(target, given))
 
     def reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> dict[Value, Region]:
         """Make what a run needs: arena, weights, room for inputs, and the outputs, which are returned.
@@ -185,7 +187,9 @@ class RunBinder:
         for value, port in zip(stage.cut.ready.outputs, plan.outputs, strict=True):
             assert port.buffer is not None
             if value in self._outputs:
-                regions[value] = frame.output(value.name, plan.buffers[port.buffer].nbytes)
+                nbytes = plan.buffers[port.buffer].nbytes
+                frame.writable(value.name, nbytes, find_alignment(self._site.backend.device.target, port.spec.dtype))
+                regions[value] = frame.output(value.name, nbytes)
         return regions
 
     def _next_frame(self) -> Frame:

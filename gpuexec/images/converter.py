@@ -135,8 +135,7 @@ class ImageConverter:
             except BaseException:
                 worker.close()
                 raise
-            # The kernel writes element by element.
-            replay.output_alignment = target.spec.dtype.itemsize
+            replay.bind_by_element()
             found = (worker, replay, target.spec)
         self._recorded[key] = found
         return found[1]

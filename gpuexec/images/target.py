@@ -51,8 +51,7 @@ def open_target(backend: Backend, spec: TensorSpec, out: Any, name: str) -> Tens
         if out is None:
             region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
         else:
-            what, alignment = f"`out` ({spec})", spec.dtype.itemsize
-            memory = take_memory(out, backend, stream, spec.nbytes, what, is_host=False, alignment=alignment)
+            memory = take_memory(out, backend, stream, spec.nbytes, f"`out` ({spec})", is_host=False, alignment=1)
             region = Region(memory, 0, spec.nbytes)
         return wrap_region(backend, region, spec, name, stream)
 

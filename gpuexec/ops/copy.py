@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
+from gpuexec.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.graphs import RawNode
@@ -32,7 +32,6 @@ instantiate("copy.cu", ["copy_strided"])
 _THREADS = 256  # kThreads of copy.cu
 _UNITS_PER_BLOCK = 1024  # kThreads * kUnitsPerThread
 _TILE = 32  # kTile
-_LONGEST_UNIT = 16
 _SMALLEST_TILED = 16  # below this a tile would stand more than half empty
 
 
@@ -47,7 +46,7 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
                 part = window(source, shape[1:], from_strides[1:], index * from_strides[0])
                 copy_commands(emit, window(destination, shape[1:], to_strides[1:], index * to_strides[0]), part)
             return
-    misalignments = (source.offset_bytes % _LONGEST_UNIT, destination.offset_bytes % _LONGEST_UNIT)
+    misalignments = (source.offset_bytes % BUFFER_ALIGNMENT, destination.offset_bytes % BUFFER_ALIGNMENT)
     blocks, scalars = _divide_work(
         source.shape, source.strides, destination.strides, source.dtype.itemsize, misalignments
     )
@@ -215,7 +214,7 @@ def _unit_width(walk: Walk, itemsize: int, misalignments: tuple[int, int]) -> in
     """Return how many neighbouring elements can travel as one unit."""
     if not walk.shape or walk.inner_strides != (1, 1):
         return 1
-    width = _LONGEST_UNIT // itemsize
+    width = BUFFER_ALIGNMENT // itemsize
     outer = [stride for strides in walk.strides for stride in strides[:-1]]
     while width > 1:
         if not any(start % (width * itemsize) for start in misalignments) and not any(

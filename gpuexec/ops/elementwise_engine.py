@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
+from gpuexec.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast_strides, ceil_div
 from gpuexec.operator import Array, Emitter
@@ -25,7 +25,7 @@ BOOL = np.dtype(np.bool_)
 UNSIGNED_BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 THREADS = 256  # kThreads of elementwise.cuh
-VECTOR_BYTES, VECTOR_LANES = 16, 8  # kWidth of elementwise.cuh
+VECTOR_BYTES, VECTOR_LANES = BUFFER_ALIGNMENT, 8  # kWidth of elementwise.cuh
 BLOCK = 1 << 15  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
 Place = tuple[tuple[int, ...], tuple[int, ...], int, int]  # shape, strides, bytes of an element, bytes of misalignment
 

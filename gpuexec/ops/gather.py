@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
+from gpuexec.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.instances import instantiate
@@ -31,7 +31,6 @@ instantiate("gather.cu", [f"{kernel}<{index}>" for kernel in _KERNELS for index 
 instantiate("gather.cu", [f"gather_narrow<{t}, {index}>" for t in NARROW_TYPES for index in INDEX_TYPES.values()])
 
 _THREADS = 256  # kThreads of gather.cu
-_LONGEST_UNIT = 16
 
 
 @operator("Gather")
@@ -214,7 +213,7 @@ def _pick_slices(
     """Launch the copy of ``slices`` slices of ``inner`` elements for each batch, picked along the axes ``picked``."""
     data, indices = emit.contiguous(data), emit.contiguous(indices)
     slice_bytes = inner * y.dtype.itemsize
-    unit = _LONGEST_UNIT
+    unit = BUFFER_ALIGNMENT
     while slice_bytes % unit or data.offset_bytes % unit or y.offset_bytes % unit:
         unit //= 2
     units = max(1, slice_bytes // unit)

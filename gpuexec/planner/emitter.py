@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.geometry import max_offset
 from gpuexec.graphs import Node
@@ -21,9 +21,6 @@ from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
 _LARGEST_INT = 2**31 - 1
-# An input is placed in another buffer only where kernels may still take 16 bytes at once, as they may at a buffer's
-# start.
-_PLACE_ALIGNMENT = 16
 
 
 class CommandEmitter:
@@ -169,7 +166,8 @@ class CommandEmitter:
         held = self._draft.buffers[buffer]
         is_whole = source.offset_bytes == 0 and source.is_contiguous and held.nbytes == source.spec.nbytes
         is_free = held.role is Role.TEMP and held.content is None
-        is_aligned = source.spec.size == 0 or window.offset_bytes % _PLACE_ALIGNMENT == 0
+        # Lowered as a buffer of its own, it has to start as one does.
+        is_aligned = source.spec.size == 0 or window.offset_bytes % BUFFER_ALIGNMENT == 0
         if self.target.has_textures:  # a copy beside it must read no texel that it writes
             is_aligned = is_aligned and source.spec.nbytes % TEXEL_BYTES == 0
         return is_whole and is_free and window.is_contiguous and is_aligned

@@ -11,15 +11,13 @@ from gpuexec.results.arenas import is_on_host, take_memory
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region, Stream
 
-_ALIGNMENT = 16
-
 
 def take_output(
     meta: MethodMeta, port: ModelPort, nbytes: int, array: object, backend: Backend, stream: Stream
 ) -> Region:
     """Take over memory for an output of at most so many bytes, for what a stream does from now on.
 
-    An array of one axis of bytes, as allocators give, serves any dtype.
+    An array of one axis of bytes, as allocators give, serves any dtype. It may start at any address.
 
     Raises:
         InputError: It is of another dtype, too small, lies elsewhere, or can't be used.
@@ -35,7 +33,7 @@ def take_output(
             f" of the device, or copy after the run: get_output({port.name!r}).download_to_array(array).",
             value=port.name,
         )
-    memory = take_memory(array, backend, stream, nbytes, what, is_host=False, alignment=_ALIGNMENT)
+    memory = take_memory(array, backend, stream, nbytes, what, is_host=False, alignment=1)
     return Region(memory, 0, memory.nbytes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuexec.engine import Engine
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.memories import Memory
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
@@ -17,6 +17,7 @@ from gpuexec.programs.method_outputs import check_outputs_apart, take_output
 from gpuexec.programs.method_ports import Key, check_has_bytes, check_order, find_port
 from gpuexec.programs.method_steps import Steps
 from gpuexec.programs.method_storage import MethodClaims
+from gpuexec.resources.alignment import find_alignment
 from gpuexec.resources.frames import Frame
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import GivenInput, HostArray, check_ports
@@ -121,7 +122,19 @@ class Setting:
                 nbytes = self._meta.output_nbytes(self._model.outputs.index(port))
                 region = take_output(self._meta, port, nbytes, array, self._engine.backend, self._engine.stream)
                 self._check_apart(port.name, region)
+            before = self._frame.given(port.name)
             self._frame.give(port.name, region)
+            alignment = find_alignment(self._engine.backend.device.target, port.spec.dtype)
+            try:
+                if region is not None:
+                    self._frame.writable(port.name, region.nbytes, alignment)
+            except OutOfMemoryError as error:
+                self._frame.give(port.name, before)
+                raise InputError(
+                    f"Output {port.name!r}: the memory given starts at no multiple of {alignment} bytes, where kernels"
+                    f" can't write, and there is no other that they could write to first: {error}",
+                    value=port.name,
+                ) from error
 
     def _set(self, given: Mapping[Any, object], *, copy: bool) -> None:
         with self._engine.entering():

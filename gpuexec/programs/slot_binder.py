@@ -14,7 +14,7 @@ from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.arenas import view_region
 from gpuexec.results.readback import ReadbackRequest
-from gpuexec.running.binding import bind_device, bind_object
+from gpuexec.running.binding import bind_device, bind_object, count_copied_bytes
 from gpuexec.running.bound import Bound
 from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
@@ -29,7 +29,7 @@ class SlotBinder:
 
     A run brings what was set from the host to its place on the device, once; later runs find it there. Device arrays
     are used where they lie, but for a Method's own outputs in memory of the user's, which the run is about to write:
-    they are copied.
+    they are copied, as are arrays that start where kernels can't read.
     """
 
     def __init__(self, inputs: MethodInputs) -> None:
@@ -41,10 +41,11 @@ class SlotBinder:
         self._there: dict[str, tuple[HostArray, Memory]] = {}
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
-        """Make room on the device for inputs from the host."""
+        """Make room on the device for inputs from the host, and for those copied for where they start."""
         if self._has_kernels:
             for name, item in given.items():
-                if isinstance(item, HostArray) and not is_host_object(item.spec.dtype):
+                is_brought = isinstance(item, HostArray) and not is_host_object(item.spec.dtype)
+                if is_brought or count_copied_bytes(self._backend.device.target, {name: item}):
                     self._places.reserve(name, item.spec.nbytes)
 
     def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
@@ -54,6 +55,7 @@ class SlotBinder:
             StaleError: An input lay in memory that another Method has used since.
         """
         self.inputs.enter()
+        bound.room = self._places.reserve
         puts: list[_Put] = []
         for value in inputs:
             item = given[value.name]

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError
 from gpuexec.model import Model
 from gpuexec.replay.inputs import InputHome
 from gpuexec.replay.replayable import Replayable
+from gpuexec.resources.alignment import Move, find_alignment, is_aligned
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.arenas import take_memory
 from gpuexec.running.inputs import Acceptor, DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ALIGNMENT, Memory, Region, Stream
+from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.spec import TensorSpec
 
 # What was copied into a pinned block: the block, and the inputs by name.
 Staged = tuple[Memory, Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where inputs and outputs lie.
+
+    Attributes:
+        regions: By buffer, what the plan reads and writes.
+        outputs: By name, what the caller reads.
+        before: Copies of inputs, ahead of the commands.
+        behind: Copies of outputs, after them.
+    """
+
+    regions: Mapping[int, Region] = field(default_factory=dict)
+    outputs: Mapping[str, Region] = field(default_factory=dict)
+    before: Sequence[Move] = ()
+    behind: Sequence[Move] = ()
 
 
 class ReplayBindings:
@@ -30,8 +50,10 @@ class ReplayBindings:
 
     Attributes:
         frame: Holds the outputs.
-        home: Holds the inputs that come from the host.
-        regions: By buffer.
+        home: Holds the inputs that come from the host, or are copied for where they start.
+        layout: Where they lie.
+        by_element: The plan's kernels read and write one element at a time, so that arrays need only be aligned to
+            theirs.
         given: By input.
         missing: Inputs whose content was never given, or whose submission failed.
         user_outputs: Memory of the caller's, by output.
@@ -40,7 +62,7 @@ class ReplayBindings:
     def __init__(self, model: Model, backend: Backend, recorded: Replayable, syncs: SyncLog) -> None:
         self._model, self._backend, self._recorded, self._syncs = model, backend, recorded, syncs
         self.frame, self.home = Frame(backend), InputHome(backend, recorded.inputs)
-        self.regions: dict[int, Region] = {}
+        self.layout, self.by_element = Layout(), False
         self.given: dict[str, GivenInput] = {name: HostArray(spec) for name, spec in recorded.inputs.items()}
         self.missing = set(recorded.inputs)
         self.user_outputs: dict[str, Memory] = {}
@@ -63,7 +85,7 @@ class ReplayBindings:
         self.missing = set(self._recorded.inputs)
         self._give_outputs(dict.fromkeys(self.user_outputs))
         self.frame.give_back()
-        self.regions = {}
+        self.layout = Layout()
 
     def accept(self, inputs: object, stream: Stream) -> dict[str, GivenInput]:
         """Return the inputs given, and those on the device that were given before, as they are now."""
@@ -80,9 +102,7 @@ class ReplayBindings:
             recorded.check_input(name, item)
         return given
 
-    def take_outputs(
-        self, outputs: Mapping[str, object], stream: Stream, alignment: int = ALIGNMENT
-    ) -> dict[str, Memory | None]:
+    def take_outputs(self, outputs: Mapping[str, object], stream: Stream) -> dict[str, Memory | None]:
         """Return memory of the caller's for the outputs it is given for; None for those that go back to their own."""
         if not isinstance(outputs, Mapping):
             raise InputError(f"outputs takes memory by name, {{'y': array}}, got a {type(outputs).__name__}.")
@@ -92,7 +112,7 @@ class ReplayBindings:
             taken[name] = None
             if item is not None:
                 nbytes, what = self._recorded.output_bytes[name], f"Output {name!r} ({spec})"
-                taken[name] = take_memory(item, self._backend, stream, nbytes, what, is_host=False, alignment=alignment)
+                taken[name] = take_memory(item, self._backend, stream, nbytes, what, is_host=False, alignment=1)
         return taken
 
     def bind(self, accepted: Mapping[str, GivenInput], taken: Mapping[str, Memory | None]) -> Staged | None:
@@ -107,36 +127,49 @@ class ReplayBindings:
         given, before = {**self.given, **accepted}, self.user_outputs
         self._give_outputs({**before, **taken})
         try:
-            regions = self._locate(given)
+            layout = self._locate(given)
             staged = self._stage(accepted)
         except BaseException:
             self._give_outputs({**dict.fromkeys(taken), **before})
             raise
-        self.regions, self.given = regions, given
+        self.layout, self.given = layout, given
         self.missing -= accepted.keys()
         return staged
+
+    def _find_alignment(self, spec: TensorSpec) -> int:
+        return find_alignment(self._backend.device.target, spec.dtype, by_element=self.by_element)
 
     def _give_outputs(self, outputs: Mapping[str, Memory | None]) -> None:
         for name, memory in outputs.items():
             self.frame.give(name, None if memory is None else Region(memory, 0, memory.nbytes))
         self.user_outputs = {name: memory for name, memory in outputs.items() if memory is not None}
 
-    def _locate(self, given: Mapping[str, GivenInput]) -> dict[int, Region]:
+    def _locate(self, given: Mapping[str, GivenInput]) -> Layout:
         """Return where everything lies, having checked that nothing lies in the bytes of an output."""
-        recorded, bindings = self._recorded, {}
+        recorded, bindings = self._recorded, dict[int, Region]()
+        before, behind = list[Move](), list[Move]()
         outputs = {name: self.frame.output(name, nbytes) for name, nbytes in recorded.output_bytes.items()}
         for name, item in given.items():
             region = self.home.locate(name)
             if isinstance(item, DeviceArray):
                 region = self._reach(name, item)
                 _check_apart(name, region, outputs)
+                alignment = self._find_alignment(item.spec)
+                if recorded.input_buffers[name] is not None and not is_aligned(region, alignment):
+                    before.append(Move.of_input(name, region, self.home.locate(name), alignment))
+                    region = self.home.locate(name)
             buffer = recorded.input_buffers[name]
             if buffer is not None:
                 bindings[buffer] = region
         for name, region in outputs.items():
             _check_apart(name, region, {other: outputs[other] for other in outputs if other < name})
-            bindings[recorded.output_buffers[name]] = region
-        return bindings
+            spec = recorded.outputs[name]
+            alignment = self._find_alignment(spec)
+            target = self.frame.writable(name, region.nbytes, alignment)
+            if self.frame.is_aside(name, target):
+                behind.append(Move.of_output(name, target, region, alignment, spec.nbytes))
+            bindings[recorded.output_buffers[name]] = target
+        return Layout(bindings, outputs, before, behind)
 
     def _reach(self, name: str, item: DeviceArray) -> Region:
         """Return where an input lies, which is known once what makes it is on its stream."""

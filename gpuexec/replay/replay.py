@@ -28,7 +28,7 @@ from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.plan_cache import record_plan
-from gpuexec.runtime.device import ALIGNMENT, Event, Recording, Region, Stream
+from gpuexec.runtime.device import Event, Recording, Region, Stream
 from gpuexec.runtime.recording import LaunchRecording
 
 
@@ -40,6 +40,9 @@ class Replay:
     waits for them, the caller does not); exporting one gives it away, and the next submission allocates another. Host
     inputs go through pinned blocks of its own: two, and one more for each submission in flight beyond that.
 
+    Arrays on the device may start anywhere: where kernels can't read or write, each submission copies them on its
+    stream, in a capture too, from or to memory reserved when they are given (``device_copies`` of the Worker's report).
+
     A replay belongs to one caller at a time; a second one entering is refused. Closing its Worker closes it.
 
     Args:
@@ -48,10 +51,6 @@ class Replay:
         given: Arrays by name, of those inputs that are there already.
         outputs: As for `submit`.
         stream: What `submit` takes where it is not told another one.
-
-    Attributes:
-        output_alignment: What outputs given to `submit` must start at a multiple of, in bytes. Who knows that the
-            plan's kernels need less may say so.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Replay:
         stream: Stream,
     ) -> None:
         self._recorded, self._backend, self._syncs = recorded, engine.backend, engine.syncs
-        self._default, self.output_alignment = stream, ALIGNMENT
+        self._default = stream
         device = self._backend.device
         self._turns = Turns(self._backend, self._syncs, owner="Replay")
         busy = "Another caller is inside this Replay; record one per thread (they share the weights)."
@@ -80,7 +79,7 @@ class Replay:
             self._weights: Share | None = engine.site.weights
             self._upload(stream, bound.bind(accepted, taken), self._last_event)
             if isinstance(recording, LaunchRecording):
-                recording.prepare(bound.regions)
+                recording.prepare(bound.layout.regions)
         except BaseException:
             self._settle()
             bound.free()
@@ -138,7 +137,7 @@ class Replay:
                     " alone, or its submission failed. Give it.",
                     value=name,
                 )
-            taken = self._bound.take_outputs(outputs or {}, target, self.output_alignment)
+            taken = self._bound.take_outputs(outputs or {}, target)
             return self._issue(target, self._bound.bind(accepted, taken))
 
     def is_done(self) -> bool:
@@ -149,6 +148,12 @@ class Replay:
         """Keep hold of no array given so far, once the work on it is done: the next submission gives all anew."""
         with self._entrance:
             self._bound.let_go()
+
+    def bind_by_element(self) -> None:
+        """Say that the plan's kernels read and write one element at a time: arrays are bound wherever these may lie."""
+        self._bound.by_element = True
+        if isinstance(self._recording, LaunchRecording):
+            self._recording.alignment = 1
 
     def close(self) -> None:
         """Wait for its work and give everything back; twice is harmless. Readbacks requested before stay readable."""
@@ -186,7 +191,7 @@ class Replay:
             self._wait(stream, write, reading)
             if staged is not None:
                 self._bound.home.upload(stream, *staged)
-            self._recording.submit(stream, self._bound.regions)
+            self._submit(stream)
         except BaseException as error:
             fence.issue((), error)
             if staged is not None:
@@ -202,6 +207,15 @@ class Replay:
                 self._note_issued(event, staged)
         fence.issue((event,))
         return self._make_tensors(fence, stream)
+
+    def _submit(self, stream: Stream) -> None:
+        """Put the commands on a stream, between the copies of arrays that start where kernels can't read or write."""
+        layout = self._bound.layout
+        for move in layout.before:
+            move.issue(stream, self._syncs)
+        self._recording.submit(stream, layout.regions)
+        for move in layout.behind:
+            move.issue(stream, self._syncs)
 
     def _upload(self, stream: Stream, staged: Staged | None, event: Event) -> None:
         """Bring what is staged to the device, ahead of any submission; ``event`` is done when it is there."""
@@ -219,7 +233,8 @@ class Replay:
         bound = self._bound
         if staged is not None:
             bound.home.give_back(staged[0], event)
-        held = [self._arena, bound.home, self._weights, *(region.memory for region in bound.regions.values())]
+        held = [self._arena, bound.home, self._weights, *(region.memory for region in bound.layout.regions.values())]
+        held += [region.memory for region in bound.layout.outputs.values()]
         self._backend.keeper.hold(event, *held, *[item.source for item in bound.borrowed])
 
     def _settle(self) -> None:
@@ -256,7 +271,7 @@ class Replay:
         lease = Lease(self._backend, self._bound.frame, self._turns)
         tensors = {}
         for name, spec in self._recorded.outputs.items():
-            region = self._bound.regions[self._recorded.output_buffers[name]]
+            region = self._bound.layout.outputs[name]
             place = Place(name, spec, Region(region.memory, region.offset, spec.nbytes))
             tensors[name] = Tensor(Content(name, self._backend, place, fence, lease, stream))
         return tensors
@@ -271,7 +286,7 @@ class Replay:
         if self._bound.missing:
             raise StateError(f"The stream is capturing, and {min(self._bound.missing)!r} was never given.")
         self._turns.advance()
-        self._recording.submit(stream, self._bound.regions)
+        self._submit(stream)
         fence = Fence()
         fence.issue((), StateError("The run was captured: its data is there once the graph that holds it has run."))
         return self._make_tensors(fence, stream)

@@ -6,6 +6,7 @@ import threading
 
 from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError
 from gpuexec.profiling.run_profile import RunProfile
+from gpuexec.resources.alignment import is_aligned
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.memory import Allocate
 from gpuexec.resources.syncs import SyncLog
@@ -132,6 +133,8 @@ class Frame:
         self._allocate = allocate or backend.device.allocate
         self._outputs: dict[str, Memory] = {}
         self._given: dict[str, Region] = {}
+        # Where outputs are written whose bytes of the user's start where kernels can't write.
+        self._aside: dict[str, Memory] = {}
         self._input: Memory | None = None
         self._dropped: list[Memory] = []
         self.is_shared = readers is not None
@@ -140,8 +143,8 @@ class Frame:
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        held = [*self._outputs.values(), *self._dropped, *([self._input] if self._input is not None else [])]
-        return sum(memory.nbytes for memory in held) + sum(region.nbytes for region in self._given.values())
+        held = sum(memory.nbytes for memory in (*self._blocks(), *self._dropped))
+        return held + sum(region.nbytes for region in self._given.values())
 
     def announce(self, use: Fence) -> int:
         """Return the number of a write to come; those of other engines that share the bytes wait for ``use``."""
@@ -183,6 +186,33 @@ class Frame:
             memory = self._outputs[name] = grown
         return Region(memory, 0, nbytes)
 
+    def writable(self, name: str, nbytes: int, alignment: int) -> Region:
+        """Return where a plan writes an output: its bytes, or, where the user's miss what kernels need, others beside.
+
+        Args:
+            name: The output's.
+            nbytes: How many it needs.
+            alignment: What they must start at a multiple of. What is written beside is copied to `output` behind the
+                run (`is_aside`).
+
+        Raises:
+            OutOfMemoryError: As `output`, or there is no room for the bytes beside.
+        """
+        region = self.output(name, nbytes)
+        if is_aligned(region, alignment):
+            return region
+        memory = self._aside.get(name)
+        if memory is None or memory.nbytes < nbytes:
+            grown = self._allocate(max(nbytes, 1))
+            if memory is not None:
+                self._dropped.append(memory)
+            memory = self._aside[name] = grown
+        return Region(memory, 0, nbytes)
+
+    def is_aside(self, name: str, region: Region) -> bool:
+        """Return whether bytes are those that an output is written to beside the user's."""
+        return self._aside.get(name) is region.memory
+
     def input(self, nbytes: int) -> Memory:
         """Return the block all inputs of the run are uploaded to."""
         if self._input is None or self._input.nbytes < nbytes:
@@ -213,17 +243,24 @@ class Frame:
     def give_back(self) -> None:
         """Let go of all blocks that are not the user's, as `release_dropped` does of outgrown ones."""
         self._outputs.clear()
+        self._aside.clear()
         self._input = None
         self.release_dropped()
 
     def free(self) -> None:
         """Free everything; the caller has waited."""
         self.release_dropped()
-        for memory in (*self._outputs.values(), *([self._input] if self._input is not None else [])):
+        for memory in self._blocks():
             memory.free()
         self._outputs.clear()
+        self._aside.clear()
         self._given.clear()
         self._input = None
+
+    def _blocks(self) -> list[Memory]:
+        """Return the blocks in use that are its own."""
+        held = [*self._outputs.values(), *self._aside.values()]
+        return held if self._input is None else [*held, self._input]
 
 
 class Lease:

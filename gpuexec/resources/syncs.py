@@ -1,9 +1,10 @@
-"""What the host waits for, reads and computes in the middle of runs: counted, named, and refused where it must not be.
+"""Log of what the host waits for, reads and computes in the middle of runs: counted, named, refused where forbidden.
 
     with gpuexec.no_implicit_sync():
         worker.schedule(x)          # raises where a run would wait for the device without having been asked to
 
-What a caller asks for by name (`wait`, `result`, `readback_and_clone`) is never counted.
+What a caller asks for by name (`wait`, `result`, `readback_and_clone`) is never counted. Copies on the device that only
+the address of an array makes necessary are counted too, though nobody waits for them and nothing refuses them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,20 @@ class CallRow:
     computed_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """An input or output of the caller's that is copied on the device, run by run, for where it starts.
+
+    ``why`` says by how many bytes its address misses a multiple of what kernels need; ``nbytes`` is what was copied in
+    all. An array that starts at such a multiple is used where it lies.
+    """
+
+    value: str
+    why: str
+    nbytes: int
+    times: int
+
+
 class SyncLog:
     """What a Worker's runs waited for. ``is_strict``: they may not read or compute on the host at all."""
 
@@ -82,6 +97,7 @@ class SyncLog:
         self._waits: deque[tuple[str, str]] = deque(maxlen=WAITS_KEPT)
         self._reads: dict[tuple[str, str, str], ReadRow] = {}
         self._calls: dict[tuple[str, str], CallRow] = {}
+        self._copies: dict[tuple[str, str], CopyRow] = {}
         self._lock = threading.Lock()
 
     @property
@@ -101,6 +117,12 @@ class SyncLog:
         """The nodes computed on the host so far."""
         with self._lock:
             return tuple(self._calls.values())
+
+    @property
+    def copies(self) -> tuple[CopyRow, ...]:
+        """The inputs and outputs copied so far for where they start."""
+        with self._lock:
+            return tuple(self._copies.values())
 
     def check(self, what: str, why: str, *, is_allowed: bool) -> None:
         """Check that the host may wait for something now.
@@ -137,3 +159,11 @@ class SyncLog:
             row = self._calls.get(key) or CallRow(*key, why, 0, 0.0)
             self._calls[key] = CallRow(*key, row.why, row.times + 1, row.computed_ms + computed_ms)
         note("host call", f"{node}: {row.why}", 0, computed_ms)
+
+    def note_copy(self, value: str, why: str, nbytes: int) -> None:
+        """Count a copy of an input or output for where it starts."""
+        key = (value, why)
+        with self._lock:
+            row = self._copies.get(key) or CopyRow(*key, 0, 0)
+            self._copies[key] = CopyRow(*key, row.nbytes + nbytes, row.times + 1)
+        note("device copy", f"{value}: {why}", nbytes)

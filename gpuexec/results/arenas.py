@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.command import BUFFER_ALIGNMENT
 from gpuexec.errors import ErrorCode, GpuexecError, InputError, OutOfMemoryError
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Lease
@@ -17,12 +18,10 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ALIGNMENT, ByteArray, Memory, Region, Stream
+from gpuexec.runtime.device import ByteArray, Memory, Region, Stream
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-# Pinned memory is only copied from: the widest element is enough.
-HOST_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def take_memory(
     what: str,
     *,
     is_host: bool,
-    alignment: int = ALIGNMENT,
+    alignment: int = BUFFER_ALIGNMENT,
     takes_all: bool = False,
 ) -> BorrowedMemory:
     """Take over memory of the user's for what a stream does from now on; it lives as long as what is returned.
@@ -58,11 +57,12 @@ def take_memory(
         nbytes: How many bytes are needed at least.
         what: What it is for, for messages.
         is_host: It has to lie on the host, pinned or not; otherwise on the backend's device.
-        alignment: What it must start at a multiple of on the device.
+        alignment: What the bytes taken start at a multiple of; those before that are left alone.
         takes_all: Take over what is beyond the bytes needed, too.
 
     Raises:
-        InputError: It is too small, lies elsewhere, starts at an odd address, or is read-only or not dense.
+        InputError: It is too small, if need be for what it misses at its start; lies elsewhere; is read-only or not
+            dense.
     """
     is_host = is_host or not backend.device.target.has_kernels
     try:
@@ -75,16 +75,16 @@ def take_memory(
         raise refusal
     if found.is_read_only:
         raise InputError(f"{what}: the {type(item).__name__} is read-only; give memory that can be written.")
-    if is_host and backend.device.target.has_kernels:
-        alignment = HOST_ALIGNMENT
-    if nbytes and found.address % alignment:
+    start = -found.address % alignment if nbytes else 0
+    if found.nbytes < start + nbytes:
         raise InputError(
             f"{what} must start at a multiple of {alignment} bytes; {found.address:#x} is {found.address % alignment}"
-            " past one. MethodMeta.allocate() gives aligned memory."
+            f" past one, and {nbytes} bytes from the next one on need {start + nbytes}, got {found.nbytes}."
+            " MethodMeta.allocate() gives aligned memory."
         )
-    taken = found.nbytes if takes_all else nbytes
-    array = None if found.array is None else found.array[:taken]
-    return BorrowedMemory(found.address, taken, found.owner, array)
+    end = found.nbytes if takes_all else start + nbytes
+    array = None if found.array is None else found.array[start:end]
+    return BorrowedMemory(found.address + start, end - start, found.owner, array)
 
 
 def is_on_host(item: Any) -> bool:

@@ -61,7 +61,7 @@ def import_cuda(item: Any, backend: Backend) -> tuple[TensorSpec, Region, Fence]
     interface = item.__cuda_array_interface__
     spec = TensorSpec(tuple(interface["shape"]), np.dtype(interface["typestr"]))
     if interface.get("strides") is not None:
-        _check_dense(spec, tuple(stride // spec.dtype.itemsize for stride in interface["strides"]))
+        _check_dense(spec, tuple(interface["strides"]), spec.dtype.itemsize, "bytes")
     if interface.get("stream") == 0:
         raise InputError(
             "its __cuda_array_interface__ names stream 0; the default stream is 1, or 2 for that of the thread"
@@ -119,7 +119,7 @@ def _borrow(address: int, spec: TensorSpec, owner: object) -> Region:
     return Region(BorrowedMemory(address, spec.nbytes, owner), 0, spec.nbytes)
 
 
-def _check_dense(spec: TensorSpec, strides: tuple[int, ...]) -> None:
-    dense = dlpack.dense_strides(spec.shape)
+def _check_dense(spec: TensorSpec, strides: tuple[int, ...], unit: int = 1, units: str = "elements") -> None:
+    dense = [stride * unit for stride in dlpack.dense_strides(spec.shape)]
     if spec.size and any(have != want for have, want, extent in zip(strides, dense, spec.shape) if extent > 1):
-        raise InputError(f"a device array must be dense, got strides {strides} of elements; make it contiguous")
+        raise InputError(f"a device array must be dense, got strides {strides} of {units}; make it contiguous")

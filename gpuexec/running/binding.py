@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError
 from gpuexec.graphs import Value
+from gpuexec.resources.alignment import find_alignment, is_aligned
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.readback import ReadbackRequest
@@ -19,6 +20,7 @@ from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import ByteArray, Memory, Region, Stream, align, begin_host_write
 from gpuexec.spec import is_host_object
+from gpuexec.target import Target
 
 Array = np.ndarray[Any, Any]
 
@@ -171,7 +173,7 @@ def bind_device(bound: Bound, value: Value, item: DeviceArray) -> Held:
     if item.readers is not None and item.readers is not bound.frame.readers:
         item.readers.add(bound.reading)
     held = bound.env[value] = Held(item.spec)
-    bound.borrowed.append((held, item.place))
+    bound.borrowed.append((value.name, held, item.place))
     if item.place.is_known:
         bound.locate(held, item.place)
     return held
@@ -183,6 +185,16 @@ def bind_object(bound: Bound, value: Value, item: HostArray) -> None:
     if item.request is not None:
         bound.requests.append(item.request)
         bound.objects.append((held, item.request))
+
+
+def count_copied_bytes(target: Target, given: Mapping[str, GivenInput]) -> int:
+    """Return how many bytes inputs take that are copied on the device for where they start, as far as that is known."""
+    placed = [item.place for item in given.values() if isinstance(item, DeviceArray) and item.place.is_known]
+    return sum(
+        align(place.spec.nbytes)
+        for place in placed
+        if not place.is_object and not is_aligned(place.region, find_alignment(target, place.spec.dtype))
+    )
 
 
 def count_host_bytes(given: Mapping[str, GivenInput]) -> int:

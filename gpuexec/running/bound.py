@@ -18,7 +18,7 @@ from gpuexec.running.held import Held
 from gpuexec.running.part import Stage
 from gpuexec.running.plan_cache import Choice
 from gpuexec.running.run import Run, Turn
-from gpuexec.runtime.device import Device, Event, Stream
+from gpuexec.runtime.device import Device, Event, Region, Stream
 from gpuexec.spec import is_host_object
 
 
@@ -38,7 +38,8 @@ class Bound:
         reading: Issued when the run is; who made the inputs waits for it before writing them again.
         finish: Called with the event that stands for the end of the run.
         keep: What must live until then.
-        borrowed: Inputs that lie on the device, and their places.
+        borrowed: Inputs that lie on the device, by name, and their places.
+        room: Gives inputs that can't be read where they start aligned bytes, by name and number; None: the pool does.
         objects: Strings and containers that another run makes, and their readbacks.
         carry: Brings what the memories hold to where the run wants it, on the run's stream.
         commit: Says where the run, which is wholly on its stream, leaves the memories.
@@ -62,7 +63,8 @@ class Bound:
     begin: list[Callable[[Event], None]] = field(default_factory=list)
     finish: list[Callable[[Event], None]] = field(default_factory=list)
     keep: list[object] = field(default_factory=list)
-    borrowed: list[tuple[Held, Place]] = field(default_factory=list)
+    borrowed: list[tuple[str, Held, Place]] = field(default_factory=list)
+    room: Callable[[str, int], Region] | None = None
     objects: list[tuple[Held, ReadbackRequest]] = field(default_factory=list)
     carry: Callable[[], None] | None = None
     commit: Callable[[], None] | None = None
@@ -81,7 +83,7 @@ class Bound:
 
     def list_uploaded(self) -> list[Held]:
         """Return the inputs that are brought from the host to the device."""
-        borrowed = {id(held) for held, _ in self.borrowed}
+        borrowed = {id(held) for _, held, _ in self.borrowed}
         return [h for h in self.env.values() if id(h) not in borrowed and not is_host_object(h.spec.dtype)]
 
     def note_begun(self, device: Device, stream: Stream) -> None:

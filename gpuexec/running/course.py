@@ -12,6 +12,8 @@ from functools import partial
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.plan import Role
 from gpuexec.planner.cut import Cut, HostRead
+from gpuexec.resources.alignment import Move, find_alignment, is_aligned
+from gpuexec.resources.pool import Lent
 from gpuexec.running.bound import Bound
 from gpuexec.running.comparing import Comparison
 from gpuexec.running.crossing import Crossing
@@ -64,8 +66,9 @@ class Course:
                 for each in fence.events:
                     self._stream.wait(each)
             # Where an input lies is certain once the run that makes it is on its stream.
-            for held, place in bound.borrowed:
+            for name, held, place in bound.borrowed:
                 bound.locate(held, place)
+                self._align_input(name, held)
             if self._profile is not None:
                 self._profile.begin()
             if bound.upload is not None:
@@ -81,6 +84,8 @@ class Course:
             if self._pacer is not None:
                 bound.note_begun(self._device, self._stream)
         yield from self._follow(bound.stage, bound.choice, bound.env, is_main=True)
+        with self._road.lock:
+            self._copy_outputs()
         yield from self._end_step(0)
 
     def _follow_part(self, part: Part, env: Env) -> Iterator[Turn]:
@@ -122,6 +127,43 @@ class Course:
         needed = {*part.graph.inputs, *self._outputs}
         for value in [value for value in env if value not in needed]:
             del env[value]
+
+    # ---- memory of the caller's that starts where kernels can't read or write
+
+    def _align_input(self, name: str, held: Held) -> None:
+        """Copy an input on the stream to where it can be read, if it can't be where it lies."""
+        region, alignment = held.region, find_alignment(self._device.target, held.spec.dtype)
+        assert region is not None
+        if is_aligned(region, alignment):
+            return
+        if self._bound.room is not None:
+            held.region = self._bound.room(name, region.nbytes)
+            self._bound.keep.append(held.region.memory)
+        else:
+            lent = held.owner = self._lend(region.nbytes)
+            held.region = lent.region
+        Move.of_input(name, region, held.region, alignment).issue(self._stream, self._road.syncs)
+
+    def _copy_outputs(self) -> None:
+        """Copy outputs on the stream from where the plans wrote them to the caller's bytes, where those are others."""
+        frame, env = self._bound.frame, self._bound.env
+        for value in self._framed:
+            held = env[value]
+            if held.region is None or not frame.is_aside(value.name, held.region):
+                continue
+            region = frame.output(value.name, held.spec.nbytes)
+            alignment = find_alignment(self._device.target, held.spec.dtype)
+            move = Move.of_output(value.name, held.region, region, alignment, held.spec.nbytes)
+            move.issue(self._stream, self._road.syncs)
+            env[value] = Held(held.spec, region, held.array, is_computed=held.is_computed)
+
+    def _lend(self, nbytes: int) -> Lent:
+        """Return a block of the pool, for which what nobody needs is given back where there is no room."""
+        try:
+            return self._road.pool.lend(nbytes)
+        except OutOfMemoryError:
+            self._trim()
+            return self._road.pool.lend(nbytes)
 
     # ---- a plan
 
@@ -180,7 +222,10 @@ class Course:
                 continue
             nbytes = plan.buffers[port.buffer].nbytes
             if is_main and value in self._framed:
-                owner, region = None, self._bound.frame.output(value.name, nbytes)
+                owner, region = (
+                    None,
+                    self._bound.frame.writable(value.name, nbytes, find_alignment(self._device.target, spec.dtype)),
+                )
             else:
                 owner = self._road.pool.lend(nbytes)
                 region = owner.region
@@ -198,6 +243,14 @@ class Course:
         Raises:
             OutOfMemoryError: The device has no room all the same; tells what the plan needs.
         """
+        self._trim()
+        try:
+            return self._place(stage, choice, env, is_main=is_main)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(f"{error} {describe_needs(choice, self._site.weights)}") from error
+
+    def _trim(self) -> None:
+        """Give back what nobody needs, once the work on the stream is done."""
         self._road.syncs.note_wait(f"run {self._bound.run.number}", "the device was out of memory")
         self._stream.synchronize()
         self._road.pool.trim()
@@ -205,10 +258,6 @@ class Course:
             self._site.arena.release_retired()
         else:
             self._site.arena.give_back()
-        try:
-            return self._place(stage, choice, env, is_main=is_main)
-        except OutOfMemoryError as error:
-            raise OutOfMemoryError(f"{error} {describe_needs(choice, self._site.weights)}") from error
 
     def _issue_layers(
         self,

@@ -22,7 +22,7 @@ from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
 
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
-# What memory, and each region in it, starts at a multiple of, in bytes: any kernel may read there in wide words.
+# What memory of ours, and each region in it, starts at a multiple of, in bytes. Kernels need less: BUFFER_ALIGNMENT.
 ALIGNMENT = 256
 
 

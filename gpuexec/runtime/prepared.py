@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.command import BUFFER_ALIGNMENT, Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Device, Function, Region, Stream
@@ -165,12 +165,17 @@ class PreparedSegment:
 
     Attributes:
         commands: In plan order.
+        alignment: What every address bound must be a multiple of. A wide access elsewhere ends a GPU's context, and a
+            simulator's CPU would let it pass.
     """
 
     def __init__(
         self, device: Device, commands: Sequence[Command], memory: Mapping[int, Region], origins: Sequence[str] = ()
     ) -> None:
         self._device, self._memory = device, memory
+        self.alignment = BUFFER_ALIGNMENT
+        for buffer, region in memory.items():
+            self._check_alignment(buffer, region)
         self._origins = tuple(origins) or ("",) * len(commands)
         self._current: list[Command] = list(commands)
         # By buffer: (words, index of the word, byte offset, position of the command).
@@ -208,12 +213,20 @@ class PreparedSegment:
             address = bindings[buffer].address
             if bound.get(buffer) == address:
                 continue
+            self._check_alignment(buffer, bindings[buffer])
             bound[buffer] = address
             for words, word, offset, _ in places:
                 words[word] = address + offset
             positions = self._positions[buffer]
             touched = touched | positions if touched else positions
         return touched
+
+    def _check_alignment(self, buffer: int, region: Region) -> None:
+        if region.nbytes and region.address % self.alignment:
+            raise PlanError(
+                f"Buffer %{buffer} is bound at {region.address:#x}, which is no multiple of {self.alignment} bytes:"
+                " kernels can't read or write there in wide words. Copy it to aligned memory first."
+            )
 
     def _gather(self) -> None:
         """Note which commands each bound buffer is used by."""

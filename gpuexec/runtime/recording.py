@@ -36,6 +36,15 @@ class LaunchRecording:
         self._calling: Callable[[str], AbstractContextManager[object]] = getattr(device, "calling", nullcontext)
 
     @property
+    def alignment(self) -> int:
+        """What addresses that are bound must be multiples of; `BUFFER_ALIGNMENT` but where kernels need less."""
+        return self._segment.alignment
+
+    @alignment.setter
+    def alignment(self, nbytes: int) -> None:
+        self._segment.alignment = nbytes
+
+    @property
     def has_graph(self) -> bool:
         """Whether there is a graph now."""
         return self._graph is not None and self._graph.is_made

@@ -92,6 +92,20 @@ def test_larger_blocks_will_do_and_none_where_nothing_is_needed() -> None:
         np.testing.assert_array_equal(run(method, 3), expect_two_layers(3))
 
 
+@pytest.mark.parametrize("shift", [1, 4, 15, 16, 255])
+@pytest.mark.parametrize("backend", [CPU, SIMULATOR])
+def test_blocks_with_room_for_it_may_start_anywhere(backend: gx.BackendType, shift: int) -> None:
+    program = build(backend)
+    meta, own = program.method_meta("forward"), gx.DeviceAllocator(backend)
+    buffers = meta.allocate()
+    for index in range(3):
+        nbytes = meta.memory_planned_buffer_size(index) + 15
+        whole = own.allocate(nbytes + shift)
+        buffers[index] = aligned(nbytes, shift) if backend is CPU else CudaArray(whole, nbytes, offset=shift)
+    with program.load_method("forward", manage(*buffers)) as method:
+        np.testing.assert_array_equal(run(method), expect_two_layers(8))
+
+
 def test_memory_lives_as_long_as_the_method() -> None:
     program = build()
     method = program.load_method("forward", manage(*program.method_meta("forward").allocate()))
@@ -107,7 +121,11 @@ def test_memory_lives_as_long_as_the_method() -> None:
 @pytest.mark.parametrize(
     ("index", "block", "message"),
     [
-        (0, aligned(1 << 16, 16), "must start at a multiple of 256 bytes; .* is 16 past one"),
+        (
+            2,
+            aligned(64, 4),
+            "must start at a multiple of 16 bytes; .* is 4 past one, and 64 bytes from .* need 76, got 64",
+        ),
         (1, np.zeros((64, 64), np.uint8).T[::2], "not contiguous: strides"),
         (2, bytes(1 << 16), "is read-only|must start"),
         (2, aligned(63), r"Planned buffer 2 \(outputs\) of method 'forward' needs 64 bytes, got 63"),
@@ -132,7 +150,7 @@ def test_bad_block_is_refused_on_a_device() -> None:
     for block, message in (
         (aligned(1000), "it lies on the host, expected on simulator"),
         (other, "it lies on cpu, expected on simulator"),
-        (CudaArray(own.allocate(1000), 900, offset=16), "is 16 past one"),
+        (CudaArray(own.allocate(1000), meta.memory_planned_buffer_size(0), offset=4), "is 4 past one"),
         (CudaArray(own.allocate(1000), 1000, is_read_only=True), "read-only"),
     ):
         buffers = meta.allocate()
