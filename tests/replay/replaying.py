@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
 from gpuexec.runtime.tracer import TracerDevice
@@ -39,6 +40,17 @@ class Buffer:
         array = np.zeros(self.shape, self.dtype)
         stream.copy_to_host(array.reshape(-1).view(np.uint8), self.memory.address)
         return array
+
+
+class ShiftedBuffer(Buffer):
+    """Such memory that starts some elements past an aligned address, as ``base[1:]`` of torch or CuPy does."""
+
+    def __init__(self, backend: Backend, spec: TensorSpec, shift: int) -> None:
+        super().__init__(backend, TensorSpec((shift * spec.dtype.itemsize + spec.nbytes,), np.dtype(np.uint8)))
+        self.whole, start = self.memory, shift * spec.dtype.itemsize
+        array = None if self.whole.array is None else self.whole.array[start:]
+        self.memory = BorrowedMemory(self.whole.address + start, spec.nbytes, self.whole, array)
+        self.spec, self.shape, self.dtype = spec, spec.shape, spec.dtype
 
 
 class StreamBuffer(Buffer):
