@@ -19,7 +19,7 @@ class Allocator(Protocol):
     """What gives memory: anything with this method."""
 
     def allocate(self, nbytes: int) -> object:
-        """Return at least so many bytes on the Method's device, aligned to 256.
+        """Return at least so many bytes on the Method's device, from a multiple of 16 on.
 
         A Tensor, or anything with DLPack, ``__cuda_array_interface__`` or the buffer protocol. It is held as long as it
         is used; None, or a MemoryError, says that there is no room.

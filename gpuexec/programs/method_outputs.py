@@ -17,7 +17,8 @@ def take_output(
 ) -> Region:
     """Take over memory for an output of at most so many bytes, for what a stream does from now on.
 
-    An array of one axis of bytes, as allocators give, serves any dtype. It may start at any address.
+    An array of one axis of bytes, as allocators give, serves any dtype. It may start at any address. Of an output
+    without an upper bound all of it is taken, and held against what each run gives.
 
     Raises:
         InputError: It is of another dtype, too small, lies elsewhere, or can't be used.
@@ -33,7 +34,7 @@ def take_output(
             f" of the device, or copy after the run: get_output({port.name!r}).download_to_array(array).",
             value=port.name,
         )
-    memory = take_memory(array, backend, stream, nbytes, what, is_host=False, alignment=1)
+    memory = take_memory(array, backend, stream, nbytes, what, is_host=False, alignment=1, takes_all=not nbytes)
     return Region(memory, 0, memory.nbytes)
 
 

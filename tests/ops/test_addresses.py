@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import NeedsHostValue
-from gpuexec.operator import Operator, decomposition_for, find_operator
+from gpuexec.operator import decomposition_for, find_operator
 from gpuexec.spec import TensorSpec
 from tests.ops.agreement import compute, find_known, is_held
 from tests.ops.calls import Call
 from tests.ops.every_call import list_calls
 from tests.ops.harness import Case, run_on
-from tests.ops.odd import ORDINARY, Inputs, fill
+from tests.ops.odd import ORDINARY, fill
 from tests.ops.shifted import run_shifted
 from tests.ops.test_every_operator import NAMES, list_kept
 from tests.ops.tolerance import to_bits
