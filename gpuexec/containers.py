@@ -111,7 +111,7 @@ def pack(given: Any, declared: DeclaredSpec) -> Array:
 
     A sequence comes as a list or tuple, an optional as None or what it holds, a map as a mapping; arrays that stand for
     containers already are taken as they are. Numbers are brought to the declared type where that loses nothing but
-    precision.
+    precision; one that is no array stands for a tensor of one element, whatever its declared rank.
 
     Raises:
         InputError: It is something else.
@@ -207,6 +207,8 @@ def _pack_tensor(given: Any, declared: DeclaredSpec) -> Array:
         raise InputError(f"expected {declared}, got a {type(given).__name__} that is no array: {error}") from None
     check_no_objects(given, array, declared)
     array = array.copy() if isinstance(given, np.ndarray) else convert_numbers(array, declared.dtype)
+    if array.ndim == 0 and not isinstance(given, np.ndarray) and _has_room_for_one(declared):
+        array = array.reshape((1,) * len(declared.dims or ()))
     spec = TensorSpec(array.shape, array.dtype)
     if array.dtype != declared.dtype:
         raise InputError(f"expected {declared}, got {spec}.")
@@ -216,6 +218,11 @@ def _pack_tensor(given: Any, declared: DeclaredSpec) -> Array:
     ):
         raise InputError(f"expected {declared}, got {spec}.")
     return array
+
+
+def _has_room_for_one(declared: DeclaredSpec) -> bool:
+    """Return whether a tensor of one element fits what is declared."""
+    return all(dim == 1 or not isinstance(dim, int) for dim in declared.dims or ())
 
 
 def _pack_key(key: Any, dtype: np.dtype[Any] | None) -> Any:

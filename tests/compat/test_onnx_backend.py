@@ -160,7 +160,7 @@ NODES: list[tuple[str, onnx.NodeProto, Any, dict[str, Any], Any]] = [
         helper.make_node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["b", "a"]),
         [{"a": 1.5}],
         {},
-        [np.array([0, 1.5])],
+        [np.array([[0, 1.5]])],
     ),
     (
         "map of integers",

@@ -10,20 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, Fail, InvalidArgument, make_error
+from gpuexec.compat.onnxruntime.feeds import take_input
 from gpuexec.compat.onnxruntime.loading import promote
 from gpuexec.compat.onnxruntime.options import RunOptions
 from gpuexec.compat.onnxruntime.pool import WorkerPool
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider
-from gpuexec.compat.onnxruntime.values import unwrap
 from gpuexec.errors import CancelledError, GpuexecError
 from gpuexec.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.running.run import Run
-from gpuexec.spec import DeclaredSpec, is_host_object
 from gpuexec.state.seeds import draw_seed
 from gpuexec.worker import Worker
 
@@ -115,7 +112,7 @@ class Runner:
             raise make_error(ArgumentTypeError, f"Expected RunOptions, got {type(options).__name__}.")
         options = RunOptions() if options is None else options
         given = self.check_feed(feed)
-        inputs = {name: _take(item, self._specs.get(name), name) for name, item in feed.items()}
+        inputs = {name: take_input(item, self._specs.get(name), name) for name, item in feed.items()}
         if options.terminate:
             raise make_error(Fail, "The run was not begun: RunOptions.terminate is set.")
         with self._find_pool(given).lending() as worker:
@@ -161,15 +158,3 @@ class Runner:
     def _check_open(self) -> None:
         if self._is_closed:
             raise make_error(Fail, "The session is closed.")
-
-
-def _take(item: Any, spec: DeclaredSpec | None, name: str) -> object:
-    """Return an input as a Worker takes it; lists become arrays of the input's dtype where that loses nothing."""
-    if isinstance(item, np.generic):
-        return np.asarray(item)
-    if isinstance(item, list | tuple) and spec is not None and not is_host_object(spec.dtype):
-        try:
-            return np.asarray(item).astype(spec.dtype, casting="same_kind")
-        except (TypeError, ValueError) as error:
-            raise make_error(InvalidArgument, f"Input {name!r} expects {spec}, got a list: {error}") from error
-    return unwrap(item)

@@ -110,9 +110,11 @@ class CastMap(Operator):
 @operator("DictVectorizer", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class DictVectorizer(Operator):
-    """What a map holds, in the order of a vocabulary of its keys; 0 or an empty string where there is no key.
+    """A row ``[1, words]`` of what a map holds, in the order of a vocabulary; 0 or "" where the map lacks a word.
 
-    The result has the type of what is held or, as declared, could be; where nobody knows, float.
+    Keys that are no words are left out, as scikit-learn and ONNX Runtime leave them out. The shape is that of ONNX
+    Runtime, which converters declare; ONNX itself says "a 1-D tensor". The type is that of what is held or could be, as
+    declared; where nobody knows, float.
     """
 
     int64_vocabulary: tuple[int, ...] | None = None
@@ -130,24 +132,20 @@ class DictVectorizer(Operator):
             )
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Return the length of the vocabulary; the map must be known, which tells the type."""
+        """Return a row of the vocabulary's length; the map must be known, which tells the type."""
         _check_map(self.name, x)
-        return (TensorSpec((len(self._words),), find_held(require_const(x, "X", 0)) or FLOAT),)
+        return (TensorSpec((1, len(self._words)), find_held(require_const(x, "X", 0)) or FLOAT),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Look up.
 
         Raises:
-            InputError: A key is not in the vocabulary.
+            InputError: There is more than one element by a word.
         """
-        items, known = read_map(x), set(self._words)
-        unknown = [key for key in items if key not in known]
-        if unknown:
-            raise InputError(f"{self.name} expects keys of its vocabulary, got {unknown[0]!r}.")
-        dtype = find_held(x) or FLOAT
+        items, dtype = read_map(x), find_held(x) or FLOAT
         blank = "" if dtype == STRING else 0
         found = [_take_element(self.name, word, items[word], dtype) if word in items else blank for word in self._words]
-        return (np.array(found, dtype),)
+        return (np.array([found], dtype),)
 
     @property
     def _words(self) -> tuple[Any, ...]:

@@ -38,7 +38,17 @@ def test_answers_are_those_of_the_original(provider: str, change: dict[str, Any]
 
 @BOTH
 @pytest.mark.parametrize(
-    ("name", "item"), [("w", np.ones(2)), ("s", ONE), ("s", [np.ones(2, np.int64)]), ("w", [b"\xff"])], ids=str
+    ("name", "item"),
+    [
+        ("w", np.ones(2)),
+        ("s", ONE),
+        ("s", [np.ones(2, np.int64)]),
+        ("w", np.array([b"\xff"])),
+        ("w", np.array([b"\xff"], np.void)),
+        ("w", [["a"], "b"]),
+        ("w", np.zeros(2, [("a", np.int32)])),
+    ],
+    ids=str,
 )
 def test_inputs_of_another_kind_are_invalid(provider: str, name: str, item: Any) -> None:
     session = ort.InferenceSession(BYTES, providers=[provider])

@@ -69,17 +69,22 @@ CASES: dict[str, tuple[str, dict[str, Any], TypeProto, TypeProto, Any, Any]] = {
     "sparse_text": ("CastMap", {"map_form": "SPARSE", "max_map": 3, "cast_to": "TO_STRING"}, map_of(INT, TEXT),
                     tensor(TEXT), WORDS, np.array([["-3", "", "1e2"]], object)),
     "vocabulary": ("DictVectorizer", {"string_vocabulary": ["a", "c", "b", "z"]}, map_of(TEXT, INT), tensor(INT),
-                   {"a": np.int64(4), "c": np.int64(8)}, np.array([4, 8, 0, 0])),
+                   {"a": np.int64(4), "c": np.int64(8)}, np.array([[4, 8, 0, 0]])),
+    "vocabulary_and_others": ("DictVectorizer", {"string_vocabulary": ["a", "c"]}, map_of(TEXT, FLOAT), tensor(FLOAT),
+                              {"q": 1, "c": 8.5, "": 2}, f32(0, 8.5)[None]),
+    "vocabulary_of_one": ("DictVectorizer", {"string_vocabulary": ["a", "c"]},
+                          helper.make_map_type_proto(TEXT, helper.make_tensor_type_proto(FLOAT, [1])), tensor(FLOAT),
+                          {"a": 1, "c": np.float32(8.5)}, f32(1, 8.5)[None]),
     "vocabulary_integers": ("DictVectorizer", {"int64_vocabulary": [5, -2]}, map_of(INT, DOUBLE), tensor(DOUBLE),
-                            {-2: np.float64(0.1)}, np.array([0, 0.1])),
+                            {-2: np.float64(0.1)}, np.array([[0, 0.1]])),
     "vocabulary_texts": ("DictVectorizer", {"int64_vocabulary": [5, -2]}, map_of(INT, TEXT), tensor(TEXT),
-                         {5: "five"}, np.array(["five", ""], object)),
+                         {5: "five"}, np.array([["five", ""]], object)),
     "vocabulary_of_no_doubles": ("DictVectorizer", {"int64_vocabulary": [5, -2]}, map_of(INT, DOUBLE), tensor(DOUBLE),
-                                 {}, np.zeros(2)),
+                                 {}, np.zeros((1, 2))),
     "vocabulary_of_no_texts": ("DictVectorizer", {"int64_vocabulary": [5]}, map_of(INT, TEXT), tensor(TEXT), {},
-                               np.array([""], object)),
+                               np.array([[""]], object)),
     "vocabulary_nothing": ("DictVectorizer", {"string_vocabulary": ["a"]}, map_of(TEXT, FLOAT), tensor(FLOAT), {},
-                           f32(0)),
+                           f32(0)[None]),
     "zip_words": ("ZipMap", {"classlabels_strings": ["no", "ü"]}, tensor(FLOAT),
                   helper.make_sequence_type_proto(map_of(TEXT, FLOAT)), PROBABILITIES[:1],
                   [{"no": np.float32(0.25), "ü": np.float32(0.5)}]),
@@ -101,7 +106,11 @@ def test_maps_go_in_and_come_out_on_every_backend(id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "id", ["numbers_of_words", "words_of_numbers", "dense", "dense_integers", "zip_words", "zip_integers"]
+    "id",
+    [
+        *("numbers_of_words", "words_of_numbers", "dense", "dense_integers", "zip_words", "zip_integers"),
+        *("vocabulary_and_others", "vocabulary_of_one"),
+    ],
 )
 def test_onnxruntime_gives_the_same(id: str) -> None:
     import onnxruntime
@@ -129,7 +138,7 @@ def test_onnxruntime_gives_the_same(id: str) -> None:
         ("sparse", {}, {-1: "1"}, r"keys from 0 to 3 \(max_map\), got -1"),
         ("dense", {}, {1: np.ones(2, np.float32)}, r"one element by each key, got float32\[2\] by 1"),
         ("dense_words", {}, {1: "x"}, "to make float32 of it, got 'x'"),
-        ("vocabulary", {}, {"q": np.int64(1)}, "keys of its vocabulary, got 'q'"),
+        ("vocabulary", {}, {"a": np.array([1, 2])}, r"one element by each key, got int64\[2\] by 'a'"),
     ],
     ids=str,
 )
