@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpuexec.errors import InputError
 from gpuexec.graphs import walk
 from gpuexec.importer.load import load_graph
+from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.read import Source
 from gpuexec.mapped import drop_pages_of
 from gpuexec.memories import make_memory
@@ -28,6 +29,7 @@ def load(
     disabled_passes: Iterable[str] = (),
     memories: str | None = None,
     progress: Tell | None = None,
+    external: ExternalData | None = None,
 ) -> Model:
     """Load an ONNX model.
 
@@ -42,17 +44,19 @@ def load(
             them: each is given an input and an output for its state, listed in `Model.memories`.
         progress: Called with a `Progress` for each large weight that is read from the model's own file. Weights in
             files beside it are not read now, but mapped.
+        external: Content in place of files beside the model: files by the location that it names, so that a model of
+            bytes has them too, or initializers by name.
 
     Raises:
         ModelError: The file is broken, or the graph is.
         UnsupportedError: Operators or forms that are not supported; lists all of them with their nodes.
-        InputError: A dimension, output or pass of that name does not exist, or ``memories`` or ``progress`` is
-            something else.
+        InputError: A dimension, output or pass of that name does not exist, content given fits no initializer, or
+            ``memories`` or ``progress`` is something else.
     """
     if memories not in (None, "implicit"):
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
     check_tell(progress)
-    info = load_graph(source, outputs=outputs, progress=progress)
+    info = load_graph(source, outputs=outputs, progress=progress, external=external)
     declared = check_declared(info.graph, dims or {})
     disabled = frozenset(disabled_passes)
     graph = run_passes(info.graph, AT_LOAD, disabled)

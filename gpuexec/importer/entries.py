@@ -10,7 +10,7 @@ from gpuexec.errors import ModelError
 from gpuexec.graphs import Value
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.sparse import to_dense
-from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, to_array
+from gpuexec.importer.tensors import Array, UnsupportedFormError, declared_spec, take_given, to_array
 from gpuexec.spec import DeclaredSpec
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def read_constants(graph: onnx.GraphProto, reader: NodeReader, problems: Problem
                 raise ModelError(f"Initializer {index} of the graph has no name: %{tensor.name}.")
             value = reader.add(Value(tensor.name, reader.declared_spec(tensor.name)), "initializer")
             try:
-                reader.constants[value] = to_array(tensor, reader.origin, f"Initializer %{tensor.name}")
+                reader.constants[value] = _read_constant(tensor, reader)
             except UnsupportedFormError as error:
                 problems.add(str(error), f"initializer %{reader.path}{tensor.name}")
     for sparse in graph.sparse_initializer:
@@ -36,6 +36,13 @@ def read_constants(graph: onnx.GraphProto, reader: NodeReader, problems: Problem
                 reader.constants[value] = to_dense(sparse, reader.origin, f"Initializer %{name}")
             except UnsupportedFormError as error:
                 problems.add(str(error), f"initializer %{reader.path}{name}")
+
+
+def _read_constant(tensor: onnx.TensorProto, reader: NodeReader) -> Array:
+    """Return the content of an initializer, or what is given in its place."""
+    given = None if reader.is_body else reader.origin.external.tensors.get(tensor.name)
+    what = f"Initializer %{tensor.name}"
+    return to_array(tensor, reader.origin, what) if given is None else take_given(tensor, given, reader.origin, what)
 
 
 def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> tuple[Value, ...]:

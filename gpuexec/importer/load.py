@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 import gpuexec.ops  # noqa: F401  the registry is complete once it is imported
-from gpuexec.errors import ModelError
+from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Graph, Value, check
 from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
@@ -22,6 +22,7 @@ from gpuexec.importer.gradients import bind_gradients
 from gpuexec.importer.header import ModelHeader, read_header
 from gpuexec.importer.nodes import NodeReader
 from gpuexec.importer.order import sort_nodes, walk_nodes
+from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.outputs import choose_outputs
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, open_model
@@ -66,6 +67,7 @@ def load_graph(
     name: str | None = None,
     outputs: Sequence[str] | None = None,
     progress: Tell | None = None,
+    external: ExternalData | None = None,
 ) -> ImportedModel:
     """Read an ONNX model as a graph of operators in their newest form.
 
@@ -74,13 +76,17 @@ def load_graph(
         name: What to call the graph; by default what the file calls it, or the file's own name.
         outputs: Names of the values that shall be the outputs; None: those that the file declares.
         progress: Told of large weights that are read from the model's own file; those in files beside it are mapped.
+        external: Content in place of files beside the model.
 
     Raises:
-        InputError: The source is none of these, or there is no such output.
+        InputError: The source is none of these, there is no such output, or content given fits no initializer.
         ModelError: The model can't be read or contradicts itself; all contradictions are listed.
         UnsupportedError: It asks for operators, attributes or types that are not supported; all of them are listed.
     """
-    model, origin, where = open_model(source, progress)
+    model, origin, where = open_model(source, progress, external)
+    unknown = sorted(set(origin.external.tensors) - {tensor.name for tensor in model.graph.initializer})
+    if unknown:
+        raise InputError(f"{where} has no initializer {unknown[0]!r} to give content for.", value=unknown[0])
     model = bind_gradients(model)
     if outputs is not None:
         model = choose_outputs(model, outputs)

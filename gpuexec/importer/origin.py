@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,19 @@ ReadInto = Callable[[int, memoryview], None]
 MAPPED_NBYTES = 1 << 12
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalData:
+    """Content that a caller gives in place of files beside a model.
+
+    Args:
+        files: Whole files by the location that the model names; no others are read then. None: those of its folder.
+        tensors: Initializers by name, whose files need not be there.
+    """
+
+    files: Mapping[str, memoryview] | None = None
+    tensors: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
 class Origin:
     """What a model was read from, beside its message.
 
@@ -27,6 +42,7 @@ class Origin:
         pieces: What was stripped from the message: (offset, bytes) by location.
         read_into: Reads such content.
         tell: Told of every piece that was read.
+        external: What is given in place of files.
     """
 
     def __init__(
@@ -35,8 +51,10 @@ class Origin:
         pieces: Mapping[str, tuple[int, int]] | None = None,
         read_into: ReadInto | None = None,
         tell: Tell | None = None,
+        external: ExternalData | None = None,
     ) -> None:
         self.folder = folder
+        self.external = ExternalData() if external is None else external
         self._pieces, self._read_into, self._tell = dict(pieces or {}), read_into, tell
         self._total = sum(nbytes for _, nbytes in self._pieces.values())
         self._done = 0
@@ -59,13 +77,23 @@ class Origin:
             self._tell(Progress("read", name, min(self._done, self._total), self._total))
         return array.data
 
+    @property
+    def has_files(self) -> bool:
+        """Whether there are files beside the model, on disk or given."""
+        return self.folder is not None or self.external.files is not None
+
     def map_external(self, location: str) -> memoryview:
-        """Return the bytes of a file beside the model, mapped.
+        """Return the bytes of a file beside the model, mapped or as they were given.
 
         Raises:
-            AccessError: It is no regular file in the folder, by its own name.
+            AccessError: It is not among those given, or no regular file in the folder, by its own name.
             OSError: It can't be opened or mapped.
         """
+        files = self.external.files
+        if files is not None and location not in files:
+            raise AccessError(f"it is not among the files given: {', '.join(map(repr, files)) or 'none'}.")
+        if files is not None:
+            return files[location]
         if location not in self._maps:
             self._maps[location] = map_file(self._open_external(location), repr(location))
         return self._maps[location]

@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.importer.origin import Origin
+from gpuexec.importer.origin import ExternalData, Origin
 from gpuexec.importer.strip import OddMessageError, strip_weights
 from gpuexec.importer.text import check_text
 from gpuexec.mapped import drop_pages, find_source, map_file
@@ -42,7 +42,9 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     return _parse(content, where), folder, where
 
 
-def open_model(source: Source, tell: Tell | None = None) -> tuple[onnx.ModelProto, Origin, str]:
+def open_model(
+    source: Source, tell: Tell | None = None, external: ExternalData | None = None
+) -> tuple[onnx.ModelProto, Origin, str]:
     """Return the model without the content of its large tensors, where to find that, and what to call the source.
 
     Nothing of a file is on the host twice: what the message lacks is copied out of it tensor by tensor.
@@ -50,18 +52,19 @@ def open_model(source: Source, tell: Tell | None = None) -> tuple[onnx.ModelProt
     Args:
         source: As for `read_model`. A ModelProto stays as it is.
         tell: Told of what is read.
+        external: Content in place of files beside the model.
 
     Raises:
         InputError: As `read_model`.
         ModelError: As `read_model`.
     """
     if isinstance(source, onnx.ModelProto):
-        return _check(source, "ModelProto"), Origin(), "ModelProto"
+        return _check(source, "ModelProto"), Origin(external=external), "ModelProto"
     content, folder, where = _open(source)
     try:
         stripped = strip_weights(content)
     except OddMessageError:
-        return _parse(content, where), Origin(folder), where
+        return _parse(content, where), Origin(folder, external=external), where
     model = _parse(memoryview(stripped.message), where, content)
     file = find_source(np.frombuffer(content, np.uint8)) if content.nbytes else None
 
@@ -72,7 +75,7 @@ def open_model(source: Source, tell: Tell | None = None) -> tuple[onnx.ModelProt
             buffer[:] = content[offset : offset + buffer.nbytes]
 
     drop_pages(content)
-    return model, Origin(folder, stripped.pieces, read_into, tell), where
+    return model, Origin(folder, stripped.pieces, read_into, tell, external), where
 
 
 def _open(source: object) -> tuple[memoryview, Path | None, str]:

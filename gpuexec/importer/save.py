@@ -34,6 +34,7 @@ def save_graph(
     info: ImportedModel,
     *,
     external_data: bool | str | None = None,
+    external_from_nbytes: int = _SMALL_NBYTES,
     allow_custom: bool = False,
 ) -> None:
     """Write a graph as an ONNX file, which takes its place whole, as does the file of its weights before it.
@@ -43,6 +44,7 @@ def save_graph(
         path: Of the file.
         info: What the model says of itself.
         external_data: Whether weights lie in a file beside it, or the name of that; None: where they must.
+        external_from_nbytes: From which size on they do; smaller ones stay with the graph.
         allow_custom: Write operators that neither ONNX nor gpuexec defines.
 
     Raises:
@@ -57,7 +59,11 @@ def save_graph(
     try:
         with ExitStack() as stack:
             file = stack.enter_context(replacing(path))
-            weights = None if beside is None else _Beside(stack.enter_context(replacing(beside)), beside.name)
+            weights = (
+                None
+                if beside is None
+                else _Beside(stack.enter_context(replacing(beside)), beside.name, external_from_nbytes)
+            )
             model = to_model(graph, choose_opset(graph), store=store_inside if weights is None else weights.store)
             model.doc_string = info.description
             helper.set_model_props(model, dict(info.metadata))
@@ -71,13 +77,13 @@ def save_graph(
 class _Beside:
     """The file beside a model that holds its weights; each content once."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self._name, self._end = file, name, 0
+    def __init__(self, file: BinaryIO, name: str, from_nbytes: int) -> None:
+        self._file, self._name, self._from_nbytes, self._end = file, name, from_nbytes, 0
         self._places: dict[int, int] = {}
 
     def store(self, array: Array, name: str) -> TensorProto:
         """Return a tensor of this content, large ones by their place in the file."""
-        if array.nbytes < _SMALL_NBYTES or is_host_object(array.dtype):
+        if array.nbytes < self._from_nbytes or is_host_object(array.dtype):
             return store_inside(array, name)
         offset = self._places.get(id(array))
         if offset is None:

@@ -15,7 +15,7 @@ from gpuexec.containers import to_strings
 from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.geometry import ceil_div
 from gpuexec.importer.origin import MAPPED_NBYTES, Origin
-from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, check_size, dtype_row
+from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, TensorSpec, check_size, dtype_row
 
 Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.
@@ -57,6 +57,26 @@ def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
     if array.dtype == np.bool_:
         # Any byte but 0 is true in a file; NumPy would compute with the byte.
         array = np.asarray(array.view(np.uint8) != 0)
+    array.flags.writeable = False
+    return array
+
+
+def take_given(tensor: TensorProto, given: Array, origin: Origin, what: str) -> Array:
+    """Return what a caller gives for a tensor whose content is in another file, as `to_array` would return it.
+
+    Raises:
+        InputError: Its content is in the model's own file, or what is given has another type or shape.
+    """
+    is_elsewhere = external_data_helper.uses_external_data(tensor)
+    if not is_elsewhere or origin.measure_piece(_read_location(tensor)) is not None:
+        raise InputError(f"{what} has its content in the model; only what lies in files beside it is given so.")
+    expected, got = (
+        TensorSpec(tuple(tensor.dims), element_dtype(tensor.data_type, what)),
+        TensorSpec(given.shape, given.dtype),
+    )
+    if got != expected:
+        raise InputError(f"{what}: expected {expected}, got {got}.", value=tensor.name)
+    array = given.copy()
     array.flags.writeable = False
     return array
 
@@ -224,7 +244,7 @@ def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryvie
     """Return the content of a tensor that is not in its message, as many bytes as its shape wants; None: it is."""
     if not external_data_helper.uses_external_data(tensor):
         return None
-    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    location = _read_location(tensor)
     expected, got = _count_bytes(tensor), origin.measure_piece(location)
     if got is not None:
         if got != expected:
@@ -232,7 +252,7 @@ def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryvie
             message = f"{what}: the content does not fill {row}: expected {expected} bytes, got {got}."
             raise ModelError(message, value=tensor.name)
         return origin.read_piece(location, tensor.name)
-    if origin.folder is None:
+    if not origin.has_files:
         message = f"{what} has its content in the file {location!r} beside the model; load the model from its path."
         raise ModelError(message, value=tensor.name)
     rows = {entry.key: entry.value for entry in tensor.external_data}
@@ -252,6 +272,11 @@ def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryvie
         raise ModelError(message, value=tensor.name)
     content = whole[offset : offset + expected]
     return content if expected >= MAPPED_NBYTES else memoryview(bytes(content))
+
+
+def _read_location(tensor: TensorProto) -> str:
+    """Return the file that has the content of a tensor."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def _with_content(tensor: TensorProto, content: memoryview) -> TensorProto:

@@ -12,13 +12,21 @@ import numpy as np
 from gpuexec.compat.onnxruntime.described import list_denoted
 from gpuexec.compat.onnxruntime.errors import (
     ArgumentTypeError,
+    Fail,
     InvalidArgument,
     NoSuchFile,
     make_error,
 )
-from gpuexec.compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
+from gpuexec.compat.onnxruntime.options import (
+    EXTERNAL_FILE_ENTRY,
+    EXTERNAL_SIZE_ENTRY,
+    GraphOptimizationLevel,
+    SessionOptions,
+)
 from gpuexec.compat.onnxruntime.values import OrtValue
-from gpuexec.graphs import Graph, Value
+from gpuexec.errors import InputError
+from gpuexec.graphs import Graph, Value, walk
+from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.save import save_graph
 from gpuexec.loading import load
 from gpuexec.model import Model
@@ -28,6 +36,7 @@ from gpuexec.spec import DeclaredSpec
 Array = np.ndarray[Any, Any]
 # Without these, models with branches or with sizes that depend on data would not run.
 _NEEDED = frozenset({"differentiate", "decompose", "inline_branches", "remove_dead"})
+_EXTERNAL_FROM_NBYTES = "1024"
 _OPTIONAL = frozenset(each.name for each in (*AT_LOAD, *AT_PLAN)) - _NEEDED
 
 
@@ -37,6 +46,7 @@ def load_model(source: object, options: SessionOptions) -> Model:
     Raises:
         ArgumentTypeError: It is neither.
         NoSuchFile: There is no such file.
+        Fail: Content given for external initializers fits none of the model's.
         GpuexecError: As `gpuexec.load`.
     """
     if isinstance(source, str | os.PathLike):
@@ -45,7 +55,13 @@ def load_model(source: object, options: SessionOptions) -> Model:
     elif not isinstance(source, bytes | bytearray | memoryview):
         raise make_error(ArgumentTypeError, f"Expected a path or bytes, got {type(source).__name__}.")
     is_plain = options.graph_optimization_level is GraphOptimizationLevel.ORT_DISABLE_ALL
-    model = load(source, disabled_passes=_OPTIONAL if is_plain else ())
+    files = options.external_files or None
+    external = ExternalData(files, _take_initializers(options.external_initializers))
+    try:
+        model = load(source, disabled_passes=_OPTIONAL if is_plain else (), external=external)
+    except InputError as error:
+        # Nothing else of what is given here could be wrong.
+        raise make_error(Fail, f"External initializers: {error}", error) from error
     if options.initializers:
         model = model.with_weights(_take_initializers(options.initializers))
     dims = _list_dims(model, options)
@@ -81,14 +97,27 @@ def promote(model: Model, names: frozenset[str]) -> Model:
     return built
 
 
-def save_optimized(model: Model, path: str) -> None:
-    """Write the graph of a model as its passes left it, as ONNX.
+def save_optimized(model: Model, options: SessionOptions) -> None:
+    """Write the graph of a model as its passes left it, as ONNX, its weights beside it where the options name a file.
 
     Raises:
         InputError: An operator that a pass made has no form in ONNX; names the nodes.
-        AccessError: The file can't be written.
+        Fail: The size from which weights lie in the other file is none.
+        AccessError: A file can't be written.
     """
-    save_graph(model.graph, path, model.info, allow_custom=True)
+    name, size = options.entry(EXTERNAL_FILE_ENTRY), options.entry(EXTERNAL_SIZE_ENTRY, _EXTERNAL_FROM_NBYTES)
+    if not size.isdecimal():
+        raise make_error(Fail, f"{EXTERNAL_SIZE_ENTRY} takes a number of bytes, got {size!r}.")
+    sizes = [array.nbytes for graph in walk(model.graph) for array in graph.constants.values()]
+    is_beside = name and max(sizes, default=0) >= int(size)
+    save_graph(
+        model.graph,
+        options.optimized_model_filepath,
+        model.info,
+        external_data=name if is_beside else None,
+        external_from_nbytes=int(size),
+        allow_custom=True,
+    )
 
 
 def _list_dims(model: Model, options: SessionOptions) -> dict[str, int]:

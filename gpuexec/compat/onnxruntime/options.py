@@ -101,11 +101,12 @@ class SessionOptions(_Options):
     those of BLAS are its own). ``graph_optimization_level`` ORT_DISABLE_ALL leaves out every pass that can be left out.
     ``optimized_model_filepath`` gets the graph as it was rewritten. ``enable_profiling`` notes what each layer of each
     run takes, and `InferenceSession.end_profiling` writes it to a file named by ``profile_file_prefix``. Configuration
-    entries that act: ``session.disable_cpu_ep_fallback``, and of our own ``gpuexec.workers``, the most runs that go on
-    at once.
+    entries that act: ``session.disable_cpu_ep_fallback``, ``session.optimized_model_external_initializers_file_name``
+    (weights of that graph lie in such a file beside it) and ``..._min_size_in_bytes`` (from which size on), and of our
+    own ``gpuexec.workers``, the most runs that go on at once.
     """
 
-    __slots__ = ("dims", "dims_by_denotation", "initializers")
+    __slots__ = ("dims", "dims_by_denotation", "external_files", "external_initializers", "initializers")
     _defaults = {  # noqa: RUF012  (never changed)
         "enable_cpu_mem_arena": True,
         "enable_mem_pattern": True,
@@ -160,11 +161,34 @@ class SessionOptions(_Options):
         self.initializers[_check_name(name)] = value
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        """Have initializers of the model replaced, as `add_initializer` does one."""
-        if len(names) != len(values):
-            raise make_error(BindingError, f"Got {len(names)} names for {len(values)} values.")
+        """Give the content of initializers that lie in files beside the model, as OrtValues; no file need be there.
+
+        Raises:
+            BindingError: There are more or fewer names than values.
+        """
+        _check_counts(names, values)
         for name, value in zip(names, values, strict=True):
-            self.add_initializer(name, value)
+            self.external_initializers[_check_name(name)] = value
+
+    def add_external_initializers_from_files_in_memory(
+        self, names: Sequence[str], buffers: Sequence[Any], lengths: Sequence[int]
+    ) -> None:
+        """Give the files beside the model by the names that it has for them; no others are read then.
+
+        Args:
+            names: Locations, as the model has them.
+            buffers: Bytes, or what has a buffer of them; what could be written to is copied.
+            lengths: How many bytes of each.
+
+        Raises:
+            BindingError: There are not as many of each, a name comes twice, or a buffer is shorter than its length.
+        """
+        _check_counts(names, buffers)
+        _check_counts(names, lengths)
+        for name, buffer, length in zip(names, buffers, lengths, strict=True):
+            if _check_name(name) in self.external_files:
+                raise make_error(BindingError, f"The file {name!r} is given twice.")
+            self.external_files[name] = _view_bytes(name, buffer, length)
 
     def register_custom_ops_library(self, path: str) -> None:
         """Refuse: operators of one's own are registered in Python (`gpuexec.operator`)."""
@@ -190,7 +214,11 @@ class SessionOptions(_Options):
         return found
 
 
-_SESSION_ENTRIES = frozenset({"session.disable_cpu_ep_fallback", "gpuexec.workers"})
+EXTERNAL_FILE_ENTRY = "session.optimized_model_external_initializers_file_name"
+EXTERNAL_SIZE_ENTRY = "session.optimized_model_external_initializers_min_size_in_bytes"
+_SESSION_ENTRIES = frozenset(
+    {"session.disable_cpu_ep_fallback", "gpuexec.workers", EXTERNAL_FILE_ENTRY, EXTERNAL_SIZE_ENTRY}
+)
 _RUN_ENTRIES = frozenset({"disable_synchronize_execution_providers", "memory.enable_memory_arena_shrinkage"})
 
 
@@ -259,6 +287,27 @@ def _check_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise make_error(ArgumentTypeError, f"Expected a name, got {name!r}.")
     return name
+
+
+def _check_counts(names: Sequence[str], others: Sequence[Any]) -> None:
+    for given in (names, others):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise make_error(ArgumentTypeError, f"Expected a list, got {given!r:.60}.")
+    if len(names) != len(others):
+        raise make_error(BindingError, f"Got {len(names)} names and {len(others)} others; expected one for each.")
+
+
+def _view_bytes(name: str, buffer: Any, length: int) -> memoryview:
+    """Return the first bytes of a buffer, which nobody can write to."""
+    try:
+        view = memoryview(buffer).cast("B")
+    except TypeError as error:
+        raise make_error(ArgumentTypeError, f"The file {name!r} takes bytes, got a {type(buffer).__name__}.") from error
+    if not isinstance(length, int) or not 0 <= length <= view.nbytes:
+        raise make_error(
+            BindingError, f"The file {name!r} has {view.nbytes} bytes; a length of {length!r} is asked for."
+        )
+    return view[:length] if view.readonly else memoryview(bytes(view[:length]))
 
 
 def _check_extent(extent: object) -> int:

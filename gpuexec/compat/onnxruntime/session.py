@@ -74,7 +74,7 @@ class InferenceSession(DescribesModel):
             provider = self._choose(providers, provider_options)
             self.model = load_model(path_or_bytes, self._options)
             if self._options.optimized_model_filepath:
-                save_optimized(self.model, self._options.optimized_model_filepath)
+                save_optimized(self.model, self._options)
         self._profile: SessionProfile | None = None
         if self._options.enable_profiling:
             self._profile = SessionProfile(self._options.profile_file_prefix, provider.name)

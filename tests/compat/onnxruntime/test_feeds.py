@@ -85,9 +85,11 @@ def test_object_without_text_is_refused() -> None:
 
 @pytest.mark.parametrize("item", [None, 3, float("nan")])
 def test_workers_take_strings_alone(item: Any) -> None:
-    with gx.Worker(gx.load(WORDS), backend=gx.BackendType.CPU) as worker:
-        with pytest.raises(gx.InputError, match="expected strings"):
-            worker.run({"x": objects("a", item)})
+    with (
+        gx.Worker(gx.load(WORDS), backend=gx.BackendType.CPU) as worker,
+        pytest.raises(gx.InputError, match="expected strings"),
+    ):
+        worker.run({"x": objects("a", item)})
 
 
 def make_vectorizer(key: int, words: Sequence[Any], value_shape: Sequence[int | None], made: Sequence[int]) -> bytes:
