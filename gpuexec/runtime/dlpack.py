@@ -121,11 +121,7 @@ def take(item: Any, stream: int | None = None) -> Import:
     except TypeError:
         # Producers from before DLPack 1.0 don't know the argument.
         capsule = item.__dlpack__(**given)
-    name = next((name for name in (_NEW, _OLD) if _is_valid(id(capsule), name)), None)
-    if name is None:
-        raise InputError(f"{type(item).__name__}.__dlpack__() returned no DLPack capsule.")
-    pointer = _get_pointer(id(capsule), name)
-    managed = ctypes.cast(pointer, POINTER(_LAYOUTS[name])).contents
+    name, pointer, managed = _open(capsule, f"{type(item).__name__}.__dlpack__() returned")
     _set_name(id(capsule), _USED[name])
     owner = _Owner()
     weakref.finalize(owner, _delete, managed.deleter, pointer).atexit = False
@@ -141,6 +137,16 @@ def take(item: Any, stream: int | None = None) -> Import:
         read_only,
         owner,
     )
+
+
+def peek(capsule: object) -> tuple[np.dtype[Any], tuple[int, int]]:
+    """Return the element type of what a capsule holds, and its device; it stays there to be taken.
+
+    Raises:
+        InputError: It holds an element type that is not supported, or is no capsule that nobody took.
+    """
+    tensor = _open(capsule, f"a {type(capsule).__name__} is")[2].tensor
+    return _to_numpy(tensor.dtype), (tensor.device.type, tensor.device.id)
 
 
 def give(address: int, spec: TensorSpec, device: tuple[int, int], owner: object, *, is_versioned: bool) -> object:
@@ -226,6 +232,15 @@ _forget, _destroy = _Deleter(_forget_given), _Destructor(_destroy_untaken)
 def _delete(deleter: Any, pointer: int) -> None:
     if deleter:
         deleter(pointer)
+
+
+def _open(capsule: object, source: str) -> tuple[bytes, int, Any]:
+    """Return the name of a capsule, its pointer, and the struct there."""
+    name = next((name for name in (_NEW, _OLD) if _is_valid(id(capsule), name)), None)
+    if name is None:
+        raise InputError(f"{source} no DLPack capsule.")
+    pointer = _get_pointer(id(capsule), name)
+    return name, pointer, ctypes.cast(pointer, POINTER(_LAYOUTS[name])).contents
 
 
 def _find_code(dtype: np.dtype[Any]) -> int:

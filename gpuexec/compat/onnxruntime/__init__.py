@@ -14,22 +14,43 @@ and can't be changed, gets this package if it stands in for the other before tha
 A session holds a Model and a few Workers over it, so that it may be run from many threads. Providers are backends:
 CUDAExecutionProvider, CPUExecutionProvider and GpuexecSimulatorExecutionProvider; others are named in a warning, and
 the next of the list is taken. What is set and has no meaning here is named in a warning once. Errors are gpuexec's, by
-ONNX Runtime's names, and chained to what they stand for. Not there: sparse tensors, sequences, strings, training,
-adapters, operators from compiled libraries.
+ONNX Runtime's names, and chained to what they stand for. Not there, and refused by name where they are used: sparse
+tensors, adapters, compiled models and providers, operators from compiled libraries; training.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpuexec.compat.onnxruntime import backend, capi
-from gpuexec.compat.onnxruntime.binding import IOBinding
+from gpuexec.compat.onnxruntime.absent import find_absent
+from gpuexec.compat.onnxruntime.binding import IOBinding, SessionIOBinding
 from gpuexec.compat.onnxruntime.capi import (  # noqa: F401  (``capi`` has them as attributes then)
     _pybind_state,
     onnxruntime_inference_collection,
     onnxruntime_pybind11_state,
 )
+from gpuexec.compat.onnxruntime.described import AssignedNode as OrtEpAssignedNode
+from gpuexec.compat.onnxruntime.described import AssignedSubgraph as OrtEpAssignedSubgraph
 from gpuexec.compat.onnxruntime.described import ModelMetadata, NodeArg
-from gpuexec.compat.onnxruntime.devices import OrtDevice
-from gpuexec.compat.onnxruntime.notices import set_default_logger_severity, set_default_logger_verbosity
+from gpuexec.compat.onnxruntime.devices import (
+    OrtAllocatorType,
+    OrtArenaCfg,
+    OrtDevice,
+    OrtDeviceMemoryType,
+    OrtDeviceVendorId,
+    OrtMemoryInfo,
+    OrtMemoryInfoDeviceType,
+    OrtMemType,
+    OrtSparseFormat,
+    create_and_register_allocator,
+    create_and_register_allocator_v2,
+)
+from gpuexec.compat.onnxruntime.notices import (
+    set_default_logger_callback,
+    set_default_logger_severity,
+    set_default_logger_verbosity,
+)
 from gpuexec.compat.onnxruntime.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -50,10 +71,9 @@ from gpuexec.compat.onnxruntime.process import (
 )
 from gpuexec.compat.onnxruntime.providers import get_all_providers, get_available_providers, get_device
 from gpuexec.compat.onnxruntime.session import InferenceSession
-from gpuexec.compat.onnxruntime.standing_in import stand_in
-from gpuexec.compat.onnxruntime.values import OrtValue
+from gpuexec.compat.onnxruntime.standing_in import find_package, stand_in
+from gpuexec.compat.onnxruntime.values import OrtValue, copy_tensors
 
-SessionIOBinding = IOBinding
 __version__ = get_version_string()
 __all__ = [
     "ExecutionMode",
@@ -63,13 +83,26 @@ __all__ = [
     "InferenceSession",
     "ModelMetadata",
     "NodeArg",
+    "OrtAllocatorType",
+    "OrtArenaCfg",
     "OrtDevice",
+    "OrtDeviceMemoryType",
+    "OrtDeviceVendorId",
+    "OrtEpAssignedNode",
+    "OrtEpAssignedSubgraph",
+    "OrtMemType",
+    "OrtMemoryInfo",
+    "OrtMemoryInfoDeviceType",
+    "OrtSparseFormat",
     "OrtValue",
     "RunOptions",
     "SessionIOBinding",
     "SessionOptions",
     "backend",
     "capi",
+    "copy_tensors",
+    "create_and_register_allocator",
+    "create_and_register_allocator_v2",
     "disable_telemetry_events",
     "enable_telemetry_events",
     "get_all_providers",
@@ -80,9 +113,14 @@ __all__ = [
     "has_collective_ops",
     "preload_dlls",
     "print_debug_info",
+    "set_default_logger_callback",
     "set_default_logger_severity",
     "set_default_logger_verbosity",
     "set_global_thread_pool_sizes",
     "set_seed",
     "stand_in",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return find_package(name) or find_absent(name)

@@ -5,13 +5,15 @@
     prepared = backend.prepare("model.onnx", "CPU")
     (y,) = prepared.run([x])
 
-`gpuexec.compat.onnx_backend` is that of ONNX itself, which takes more kinds of inputs and runs single nodes.
+`gpuexec.compat.onnx_backend` is that of ONNX itself, which takes more kinds of inputs and runs single nodes. As in
+ONNX Runtime, options that write files or give up runs can't be set from here, and names of other options are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from gpuexec.compat.onnxruntime.session import InferenceSession
 
 Array = np.ndarray[Any, Any]
 _PROVIDERS = {"CPU": CPU_PROVIDER, "GPU": CUDA_PROVIDER, "CUDA": CUDA_PROVIDER}
+_REFUSED = frozenset({"enable_profiling", "optimized_model_filepath", "profile_file_prefix", "terminate"})
 
 
 class PreparedSession:
@@ -38,7 +41,7 @@ class PreparedSession:
             options: Of the run, by the names of `RunOptions`.
 
         Raises:
-            BindingError: There are more or fewer inputs than the model takes.
+            BindingError: There are more or fewer inputs than the model takes, or an option is none of a backend's.
             InvalidArgument: One does not fit.
         """
         given, names = list(inputs) if isinstance(inputs, list | tuple) else [inputs], self._session.input_names
@@ -47,8 +50,7 @@ class PreparedSession:
                 BindingError, f"The model takes {len(names)} inputs ({', '.join(names)}), got {len(given)}."
             )
         chosen = RunOptions()
-        for name, value in options.items():
-            setattr(chosen, name, value)
+        _set_options(chosen, options)
         return self._session.run(None, dict(zip(names, given, strict=True)), chosen)
 
 
@@ -61,7 +63,7 @@ def prepare(model: Any, device: str | None = None, **options: Any) -> PreparedSe
         options: Of the session, by the names of `SessionOptions`.
 
     Raises:
-        BindingError: There is no such device here.
+        BindingError: There is no such device here, or an option is none of a backend's.
         GpuexecError: As `InferenceSession`.
     """
     if isinstance(model, PreparedSession):
@@ -71,16 +73,15 @@ def prepare(model: Any, device: str | None = None, **options: Any) -> PreparedSe
     if device is not None and not supports_device(device):
         raise make_error(BindingError, f"There is no device {device!r} here, or it does not work.")
     chosen = SessionOptions()
-    for name, value in options.items():
-        setattr(chosen, name, value)
+    _set_options(chosen, options)
     providers = None if device is None else [_PROVIDERS[device]]
     source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
     return PreparedSession(InferenceSession(source, chosen, providers))
 
 
 def run(model: Any, inputs: Array | Sequence[Array], device: str | None = None, **options: Any) -> list[Array]:
-    """Prepare a model and run it once; ``options`` are those of the run. See `prepare` and `PreparedSession.run`."""
-    return prepare(model, device).run(inputs, **options)
+    """Prepare a model and run it once, with options of either; see `prepare` and `PreparedSession.run`."""
+    return prepare(model, device, **options).run(inputs, **options)
 
 
 run_model = run
@@ -96,3 +97,31 @@ def supports_device(device: str) -> bool:
 def is_compatible(model: Any, device: str | None = None, **_: Any) -> bool:
     """Return whether the device works here; whether the model does, `prepare` tells."""
     return device is None or supports_device(device)
+
+
+def run_node(node: Any, inputs: Any, device: str | None = None, outputs_info: Any = None, **_: Any) -> NoReturn:
+    """Refuse: nodes are run by `gpuexec.compat.onnx_backend`."""
+    raise NotImplementedError("Single nodes are run by gpuexec.compat.onnx_backend.run_node.")
+
+
+class OnnxRuntimeBackend:
+    """The functions of this module, as ONNX's runner of tests and code for ONNX Runtime take them."""
+
+    prepare = staticmethod(prepare)
+    run_model = staticmethod(run)
+    run_node = staticmethod(run_node)
+    supports_device = staticmethod(supports_device)
+    is_compatible = staticmethod(is_compatible)
+
+
+OnnxRuntimeBackendRep = PreparedSession
+# There it is a package whose module of this name has the class.
+backend = sys.modules[__name__]
+
+
+def _set_options(chosen: SessionOptions | RunOptions, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name in _REFUSED:
+            raise make_error(BindingError, f"The option {name!r} can't be set from a backend; make a session.")
+        if name in dir(chosen):
+            setattr(chosen, name, value)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuexec.compat.onnxruntime.described import find_dtype
-from gpuexec.compat.onnxruntime.devices import find_device
+from gpuexec.compat.onnxruntime.devices import OrtDevice, find_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, InvalidArgument, make_error, translating
-from gpuexec.compat.onnxruntime.values import OrtValue, check_bindable, view_pointer, wrap_pointer
+from gpuexec.compat.onnxruntime.values import OrtValue, OrtValueVector, check_bindable, view_pointer, wrap_pointer
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.run import Run
 from gpuexec.runtime.backend import Backend, BackendType
@@ -19,6 +19,7 @@ from gpuexec.spec import TensorSpec
 from gpuexec.worker import Worker
 
 if TYPE_CHECKING:
+    from gpuexec.compat.onnxruntime.native import NativeSession
     from gpuexec.compat.onnxruntime.session import InferenceSession
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +63,13 @@ class IOBinding:
         self._inputs[name] = value if backend.type is BackendType.CPU else value.copy_to(backend)
 
     def bind_input(
-        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+        self,
+        name: str,
+        device_type: str | OrtDevice,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
     ) -> None:
         """Bind dense bytes at an address, which the caller keeps.
 
@@ -91,7 +98,7 @@ class IOBinding:
     def bind_output(
         self,
         name: str,
-        device_type: str = "cpu",
+        device_type: str | OrtDevice = "cpu",
         device_id: int = 0,
         element_type: Any = None,
         shape: Sequence[int] | None = None,
@@ -127,11 +134,20 @@ class IOBinding:
         self._check_reach(backend)
         self._targets[name] = Target(backend, ortvalue)
 
+    @property
+    def _iobinding(self) -> SessionIOBinding:
+        """The binding of the compiled module, which holds the same."""
+        return SessionIOBinding(self)
+
     # ---- after a run
 
     def get_outputs(self) -> list[OrtValue]:
         """Return the outputs in the order they were bound; they have no value before a run."""
         return [self._outputs.get(name) or target.value or OrtValue(None) for name, target in self._targets.items()]
+
+    def get_outputs_as_ortvaluevector(self) -> OrtValueVector:
+        """Return the outputs as `get_outputs` does, as a vector of the compiled module."""
+        return self._iobinding.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[Array]:
         """Return the outputs as arrays, in the order they were bound; waits for them."""
@@ -214,7 +230,7 @@ class IOBinding:
             raise make_error(BindingError, f"The model has no output {name!r}; it has {', '.join(names)}.")
         check_bindable(self._session.model.outputs, name)
 
-    def _open(self, device_type: str, device_id: int) -> Backend | None:
+    def _open(self, device_type: str | OrtDevice, device_id: int) -> Backend | None:
         backend = find_device(device_type, device_id)
         self._check_reach(backend)
         return backend
@@ -228,7 +244,7 @@ class IOBinding:
             )
 
     def _wrap(
-        self, name: str, device_type: str, device_id: int, spec: TensorSpec, address: int
+        self, name: str, device_type: str | OrtDevice, device_id: int, spec: TensorSpec, address: int
     ) -> tuple[OrtValue, bool]:
         """Return memory at an address as a value, and whether it lies on a device."""
         backend = self._open(device_type, device_id)
@@ -237,6 +253,69 @@ class IOBinding:
         if backend is None:
             return OrtValue(view_pointer(address, spec)), False
         return OrtValue(wrap_pointer(backend, address, spec, name)), True
+
+
+class SessionIOBinding:
+    """A binding as the compiled module has it: made over a session or its ``_sess``, told devices, not their names."""
+
+    def __init__(self, session: InferenceSession | NativeSession | IOBinding) -> None:
+        self._binding = session if isinstance(session, IOBinding) else IOBinding(session._sess.session)
+
+    @property
+    def binding(self) -> IOBinding:
+        """What holds the inputs and outputs."""
+        return self._binding
+
+    def bind_input(self, name: str, source: OrtDevice | Array, *where: Any) -> None:
+        """Bind an array, or, given a device, an element type, a shape and an address, the bytes there."""
+        if not isinstance(source, OrtDevice):
+            self._binding.bind_cpu_input(name, source)
+            return
+        _check_place(where)
+        self._binding.bind_input(name, source.name, source.device_id(), *where)
+
+    def bind_output(self, name: str, device: OrtDevice, *where: Any) -> None:
+        """Bind an output to a device, or, given an element type, a shape and an address too, to the bytes there."""
+        if where:
+            _check_place(where)
+        self._binding.bind_output(name, device.name, device.device_id(), *where)
+
+    def bind_ortvalue_input(self, name: str, value: OrtValue) -> None:
+        """Bind a value; see `IOBinding.bind_ortvalue_input`."""
+        self._binding.bind_ortvalue_input(name, value)
+
+    def bind_ortvalue_output(self, name: str, value: OrtValue) -> None:
+        """Bind an output to a value; see `IOBinding.bind_ortvalue_output`."""
+        self._binding.bind_ortvalue_output(name, value)
+
+    def get_outputs(self) -> OrtValueVector:
+        """Return the outputs in the order they were bound."""
+        return OrtValueVector(self._binding.get_outputs())
+
+    def copy_outputs_to_cpu(self) -> list[Array]:
+        """Return the outputs as arrays; waits for them."""
+        return self._binding.copy_outputs_to_cpu()
+
+    def synchronize_inputs(self) -> None:
+        """Wait until the values bound as inputs are there."""
+        self._binding.synchronize_inputs()
+
+    def synchronize_outputs(self) -> None:
+        """Wait until the outputs are there."""
+        self._binding.synchronize_outputs()
+
+    def clear_binding_inputs(self) -> None:
+        """Let go of the inputs."""
+        self._binding.clear_binding_inputs()
+
+    def clear_binding_outputs(self) -> None:
+        """Let go of the outputs."""
+        self._binding.clear_binding_outputs()
+
+
+def _check_place(where: tuple[Any, ...]) -> None:
+    if len(where) != 3:
+        raise make_error(ArgumentTypeError, f"Expected an element type, a shape and an address, got {where!r}.")
 
 
 def _check_value(value: object) -> OrtValue:

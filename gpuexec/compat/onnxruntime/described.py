@@ -10,8 +10,10 @@ import numpy as np
 
 from gpuexec.compat.onnxruntime.errors import BindingError, make_error
 from gpuexec.errors import InputError
+from gpuexec.graphs import Graph
 from gpuexec.importer.load import ImportedModel
 from gpuexec.model import Model
+from gpuexec.operator import describe
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_host_object, name_dtype
 
@@ -45,6 +47,36 @@ class ModelMetadata:
     graph_description: str
     version: int
     custom_metadata_map: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedNode:
+    """A node as it runs."""
+
+    name: str
+    domain: str
+    op_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedSubgraph:
+    """Nodes, and the provider that runs them."""
+
+    ep_name: str
+    nodes: tuple[AssignedNode, ...]
+
+    def get_nodes(self) -> list[AssignedNode]:
+        """Return the nodes."""
+        return list(self.nodes)
+
+
+def list_assigned(graph: Graph, provider: str) -> list[AssignedSubgraph]:
+    """Return each node of a graph, as its passes left it, with the provider that runs it."""
+    assigned = []
+    for node in graph.nodes:
+        domain, _, op_type = describe(node.operator)[0].rpartition(".")
+        assigned.append(AssignedSubgraph(provider, (AssignedNode(node.name, domain, op_type),)))
+    return assigned
 
 
 def describe_value(name: str, spec: DeclaredSpec, dims: DeclaredDims) -> NodeArg:

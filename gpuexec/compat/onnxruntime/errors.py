@@ -93,6 +93,24 @@ class EPFail(DeviceError, Status):
     number, status = 11, "EP_FAIL"
 
 
+class ModelLoadCanceled(GpuexecError, Status):
+    """Loading was given up."""
+
+    number, status = 12, "MODEL_LOAD_CANCELED"
+
+
+class ModelRequiresCompilation(ModelError, Status):
+    """The model has to be compiled first."""
+
+    number, status = 13, "MODEL_REQUIRES_COMPILATION"
+
+
+class NotFound(NotFoundError, Status):
+    """Something that is asked for is not there."""
+
+    number, status = 14, "NOT_FOUND"
+
+
 class ArgumentTypeError(InvalidArgument, TypeError):
     """An argument is of another type than is expected."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections.abc import Callable
 
 from gpuexec.compat.onnxruntime.errors import BindingError, make_error
 from gpuexec.resources.unclosed import find_caller
@@ -15,6 +16,7 @@ WARNING = 2
 _said: set[str] = set()
 _lock = threading.Lock()
 _default_severity = WARNING
+_handler: logging.Handler | None = None
 
 
 def set_default_logger_severity(severity: int) -> None:
@@ -28,6 +30,49 @@ def set_default_logger_severity(severity: int) -> None:
         raise make_error(BindingError, f"Expected a severity of 0 to 4, got {severity!r}.")
     _default_severity = severity
     logging.getLogger("gpuexec").setLevel(_LEVELS[severity])
+
+
+def set_default_logger_callback(
+    callback: Callable[[int, str, str, str, str], object] | None, severity: int = 2
+) -> None:
+    """Have log lines go to a function too, from a severity on; of an error that it raises, Python's logging tells.
+
+    Args:
+        callback: Given the severity, the name of the logger, an empty id, the place in the code, and the message. None:
+            no more.
+        severity: As for `set_default_logger_severity`, which it sets.
+
+    Raises:
+        BindingError: It can't be called, or the severity is none.
+    """
+    global _handler
+    if callback is not None and not callable(callback):
+        raise make_error(BindingError, f"Expected a function or None, got {callback!r}.")
+    if callback is not None:
+        set_default_logger_severity(severity)
+    logger = logging.getLogger("gpuexec")
+    if _handler is not None:
+        logger.removeHandler(_handler)
+    _handler = None if callback is None else _Handler(callback)
+    if _handler is not None:
+        logger.addHandler(_handler)
+
+
+class _Handler(logging.Handler):
+    """Gives log lines to a function of ONNX Runtime's form."""
+
+    def __init__(self, callback: Callable[[int, str, str, str, str], object]) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Give a line away."""
+        severity = min(record.levelno // logging.DEBUG, len(_LEVELS)) - 1
+        where = f"{record.filename}:{record.lineno} {record.funcName}"
+        try:
+            self._callback(max(severity, 0), record.name, "", where, record.getMessage())
+        except Exception:
+            self.handleError(record)
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:

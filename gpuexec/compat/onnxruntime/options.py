@@ -106,7 +106,7 @@ class SessionOptions(_Options):
     own ``gpuexec.workers``, the most runs that go on at once.
     """
 
-    __slots__ = ("dims", "dims_by_denotation", "external_files", "external_initializers", "initializers")
+    __slots__ = ("dims", "dims_by_denotation", "external_files", "external_initializers", "initializers", "providers")
     _defaults = {  # noqa: RUF012  (never changed)
         "enable_cpu_mem_arena": True,
         "enable_mem_pattern": True,
@@ -190,6 +190,26 @@ class SessionOptions(_Options):
                 raise make_error(BindingError, f"The file {name!r} is given twice.")
             self.external_files[name] = _view_bytes(name, buffer, length)
 
+    def add_provider(self, name: str, options: Mapping[str, str] | None = None) -> None:
+        """Have sessions run on a provider, behind those added before, where they are not told others themselves."""
+        self.providers[_check_name(name)] = dict(options or {})
+
+    def has_providers(self) -> bool:
+        """Return whether a provider was added."""
+        return bool(self.providers)
+
+    def add_provider_for_devices(self, devices: object, options: Mapping[str, str]) -> None:
+        """Refuse: there are no providers that are plugged in."""
+        raise make_error(NotImplemented, f"No providers are plugged in, got devices {devices!r}; use add_provider.")
+
+    def set_provider_selection_policy(self, policy: object) -> None:
+        """Refuse: providers are chosen by name."""
+        raise make_error(NotImplemented, f"Providers are not chosen by a policy, got {policy!r}; use add_provider.")
+
+    def set_provider_selection_policy_delegate(self, delegate: object) -> None:
+        """Refuse: providers are chosen by name."""
+        self.set_provider_selection_policy(delegate)
+
     def register_custom_ops_library(self, path: str) -> None:
         """Refuse: operators of one's own are registered in Python (`gpuexec.operator`)."""
         raise make_error(
@@ -217,9 +237,20 @@ class SessionOptions(_Options):
 EXTERNAL_FILE_ENTRY = "session.optimized_model_external_initializers_file_name"
 EXTERNAL_SIZE_ENTRY = "session.optimized_model_external_initializers_min_size_in_bytes"
 _SESSION_ENTRIES = frozenset(
-    {"session.disable_cpu_ep_fallback", "gpuexec.workers", EXTERNAL_FILE_ENTRY, EXTERNAL_SIZE_ENTRY}
+    {
+        "session.disable_cpu_ep_fallback",
+        "session.record_ep_graph_assignment_info",
+        "gpuexec.workers",
+        EXTERNAL_FILE_ENTRY,
+        EXTERNAL_SIZE_ENTRY,
+    }
 )
 _RUN_ENTRIES = frozenset({"disable_synchronize_execution_providers", "memory.enable_memory_arena_shrinkage"})
+
+
+def get_default_session_options() -> SessionOptions:
+    """Return options as they are at first."""
+    return SessionOptions()
 
 
 class RunOptions(_Options):

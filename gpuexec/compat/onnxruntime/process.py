@@ -21,7 +21,7 @@ def get_version_string() -> str:
 
 def get_build_info() -> str:
     """Return what really runs."""
-    return f"gpuexec {VERSION}, interface of ONNX Runtime {_INTERFACE}"
+    return f"Build Info: gpuexec {VERSION}, interface of ONNX Runtime {_INTERFACE}"
 
 
 def print_debug_info() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from gpuexec.compat.onnxruntime.errors import EPFail, InvalidArgument, make_error
+from gpuexec.compat.onnxruntime.errors import BindingError, EPFail, InvalidArgument, make_error
 from gpuexec.compat.onnxruntime.notices import warn_once
 from gpuexec.errors import DeviceError, KernelError
 from gpuexec.runtime import driver
@@ -26,6 +26,15 @@ BACKENDS = {
     CPU_PROVIDER: BackendType.CPU,
     SIMULATOR_PROVIDER: BackendType.SIMULATOR,
 }
+# Those of ONNX Runtime that are not here.
+_OTHERS = frozenset(
+    f"{name}ExecutionProvider"
+    for name in (
+        *("ACL", "ArmNN", "Azure", "CANN", "CoreML", "Dml", "Dnnl", "JS", "Js", "MIGraphX", "Nnapi", "NvTensorRTRTX"),
+        *("OpenVINO", "QNN", "ROCM", "Rknpu", "SNPE", "Tensorrt", "Tvm", "VSINPU", "VitisAI", "WebGpu", "WebNN"),
+        *("Xnnpack",),
+    )
+)
 # Options of providers that act.
 _OPTIONS = frozenset({"device_id", "gpu_mem_limit", "user_compute_stream"})
 # So, whatever they say: runs are graphs where that pays, and outputs are what they were asked for as.
@@ -47,8 +56,8 @@ class Provider:
 
 
 def get_all_providers() -> list[str]:
-    """Return the names of all providers, whether or not they work here."""
-    return list(BACKENDS)
+    """Return the names of all providers, whether or not they work here; the CPU's is the last."""
+    return sorted(BACKENDS, key=CPU_PROVIDER.__eq__)
 
 
 def get_available_providers() -> list[str]:
@@ -100,12 +109,49 @@ def choose_provider(
     return _open(CPU_PROVIDER, {}, threads, severity)
 
 
+def check_known(providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None) -> None:
+    """Check that providers are ours or ONNX Runtime's; those of its that are not here are passed over later.
+
+    Raises:
+        BindingError: One is neither.
+    """
+    for item in [providers] if isinstance(providers, str) else list(providers or ()):
+        name = item[0] if isinstance(item, tuple) and item else item
+        if isinstance(name, str) and name not in (*BACKENDS, *_OTHERS):
+            raise make_error(BindingError, f"Unknown Provider Type: {name}; there are {', '.join(BACKENDS)}.")
+
+
+def check_and_normalize_provider_args(
+    providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | None,
+    provider_options: Sequence[Mapping[Any, Any]] | None,
+    available_provider_names: Sequence[str],
+) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the names of providers, each once, and the options of each as strings.
+
+    Args:
+        providers: Names, or (name, options).
+        provider_options: Options for each, where ``providers`` are names.
+        available_provider_names: Others are named in a warning.
+
+    Raises:
+        InvalidArgument: The arguments don't fit together.
+    """
+    pairs = _pair(providers, provider_options)
+    for name, _ in pairs:
+        if name not in available_provider_names:
+            warn_once(f"The provider {name} is none of those available: {', '.join(available_provider_names)}.")
+    return [name for name, _ in pairs], [options for _, options in pairs]
+
+
 def _pair(
     providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None,
     provider_options: Sequence[Mapping[Any, Any]] | None,
 ) -> list[tuple[str, dict[str, str]]]:
     """Return names with their options as strings; of a name given twice the first."""
-    given = [providers] if isinstance(providers, str) else list(providers or ())
+    given = [providers] if isinstance(providers, str) else providers or ()
+    for what, items in (("providers", given), ("provider_options", provider_options or ())):
+        if isinstance(items, str | Mapping) or not isinstance(items, Sequence):
+            raise make_error(InvalidArgument, f"{what} takes a list, got {items!r}.")
     if provider_options and len(provider_options) != len(given):
         message = f"Got {len(provider_options)} provider_options for {len(given)} providers; expected one for each."
         raise make_error(InvalidArgument, message)
@@ -118,6 +164,8 @@ def _pair(
             if options is not None:
                 raise make_error(InvalidArgument, f"Options of {name} stand in providers and in provider_options.")
             options = provider_options[index]
+            if not isinstance(options, Mapping):
+                raise make_error(InvalidArgument, f"The options of {name} are a dict, got {options!r}.")
         if name in pairs:
             warn_once(f"The provider {name} is given twice; the first counts.")
             continue

@@ -11,21 +11,24 @@ from typing import Any
 import numpy as np
 
 from gpuexec.compat.onnxruntime.binding import IOBinding
-from gpuexec.compat.onnxruntime.described import DescribesModel
+from gpuexec.compat.onnxruntime.described import AssignedSubgraph, DescribesModel, list_assigned
+from gpuexec.compat.onnxruntime.devices import OrtDevice, OrtMemoryInfo, describe_memory
 from gpuexec.compat.onnxruntime.errors import (
     ArgumentTypeError,
     BindingError,
+    Fail,
     InvalidArgument,
     make_error,
     translating,
 )
 from gpuexec.compat.onnxruntime.loading import load_model, save_optimized
+from gpuexec.compat.onnxruntime.native import NativeSession
 from gpuexec.compat.onnxruntime.notices import warn_once
 from gpuexec.compat.onnxruntime.options import RunOptions, SessionOptions
 from gpuexec.compat.onnxruntime.profile import SessionProfile
-from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, choose_provider
+from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, check_known, choose_provider
 from gpuexec.compat.onnxruntime.runner import Runner
-from gpuexec.compat.onnxruntime.values import OrtValue, check_bindable
+from gpuexec.compat.onnxruntime.values import OrtValue, OrtValueVector, check_bindable
 from gpuexec.runtime.backend import Backend
 
 Array = np.ndarray[Any, Any]
@@ -42,8 +45,8 @@ class InferenceSession(DescribesModel):
     Args:
         path_or_bytes: A path or the bytes of an ONNX model.
         sess_options: Options, read now.
-        providers: Where to run: names or (name, options), those preferred first; the first that works here. None: the
-            GPU where one works, else the CPU.
+        providers: Where to run: names or (name, options), those preferred first; the first that works here. None:
+            those of the options, or else the GPU where one works, else the CPU.
         provider_options: Options for each provider, where ``providers`` are names.
         kwargs: What else ONNX Runtime takes is ignored with a warning.
 
@@ -71,7 +74,7 @@ class InferenceSession(DescribesModel):
         self._allows_cpu = self._options.entry("session.disable_cpu_ep_fallback", "0") == "0"
         most = _read_workers(self._options)
         with translating():
-            provider = self._choose(providers, provider_options)
+            provider = self._choose(providers or list(self._options.providers.items()), provider_options)
             self.model = load_model(path_or_bytes, self._options)
             if self._options.optimized_model_filepath:
                 save_optimized(self.model, self._options)
@@ -85,6 +88,7 @@ class InferenceSession(DescribesModel):
         self._finalizer = weakref.finalize(self, self._runner.close)
         # At the end of the process what is still open need not be closed.
         self._finalizer.atexit = False
+        _log.debug("A session of %s runs on %s.", self.model.info.source, provider.backend.device.name)
 
     def get_session_options(self) -> SessionOptions:
         """Return the options the session was made with."""
@@ -112,8 +116,10 @@ class InferenceSession(DescribesModel):
         """Run elsewhere from now on; runs under way end where they are.
 
         Raises:
+            BindingError: ONNX Runtime has no provider of that name either; the session goes on as it was.
             InvalidArgument: The arguments don't fit together; the session goes on as it was.
         """
+        check_known(providers)
         with translating():
             provider = self._choose(providers, provider_options)
             self._runner.move(provider, self._profile.profiler if self._profile is not None else None)
@@ -125,7 +131,54 @@ class InferenceSession(DescribesModel):
         """Say once that a session never goes elsewhere when a run fails."""
         warn_once("enable_fallback is ignored: a run that fails raises, and runs nowhere else.")
 
+    def get_provider_graph_assignment_info(self) -> list[AssignedSubgraph]:
+        """Return the nodes as they run, each with the provider.
+
+        Raises:
+            Fail: The options do not ask for it.
+        """
+        if self._options.entry("session.record_ep_graph_assignment_info") != "1":
+            raise make_error(
+                Fail, 'Set session.record_ep_graph_assignment_info to "1" in the session\'s options first.'
+            )
+        return list_assigned(self.model.graph, self._runner.provider.name)
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return where each input is read."""
+        return [describe_memory(self.backend) for _ in self.input_names]
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return where each output is written."""
+        return [describe_memory(self.backend) for _ in self.output_names]
+
+    def get_input_epdevices(self) -> list[None]:
+        """Return nothing for each input: there are no providers that are plugged in."""
+        return [None for _ in self.input_names]
+
+    def get_tuning_results(self) -> list[dict[str, Any]]:
+        """Return none: kernels are chosen when they are planned."""
+        return []
+
+    def set_tuning_results(self, results: Sequence[Mapping[str, Any]], *, error_on_invalid: bool = False) -> None:
+        """Take no results.
+
+        Raises:
+            BindingError: There are some, and it is asked for.
+        """
+        if results and error_on_invalid:
+            raise make_error(BindingError, f"There is nothing to tune here; got results for {results[0].get('ep')!r}.")
+
+    def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
+        """Say once that providers have no options that change."""
+        for name in options:
+            warn_once(f"set_ep_dynamic_options ignores {name!r}.", self._options.log_severity_level)
+
     # ---- running
+
+    @property
+    def _sess(self) -> NativeSession:
+        """The session of the compiled module, which is this one by other names."""
+        return NativeSession(self)
 
     def run(
         self,
@@ -211,8 +264,25 @@ class InferenceSession(DescribesModel):
                     run.wait()
                     iobinding.synchronize_outputs()
 
+    def run_with_ortvaluevector(
+        self,
+        run_options: RunOptions | None,
+        feed_names: Sequence[str],
+        feeds: Sequence[OrtValue],
+        fetch_names: Sequence[str],
+        fetches: OrtValueVector,
+        fetch_devices: Sequence[OrtDevice],
+    ) -> None:
+        """Run with values, and append outputs, each on a device of its own, to a vector."""
+        self._sess.run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
+
     def create_ortvalue_from_shape_and_type(
-        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+        self,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str | OrtDevice,
+        device_id: int = 0,
+        vendor_id: int = -1,
     ) -> OrtValue:
         """Return a value of a shape whose content is undefined, as `OrtValue.ortvalue_from_shape_and_type`."""
         return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
 from gpuexec.compat.onnxruntime.described import find_dtype, name_type
-from gpuexec.compat.onnxruntime.devices import find_device, name_device
-from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, make_error, translating
+from gpuexec.compat.onnxruntime.devices import OrtDevice, find_device, name_device
+from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, NotImplemented, make_error, translating
 from gpuexec.ports import ModelPort
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.arenas import wrap_region
@@ -38,17 +38,18 @@ def check_bindable(ports: Sequence[ModelPort], name: str) -> None:
 class OrtValue:
     """A tensor: on the CPU an array, shared with whoever gave it, else a Tensor on its device.
 
-    Made by its static methods and by sessions. ``None`` is a value that is not there (yet).
+    Made by its static methods and by sessions, or over another value. ``None`` is a value that is not there (yet).
+    Wherever a method takes the name of a device and its ordinal, it takes an OrtDevice too.
     """
 
-    def __init__(self, data: Array | Tensor | None) -> None:
-        self._data = data
+    def __init__(self, data: Array | Tensor | OrtValue | None) -> None:
+        self._data: Array | Tensor | None = data._data if isinstance(data, OrtValue) else data
 
     # ---- making one
 
     @staticmethod
     def ortvalue_from_numpy(
-        numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+        numpy_obj: Array, /, device_type: str | OrtDevice = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """Return an array as a value: on the CPU the same bytes where they are dense, elsewhere a copy.
 
@@ -80,7 +81,11 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_shape_and_type(
-        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str | OrtDevice = "cpu",
+        device_id: int = 0,
+        vendor_id: int = -1,
     ) -> OrtValue:
         """Return a value of a shape whose content is undefined.
 
@@ -99,21 +104,28 @@ class OrtValue:
         return OrtValue(np.empty(spec.shape, spec.dtype) if backend is None else _allocate(backend, spec))
 
     @staticmethod
-    def from_dlpack(data: Any, /) -> OrtValue:
+    def from_dlpack(data: Any, is_bool_tensor: bool = False, /) -> OrtValue:
         """Return an array of another package where it lies, by DLPack: on the CPU, a GPU, or in a Tensor.
+
+        Args:
+            data: The array, or a capsule of it.
+            is_bool_tensor: Whether bytes are booleans, as older packages gave them away.
 
         Raises:
             BindingError: It can't be read.
         """
+        if is_bool_tensor:
+            found = OrtValue.from_dlpack(data).numpy()
+            return OrtValue(found.view(np.bool_) if found.dtype == np.uint8 else found)
         with translating(BindingError):
+            if type(data).__name__ == "PyCapsule":
+                data = _Capsule(data)
             if isinstance(data, Tensor) and data.backend_type is not BackendType.CPU:
                 # What a Worker made lasts from now on.
                 data._content.export()
                 return OrtValue(data)
             if not hasattr(data, "__dlpack_device__"):
-                got = (
-                    f"A {type(data).__name__} has no __dlpack__ and __dlpack_device__; give the array, not its capsule."
-                )
+                got = f"A {type(data).__name__} has no __dlpack__ and __dlpack_device__, and is no capsule."
                 raise make_error(ArgumentTypeError, got)
             kind, ordinal = map(int, data.__dlpack_device__())
             is_host = kind in (dlpack.CPU, dlpack.CUDA_HOST)
@@ -178,13 +190,13 @@ class OrtValue:
         with translating(BindingError):
             return data.readback_and_clone() if isinstance(data, Tensor) else data
 
-    def update_inplace(self, data: Array) -> None:
-        """Replace its content by that of an array of the same dtype and shape.
+    def update_inplace(self, data: Array | OrtValue) -> None:
+        """Replace its content by that of an array or value of the same dtype and shape.
 
         Raises:
             BindingError: It is something else, or the bytes of this value are read-only.
         """
-        mine, array = self._require(), np.asarray(data)
+        mine, array = self._require(), np.asarray(data.numpy() if isinstance(data, OrtValue) else data)
         got = TensorSpec(array.shape, array.dtype)
         if got != self.spec:
             raise make_error(BindingError, f"The value is {self.spec}, got {got}.")
@@ -228,6 +240,27 @@ class OrtValue:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)
 
+    def as_sparse_tensor(self) -> NoReturn:
+        """Refuse: there are no sparse tensors."""
+        raise make_error(NotImplemented, "Sparse tensors are not supported.")
+
+    @staticmethod
+    def ort_value_from_sparse_tensor(sparse_tensor: object) -> NoReturn:
+        """Refuse: there are no sparse tensors."""
+        raise make_error(NotImplemented, f"Sparse tensors are not supported, got {sparse_tensor!r}.")
+
+    def to_dlpack(self) -> object:
+        """Return it as a DLPack capsule."""
+        return self.__dlpack__()
+
+    @property
+    def _ortvalue(self) -> OrtValue:
+        """The value of the compiled module, which is this one."""
+        return self
+
+    def _get_c_value(self) -> OrtValue:
+        return self
+
     def __dlpack__(self, **options: Any) -> object:
         return self._require().__dlpack__(**options)
 
@@ -244,6 +277,68 @@ class OrtValue:
         if self._data is None:
             raise make_error(BindingError, "The value is not there: nothing was run that makes it.")
         return self._data
+
+
+class OrtValueVector(list[OrtValue]):
+    """A list of values, with the calls of C++'s vector."""
+
+    def push_back(self, value: OrtValue) -> None:
+        """Append a value."""
+        self.append(value)
+
+    def push_back_batch(self, values: Iterable[OrtValue]) -> None:
+        """Append several values."""
+        self.extend(values)
+
+    def reserve(self, count: int) -> None:
+        """Do nothing: a list grows as it must."""
+
+    def shrink_to_fit(self) -> None:
+        """Do nothing: a list takes what it must."""
+
+    def element_type_at(self, index: int) -> int:
+        """Return ONNX's code of a value's element type."""
+        return self[index].element_type()
+
+    def dlpack_at(self, index: int) -> object:
+        """Return a value as a DLPack capsule."""
+        return self[index].to_dlpack()
+
+    def to_dlpacks(self, to_tensor: Any = None) -> list[Any]:
+        """Return all values as DLPack capsules, or as what a function makes of each."""
+        capsules = [value.to_dlpack() for value in self]
+        return capsules if to_tensor is None else [to_tensor(capsule) for capsule in capsules]
+
+
+class _Capsule:
+    """A DLPack capsule as an array to be imported, from the device that it tells."""
+
+    def __init__(self, capsule: object) -> None:
+        self._capsule, self._device = capsule, dlpack.peek(capsule)[1]
+
+    def __dlpack__(self, **options: Any) -> object:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def is_dlpack_uint8_tensor(capsule: object) -> bool:
+    """Return whether a DLPack capsule holds bytes, as those of booleans were before DLPack had a type for them."""
+    with translating(BindingError):
+        return dlpack.peek(capsule)[0] == np.uint8
+
+
+def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: None = None) -> None:
+    """Copy values into others of the same dtypes and shapes, wherever they lie.
+
+    Raises:
+        BindingError: They don't match.
+    """
+    if len(src) != len(dst):
+        raise make_error(BindingError, f"Got {len(src)} values to copy into {len(dst)}.")
+    for value, into in zip(src, dst, strict=True):
+        into.update_inplace(value)
 
 
 def unwrap(item: object) -> object:

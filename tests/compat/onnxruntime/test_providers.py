@@ -198,6 +198,65 @@ def test_code_that_imports_the_other_gets_this() -> None:
     assert run_python(code) == "NoSuchFile True"
 
 
+def test_names_that_tests_of_the_other_import_are_there() -> None:
+    code = """
+        import gpuexec.compat.onnxruntime as ours
+        ours.stand_in()
+        import onnxruntime.backend.backend
+        from onnxruntime.backend.backend import OnnxRuntimeBackend
+        from onnxruntime.backend.backend_rep import OnnxRuntimeBackendRep
+        from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, OrtValueVector, SessionIOBinding
+        from onnxruntime.capi.onnxruntime_inference_collection import check_and_normalize_provider_args
+        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RunOptions
+        from onnxruntime import OrtArenaCfg, OrtMemoryInfo, OrtMemType, SparseTensor, get_ep_devices
+        assert OrtValue is ours.OrtValue and OrtDevice is ours.OrtDevice and SessionIOBinding is ours.SessionIOBinding
+        assert OnnxRuntimeBackend.prepare is onnxruntime.backend.prepare
+        print(OrtDevice.dml(), OrtDevice.default_memory())
+    """
+    assert run_python(code) == "4 0"
+
+
+@pytest.mark.parametrize("name", ["quantization", "tools", "transformers", "datasets"])
+def test_packages_of_the_installed_one_are_reached(name: str) -> None:
+    code = f"""
+        import os, sys
+        import gpuexec.compat.onnxruntime as ours
+        ours.stand_in()
+        import onnxruntime
+        from onnxruntime import {name}
+        import onnxruntime.{name} as again
+        assert onnxruntime is ours and again is {name} is onnxruntime.{name}
+        assert not any("pybind11_state.cpython" in str(getattr(m, "__file__", "")) for m in sys.modules.values())
+        print(os.path.basename(os.path.dirname(os.path.dirname({name}.__file__))), "gpuexec" in {name}.__file__)
+    """
+    assert run_python(code) == "onnxruntime False"
+
+
+def test_packages_of_one_that_is_not_installed_are_refused_by_name() -> None:
+    code = """
+        import sys
+        import gpuexec.compat.onnxruntime as ours
+        ours.stand_in()
+        sys.path[:] = [path for path in sys.path if "site-packages" not in path]
+        for name in ("quantization", "tools", "transformers"):
+            try:
+                __import__(f"onnxruntime.{name}")
+            except ImportError as error:
+                print(f"onnxruntime.{name}" in str(error) and "pip install onnxruntime" in str(error), error.name)
+        try:
+            from onnxruntime import quantization
+        except ImportError as error:
+            print(error.name)
+        try:
+            import onnxruntime.training
+        except ModuleNotFoundError as error:
+            print(error.name)
+    """
+    told = run_python(code).splitlines()
+    assert told == [*(f"True onnxruntime.{name}" for name in ("quantization", "tools", "transformers")),
+                    "onnxruntime.quantization", "onnxruntime.training"]  # fmt: skip
+
+
 def test_standing_in_too_late_is_refused() -> None:
     code = """
         import onnxruntime
