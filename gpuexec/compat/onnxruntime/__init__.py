@@ -11,6 +11,8 @@ and can't be changed, gets this package if it stands in for the other before tha
     import gpuexec.compat.onnxruntime
     gpuexec.compat.onnxruntime.stand_in()
 
+``onnxruntime.quantization``, ``.tools`` and ``.transformers`` then come from the installed ONNX Runtime, and use this.
+
 A session holds a Model and a few Workers over it, so that it may be run from many threads. Providers are backends:
 CUDAExecutionProvider, CPUExecutionProvider and GpuexecSimulatorExecutionProvider; others are named in a warning, and
 the next of the list is taken. What is set and has no meaning here is named in a warning once. Errors are gpuexec's, by

@@ -38,6 +38,8 @@ FUNCTIONS = {
     "register_execution_provider_library": _NO_PLUGINS,
     "unregister_execution_provider_library": _NO_PLUGINS,
     "quantize_matmul_bnb4": _NO_PACKING,
+    "quantize_qdq_matmul_2bits": _NO_PACKING,
+    "pack_fp4_weights_for_cuda_moe_gemm": _NO_PACKING,
     "get_all_operator_schema": "gpuexec ops lists the operators",
     "get_all_opkernel_def": "gpuexec ops lists the operators",
 }

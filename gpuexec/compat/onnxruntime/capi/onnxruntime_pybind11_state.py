@@ -6,6 +6,8 @@ from typing import Any
 
 from gpuexec.compat.onnxruntime import absent
 from gpuexec.compat.onnxruntime.binding import SessionIOBinding as SessionIOBinding
+from gpuexec.compat.onnxruntime.block_quantization import make_quantizer
+from gpuexec.compat.onnxruntime.block_quantization import quantize_qdq_matmul_4bits as quantize_qdq_matmul_4bits
 from gpuexec.compat.onnxruntime.described import AssignedNode as OrtEpAssignedNode  # noqa: F401
 from gpuexec.compat.onnxruntime.described import AssignedSubgraph as OrtEpAssignedSubgraph  # noqa: F401
 from gpuexec.compat.onnxruntime.described import ModelMetadata as ModelMetadata
@@ -60,6 +62,7 @@ from gpuexec.compat.onnxruntime.values import OrtValueVector as OrtValueVector
 from gpuexec.compat.onnxruntime.values import copy_tensors as copy_tensors
 from gpuexec.compat.onnxruntime.values import is_dlpack_uint8_tensor as is_dlpack_uint8_tensor
 
+quantize_matmul_2bits, quantize_matmul_4bits, quantize_matmul_8bits = (make_quantizer(bits) for bits in (2, 4, 8))
 kNextPowerOfTwo, kSameAsRequested = ArenaExtendStrategy  # noqa: N816
 
 
