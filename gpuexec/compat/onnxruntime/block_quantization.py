@@ -100,16 +100,16 @@ def _quantize_blocks(weight: Array, block_size: int, bits: int, is_symmetric: bo
 
 def _round(numbers: Array) -> Array:
     """Return the nearest integers; halves go away from 0."""
-    return np.trunc(numbers + np.copysign(np.float32(0.5), numbers))
+    return np.asarray(np.trunc(numbers + np.copysign(np.float32(0.5), numbers)))
 
 
 def _pack(values: Array, bits: int, fill: int) -> Array:
-    """Return bytes of values along the last axis, the first in the lowest bits; what is left of the last byte is fill."""
+    """Return bytes of values along the last axis, the first in the lowest bits; the rest of the last byte is fill."""
     each, count = 8 // bits, values.shape[-1]
     whole = np.full((*values.shape[:-1], -(-count // each) * each), fill, np.uint8)
     whole[..., :count] = values
     shifted = whole.reshape(*values.shape[:-1], -1, each) << (np.arange(each, dtype=np.uint8) * bits)
-    return np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint8)
+    return np.asarray(np.bitwise_or.reduce(shifted, axis=-1), np.uint8)
 
 
 def _write(name: str, target: Array, content: Array) -> None:
