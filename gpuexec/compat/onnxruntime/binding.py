@@ -49,6 +49,11 @@ class IOBinding:
         self._outputs: dict[str, OrtValue] = {}
         self._has_pointers = False
 
+    @property
+    def session(self) -> InferenceSession:
+        """The session that runs with it."""
+        return self._session
+
     # ---- inputs
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:

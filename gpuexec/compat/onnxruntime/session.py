@@ -237,7 +237,7 @@ class InferenceSession(DescribesModel):
     ) -> list[OrtValue]:
         """Run with inputs wherever they lie, and wait for outputs as values on the CPU; otherwise as `run`."""
         for name in self._list_outputs(output_names):
-            check_bindable(self.model.outputs, name)
+            check_bindable(self.model.outputs, name, takes_strings=True)
         return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
 
     def io_binding(self) -> IOBinding:
@@ -251,10 +251,13 @@ class InferenceSession(DescribesModel):
         those on a device may be pending, and whoever reads them waits.
 
         Raises:
-            BindingError: A dtype or shape does not fit, an input is missing, or no output is bound.
+            BindingError: A dtype or shape does not fit, an input is missing, no output is bound, or it is another
+                session's.
         """
         if not isinstance(iobinding, IOBinding):
             raise make_error(ArgumentTypeError, f"Expected an IOBinding, got {type(iobinding).__name__}.")
+        if iobinding.session is not self:
+            raise make_error(BindingError, "The IOBinding is another session's; make one with session.io_binding().")
         is_waiting = not (run_options and run_options.is_on("disable_synchronize_execution_providers"))
         with translating(BindingError):
             inputs, stream = iobinding.list_inputs(), iobinding.caller_stream

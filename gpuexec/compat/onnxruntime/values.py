@@ -19,19 +19,19 @@ from gpuexec.results.tensor import Tensor
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, BackendType, open_backend
 from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec, dtype_row, is_host_object
+from gpuexec.spec import STRING, TensorSpec, dtype_row, is_host_object
 
 Array = np.ndarray[Any, Any]
 
 
-def check_bindable(ports: Sequence[ModelPort], name: str) -> None:
-    """Check that what a model gives by this name is a tensor of numbers, which alone values hold.
+def check_bindable(ports: Sequence[ModelPort], name: str, *, takes_strings: bool = False) -> None:
+    """Check that what a model gives by this name is a tensor of numbers, which alone are bound, or of strings.
 
     Raises:
         BindingError: It is strings or a container.
     """
     spec = next(port.spec for port in ports if port.name == name)
-    if is_host_object(spec.dtype):
+    if is_host_object(spec.dtype) and not (takes_strings and spec.dtype == STRING):
         raise make_error(BindingError, f"Output {name!r} is {spec}; values hold tensors of numbers alone: use run().")
 
 

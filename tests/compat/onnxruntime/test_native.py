@@ -91,6 +91,29 @@ def test_runs_append_to_a_vector(ort: Any) -> None:
     np.testing.assert_array_equal([value.numpy() for value in made], [-(X + B), X + B])
 
 
+@BOTH
+def test_binding_of_another_session_is_refused(ort: Any) -> None:
+    first, second = open_session(ort), open_session(ort)
+    binding = first.io_binding()
+    for name, array in FEED.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("y")
+    with pytest.raises(ValueError, match="session"):
+        second.run_with_iobinding(binding)
+    first.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], X + B)
+
+
+@BOTH
+def test_strings_come_as_values(ort: Any) -> None:
+    model = make_bytes("g (int64[2] x) => (string[2] y) { y = Cast <to = 8> (x) }")
+    session = ort.InferenceSession(model, providers=[CPU])
+    (value,) = session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(np.array([3, -4]))})
+    assert value.numpy().tolist() == ["3", "-4"]
+    told = (value.shape(), value.data_type(), value.element_type(), value.is_tensor(), value.device_name())
+    assert told == ([2], "tensor(string)", 8, True, "cpu")
+
+
 def test_values_on_a_device_are_bound_and_fetched_by_it() -> None:
     device = ours.OrtDevice.make("simulator", 0)
     session = make_session(provider=SIMULATOR)
