@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpuexec.images.converter import to_image as to_image
     from gpuexec.images.converter import to_tensor as to_tensor
     from gpuexec.images.transform import ImageTransform as ImageTransform
+    from gpuexec.importer.origin import ExternalData as ExternalData
     from gpuexec.inspecting.finding import NonFinite as NonFinite
     from gpuexec.inspecting.gaps import Gap as Gap
     from gpuexec.inspecting.gaps import gap_of as gap_of
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "gpuexec.editing.named_data": ("NamedDataMap",),
     "gpuexec.array_program": ("SymbolicArray", "fn", "graph"),
+    "gpuexec.importer.origin": ("ExternalData",),
     "gpuexec.loading": ("load",),
     "gpuexec.model": ("Model",),
     "gpuexec.profiling.complexity": ("count_work",),

@@ -27,10 +27,11 @@ class ExternalData:
 
     Args:
         files: Whole files by the location that the model names; no others are read then. None: those of its folder.
+            They are used where they lie, and so must stay as they are.
         tensors: Initializers by name, whose files need not be there.
     """
 
-    files: Mapping[str, memoryview] | None = None
+    files: Mapping[str, bytes | memoryview] | None = None
     tensors: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
@@ -93,7 +94,7 @@ class Origin:
         if files is not None and location not in files:
             raise AccessError(f"it is not among the files given: {', '.join(map(repr, files)) or 'none'}.")
         if files is not None:
-            return files[location]
+            return memoryview(files[location]).cast("B")
         if location not in self._maps:
             self._maps[location] = map_file(self._open_external(location), repr(location))
         return self._maps[location]

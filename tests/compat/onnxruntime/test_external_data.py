@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ours
 from gpuexec.compat.onnxruntime import capi
-from gpuexec.importer.origin import ExternalData
 from tests.compat.onnxruntime.sessions import CPU, F32, SIMULATOR
 
 errors = capi.onnxruntime_pybind11_state
@@ -147,14 +146,14 @@ def test_length_beyond_a_buffer_is_refused() -> None:
 
 
 def test_models_are_loaded_with_files_in_memory() -> None:
-    external = ExternalData({"w.bin": memoryview(W.tobytes())})
+    external = gx.ExternalData({"w.bin": W.tobytes()})
     with gx.Worker(gx.load(make_model(), external=external), backend=gx.BackendType.CPU) as worker:
         worker.schedule({"x": X})
         np.testing.assert_array_equal(worker.read_output("y"), X @ W + 1)
     with pytest.raises(gx.ModelError, match="load the model from its path"):
         gx.load(make_model())
     with pytest.raises(gx.InputError, match="no initializer 'p' to give content for"):
-        gx.load(make_model(), external=ExternalData(tensors={"p": W}))
+        gx.load(make_model(), external=gx.ExternalData(tensors={"p": W}))
 
 
 @pytest.mark.parametrize("size", [None, "10", "24", "25"])
