@@ -115,7 +115,7 @@ class Engine:
             f"Another caller is inside this {owner}; make one {owner} per thread (they share the model's weights).",
             f"The {owner} is closed.",
         )
-        self.holdings = watch_memory(storage, weights, self.site.graphs, backend.staging)
+        self.holdings = watch_memory(storage, weights, self.site.graphs, backend)
         self._stepping = Stepping(self._issuer, stopwatch, self.holdings, self._entrance)
         self.waiting = Waiting(road, self._issuer, self._stepping, storage, self._entrance)
         self.acceptor = Acceptor(model, backend, self.stream)
@@ -234,13 +234,17 @@ class Engine:
     # ---- giving back
 
     def trim(self) -> None:
-        """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up."""
+        """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up.
+
+        Freed memory that the device keeps goes back to the driver, whoever freed it.
+        """
         self._stepping.drop("a trim")
         self._issuer.driver.synchronize()
         with self._issuer.lock:
             trim_storage(self._storage, self.site, self.stream)
         self.backend.keeper.prune()
         self.backend.staging.trim()
+        self.backend.device.trim()
 
     def close(self) -> None:
         """Wait for all work, then give everything back. Twice is harmless."""

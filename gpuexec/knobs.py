@@ -70,6 +70,11 @@ def graph_bytes() -> int:
     return int(os.environ.get("GPUEXEC_GRAPH_BYTES") or (512 << 20))
 
 
+def pool_bytes() -> int:
+    """GPUEXEC_POOL_BYTES: how many freed bytes a GPU keeps to use again, and as many pinned (default: 512 MiB)."""
+    return int(os.environ.get("GPUEXEC_POOL_BYTES") or (512 << 20))
+
+
 def cxx() -> str | None:
     """GPUEXEC_CXX: the C++17 compiler the simulator uses (default: g++, then clang++)."""
     return os.environ.get("GPUEXEC_CXX") or None

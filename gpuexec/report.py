@@ -73,7 +73,8 @@ class Reporting:
         """Return bytes held, by what: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
 
         Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
-        all; those of ``graphs`` are an estimate.
+        all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
+        count for no ``max_bytes``. Those of ``graphs`` are an estimate.
         """
         return count_memory(self._engine)
 

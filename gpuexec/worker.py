@@ -226,7 +226,7 @@ class Worker(Scheduling, Flushing, Reporting):
     # ---- life
 
     def trim(self) -> None:
-        """Wait for all work and give back memory that is not needed now."""
+        """Wait for all work and give back memory that is not needed now, to the driver what the device keeps of it."""
         with self._engine.entering():
             self._engine.trim()
 

@@ -128,17 +128,17 @@ class Refusing:
         self.calls = 0
         self.refused: range = range(0)
 
-    def __call__(self, nbytes: int) -> Any:
+    def __call__(self, nbytes: int, stream: Any = None) -> Any:
         self.calls += 1
         if self.calls - 1 in self.refused:
             raise gx.OutOfMemoryError(f"The device has no room for {nbytes} bytes.")
-        return self._allocate(nbytes)
+        return self._allocate(nbytes, stream)
 
 
 @pytest.fixture
 def refusing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Refusing:
     made = Refusing(backend.device.allocate)
-    monkeypatch.setattr(type(backend.device), "allocate", lambda self, nbytes: made(nbytes))
+    monkeypatch.setattr(type(backend.device), "allocate", lambda self, nbytes, stream=None: made(nbytes, stream))
     return made
 
 

@@ -22,7 +22,7 @@ class ExchangePool:
 
     def __init__(self, backend: Backend, stream: Stream, allocate: Allocate | None = None) -> None:
         self._stream = stream
-        self._allocate = allocate or backend.device.allocate
+        self._allocate = allocate or (lambda nbytes: backend.device.allocate(nbytes, stream))
         self._free: dict[int, list[Memory]] = {}
         # Those that are lent too: a collection that finds holders of a block to be garbage must not find the block so.
         self._blocks: dict[int, Memory] = {}

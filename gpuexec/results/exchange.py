@@ -18,11 +18,11 @@ from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.content import Content
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend, BackendType
-from gpuexec.runtime.device import Region, Stream
+from gpuexec.runtime.device import Region, Stream, note_stream
 from gpuexec.spec import TensorSpec, dtype_row
 
 Array = np.ndarray[Any, Any]
-_LEGACY_STREAM, _NO_STREAM = 1, -1
+_LEGACY_STREAM, _THREAD_STREAM, _NO_STREAM = 1, 2, -1
 
 
 def import_dlpack(item: Any, backend: Backend, stream: Stream) -> tuple[TensorSpec, Region, Fence] | Array:
@@ -72,8 +72,15 @@ def import_cuda(item: Any, backend: Backend) -> tuple[TensorSpec, Region, Fence]
 
 
 def export_cuda(content: Content) -> dict[str, Any]:
-    """Return the interface of a content that its stream makes; who reads it waits for that stream."""
+    """Return the interface of a content that its stream makes; who reads it waits for that stream.
+
+    NOTE: the interface does not say on which stream it is read. Once the bytes are let go of, they are used again
+    behind what is on the default stream then, and on the streams that wait for it; who reads on a stream that does not,
+    as those of PyTorch and non-blocking ones, keeps the tensor until that work is done, or takes it by DLPack.
+    """
     assert content.stream is not None
+    device = content.backend.device
+    note_stream(content.region.memory, device.external_stream(_LEGACY_STREAM))
     return {
         "shape": content.spec.shape,
         "typestr": "|V1" if dtype_row(content.spec.dtype).is_narrow else content.spec.dtype.str,
@@ -85,12 +92,22 @@ def export_cuda(content: Content) -> dict[str, Any]:
 
 
 def export_dlpack(content: Content, *, stream: int | None, max_version: tuple[int, int] | None) -> object:
-    """Return a DLPack capsule that the consumer's stream waits for (None: the default one; -1: no waiting)."""
+    """Return a DLPack capsule that the consumer's stream waits for (None: the default one; -1: no waiting).
+
+    Once the consumer lets go of the bytes, they are used again behind what is on its stream then. A stream that was
+    destroyed by its owner before that can't be asked.
+    """
     device = content.backend.device
-    if device.target.has_kernels and stream != _NO_STREAM:
-        consumer = device.external_stream(_LEGACY_STREAM if stream is None else stream)
-        for event in content.fence.events:
+    if device.target.has_kernels:
+        named = _LEGACY_STREAM if stream in (None, _NO_STREAM) else stream
+        assert named is not None
+        consumer = device.external_stream(named)
+        for event in content.fence.events if stream != _NO_STREAM else ():
             consumer.wait(event)
+        # NOTE: 2 is another stream in each thread, and the bytes may be let go of in any. All of them are in step with
+        # the default stream.
+        lasting = device.external_stream(_LEGACY_STREAM) if named == _THREAD_STREAM else consumer
+        note_stream(content.region.memory, lasting)
     is_versioned = max_version is not None and max_version[0] >= 1
     region = content.region
     where = dlpack_device(content.backend)

@@ -68,7 +68,7 @@ class MemoryLimit:
 
     Args:
         max_bytes: All together: arena, frames, what passes between plans, weights, state. What several Workers share
-            counts for each.
+            counts for each; freed memory that the device keeps to use again counts for none.
         weights: The model's.
         frames: How many the Worker has.
         state_nbytes: What memories take at their largest, where that is known.

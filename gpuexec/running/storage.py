@@ -20,7 +20,6 @@ from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
 from gpuexec.runtime.graph_cache import GraphCache
-from gpuexec.runtime.staging import Staging
 
 
 class Binder(Protocol):
@@ -62,7 +61,7 @@ class Storage:
 OpenStorage = Callable[[Backend, Stream, SyncLog], Storage]
 
 
-def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, staging: Staging) -> Holdings:
+def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, backend: Backend) -> Holdings:
     """Return what tells how much of each kind of memory is held, and since when."""
     return Holdings(
         {
@@ -71,7 +70,8 @@ def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, staging
             "weights": lambda: weights.nbytes,
             "frames": lambda: sum(frame.nbytes for frame in storage.frames),
             "graphs": lambda: graphs.nbytes,
-            "pinned": lambda: staging.nbytes,
+            "pinned": lambda: backend.staging.nbytes,
+            "cached": lambda: backend.device.cached_nbytes,
         }
     )
 

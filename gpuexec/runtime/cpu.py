@@ -112,13 +112,22 @@ class CpuDevice:
                 self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuexec-cpu")
             return self._pool
 
-    def allocate(self, nbytes: int) -> Memory:
+    @property
+    def cached_nbytes(self) -> int:
+        """Nothing: the process's allocator takes back what is freed."""
+        return 0
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
         """Return memory of the process."""
         return CpuMemory(nbytes)
 
     def allocate_pinned(self, nbytes: int) -> Memory:
         """Return memory of the process; nothing need be pinned here."""
         return CpuMemory(nbytes)
+
+    def trim(self) -> int:
+        """Do nothing: no freed memory is kept."""
+        return 0
 
     def create_stream(self) -> Stream:
         """Return a stream with a thread of its own."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from gpuexec import knobs
 from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError
@@ -19,25 +17,58 @@ from gpuexec.runtime.cuda_errors import NOT_READY, SUCCESS, CallContext
 from gpuexec.runtime.cuda_event import CudaEvent, CudaTimedEvent
 from gpuexec.runtime.cuda_graph import CudaGraph
 from gpuexec.runtime.cuda_stream import CudaFunction, CudaStream
-from gpuexec.runtime.device import ByteArray, Recording, Region
+from gpuexec.runtime.device import Memory, Recording, Region, Stream
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
+from gpuexec.runtime.memory_pool import MemoryPool, PooledMemory, PooledPinned, round_to_class
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import OLDEST_ARCHITECTURE, Target
 
+_PORTABLE = 1  # cudaHostAllocPortable
 
-class CudaMemory:
-    """Device memory from CuPy's pool, or pinned host memory, which alone has an ``array``."""
 
-    def __init__(self, pointer: Any, nbytes: int, array: ByteArray | None = None) -> None:
-        self._pointer, self.nbytes, self.array = pointer, nbytes, array
-        self.address: int = pointer.ptr
+class DeviceSource:
+    """Device memory from the driver."""
 
-    def free(self) -> None:
-        """Give the bytes back to the pool; a view of pinned bytes that someone still holds keeps them alive."""
-        self._pointer = self.array = None
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+
+    def round_up(self, nbytes: int) -> int:
+        """Return the size of the blocks that serve so many bytes: at most an eighth more, or 2 MiB."""
+        return round_to_class(nbytes)
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory; cudaMalloc aligns to 256 bytes at least."""
+        with self._device.calling(f"allocating {nbytes} bytes"):
+            return int(self._device.cupy.cuda.runtime.malloc(nbytes))
+
+    def release(self, address: int) -> None:
+        """Give memory back; CUDA waits for what is under way on the device."""
+        with self._device.calling("freeing memory"):
+            self._device.cupy.cuda.runtime.free(address)
+
+
+class PinnedSource:
+    """Page-locked host memory from the driver."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+
+    def round_up(self, nbytes: int) -> int:
+        """Return the size of the blocks that serve so many bytes, as of device memory."""
+        return round_to_class(nbytes)
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory, pinned for all GPUs."""
+        with self._device.calling(f"allocating {nbytes} pinned bytes"):
+            return int(self._device.cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE))
+
+    def release(self, address: int) -> None:
+        """Give memory back."""
+        with self._device.calling("freeing pinned memory"):
+            self._device.cupy.cuda.runtime.freeHost(address)
 
 
 class CudaDevice:
@@ -83,17 +114,28 @@ class CudaDevice:
         self.calling = self.context.calling
         self._library = KernelLibrary(self.target.name)
         self._functions: dict[Kernel, CudaFunction] = {}
+        kept = knobs.pool_bytes()
+        self._memory = MemoryPool(DeviceSource(self), self.create_event, kept)
+        self._pinned = MemoryPool(PinnedSource(self), self.create_event, kept)
 
-    def allocate(self, nbytes: int) -> CudaMemory:
-        """Return device memory from CuPy's pool, which aligns to 512 bytes."""
-        with self.calling(f"allocating {nbytes} bytes"):
-            return CudaMemory(self.cupy.cuda.alloc(max(nbytes, 1)), nbytes)
+    @property
+    def cached_nbytes(self) -> int:
+        """Bytes on the device that were freed and are kept to be used again."""
+        return self._memory.cached_nbytes
 
-    def allocate_pinned(self, nbytes: int) -> CudaMemory:
-        """Return page-locked host memory from CuPy's pool."""
-        with self.calling(f"allocating {nbytes} pinned bytes"):
-            pointer = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
-        return CudaMemory(pointer, nbytes, np.frombuffer(pointer, np.uint8, nbytes))
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
+        """Return device memory from the device's own pool."""
+        self.context.check()
+        return PooledMemory(self._memory, nbytes, stream)
+
+    def allocate_pinned(self, nbytes: int) -> Memory:
+        """Return page-locked host memory from the device's own pool; a view that someone holds keeps it alive."""
+        self.context.check()
+        return PooledPinned(self._pinned, nbytes)
+
+    def trim(self) -> int:
+        """Give freed memory that is kept back to the driver; return the bytes."""
+        return self._memory.trim() + self._pinned.trim()
 
     def create_stream(self) -> CudaStream:
         """Return a stream that waits for no other."""
@@ -104,8 +146,15 @@ class CudaDevice:
         return isinstance(stream, CudaStream) and stream._device is self
 
     def external_stream(self, handle: int) -> CudaStream:
-        """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams."""
-        return CudaStream(self, handle)
+        """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams.
+
+        CuPy destroys a stream with its last holder, so one that is CuPy's current stream is held.
+        """
+        stream = CudaStream(self, handle)
+        with self.calling("asking for CuPy's stream"):
+            current = self.cupy.cuda.get_current_stream()
+        stream.owner = current if current.ptr == handle else None
+        return stream
 
     def create_event(self) -> CudaEvent:
         """Return an event, not recorded."""
@@ -140,7 +189,8 @@ class CudaDevice:
         return CudaGraph(self, commands, edges, origins)
 
     def close(self) -> None:
-        """Drop the kernels. Memory, streams and events go as their holders let go of them."""
+        """Drop the kernels and freed memory. Other memory, streams and events go as their holders let go of them."""
+        self.trim()
         self._functions.clear()
         self._library.close()
 

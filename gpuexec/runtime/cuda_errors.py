@@ -44,6 +44,15 @@ class CallContext:
         # The last command that an event has told to be done.
         self.done: object = None
 
+    def check(self) -> None:
+        """Check that the GPU can be used.
+
+        Raises:
+            DeviceLostError: A fault has ended the context.
+        """
+        if self.lost is not None:
+            raise DeviceLostError(self.lost)
+
     def calling(self, what: str, kernel: Kernel | None = None) -> _Calling:
         """Return a context manager for one call; ``what`` and ``kernel`` go into the message should it fail."""
         return _Calling(self, what, kernel)

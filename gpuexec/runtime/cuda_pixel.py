@@ -21,7 +21,7 @@ from gpuexec.ops.pixel import copy_kernels, make_copy, make_fill
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice
 from gpuexec.runtime.cuda_stream import CudaStream
-from gpuexec.runtime.device import ByteArray, Function
+from gpuexec.runtime.device import ByteArray, Function, Memory, Stream
 from gpuexec.runtime.pixel.addresses import AddressSpace
 from gpuexec.runtime.pixel.arguments import name_textures
 from gpuexec.runtime.pixel.extents import TEXEL_BYTES, Rectangle, find_extents, split_range
@@ -169,11 +169,11 @@ class CudaPixelDevice(CudaDevice):
         super().__init__(ordinal, packed_launch=packed_launch)
         self.target = dataclasses.replace(self.target, kind="pixel")
         self.space: AddressSpace[Handles] = AddressSpace()
-        self._edges: dict[tuple[int, int], Any] = {}
+        self._edges: dict[tuple[int, int], Memory] = {}
         self.load(copy_kernels())
 
-    def allocate(self, nbytes: int) -> Any:
-        """Return a texture of at least so many bytes; their content is undefined."""
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Any:
+        """Return a texture of at least so many bytes; their content is undefined. No pool keeps them."""
         return CudaTexture(self, nbytes)
 
     def create_stream(self) -> CudaPixelStream:
@@ -197,5 +197,5 @@ class CudaPixelDevice(CudaDevice):
         """
         key = (stream, threading.get_ident())
         if key not in self._edges:
-            self._edges[key] = self.cupy.cuda.alloc(TEXEL_BYTES)
-        return int(self._edges[key].ptr)
+            self._edges[key] = super().allocate(TEXEL_BYTES)
+        return self._edges[key].address

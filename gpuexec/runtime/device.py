@@ -47,7 +47,20 @@ class Memory(Protocol):
         """The bytes where the host may touch them, else None."""
 
     def free(self) -> None:
-        """Give the bytes back. The caller has seen to it that nothing uses them any more. Twice is harmless."""
+        """Give the bytes back. Twice is harmless.
+
+        The caller has seen to it that nothing uses them any more, but for work of streams told by `note_stream`.
+        """
+
+
+def note_stream(memory: Memory, stream: Stream) -> None:
+    """Say that work of a stream may use a memory until it is given back, and nobody will wait for that work.
+
+    A device with a pool uses the bytes again behind what is on the stream by then. Memory of somebody else's is his to
+    keep. The stream has to exist until then.
+    """
+    if hasattr(memory, "note_stream"):
+        memory.note_stream(stream)
 
 
 def begin_host_read(memory: Memory, nbytes: int, offset: int = 0) -> None:
@@ -197,8 +210,17 @@ class Device(Protocol):
     name: str
     ordinal: int
 
-    def allocate(self, nbytes: int) -> Memory:
+    @property
+    def cached_nbytes(self) -> int:
+        """Bytes on the device that were freed and are kept to be used again; nobody holds them."""
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
         """Return device memory, aligned to 256 bytes, content undefined.
+
+        Args:
+            nbytes: How many bytes.
+            stream: The one on which they are used first, or which other users wait for: it may be made to wait for work
+                that uses them still. None: no work does.
 
         Raises:
             OutOfMemoryError: The device has no room.
@@ -206,6 +228,9 @@ class Device(Protocol):
 
     def allocate_pinned(self, nbytes: int) -> Memory:
         """Return page-locked host memory; its ``array`` is there."""
+
+    def trim(self) -> int:
+        """Give freed memory that is kept back to the driver; return the bytes."""
 
     def create_stream(self) -> Stream:
         """Return a stream that waits for no other."""

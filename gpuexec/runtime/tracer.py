@@ -227,7 +227,12 @@ class TracerDevice:
         if self.is_writing:
             self.log.append(row)
 
-    def allocate(self, nbytes: int) -> Memory:
+    @property
+    def cached_nbytes(self) -> int:
+        """Nothing: addresses are never used twice."""
+        return 0
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
         """Return an address range."""
         address = self._top
         self._top += align(max(nbytes, 1))
@@ -238,6 +243,10 @@ class TracerDevice:
         """Return host memory."""
         array = np.zeros(nbytes, np.uint8)
         return TracerMemory(array.ctypes.data, nbytes, array)
+
+    def trim(self) -> int:
+        """Do nothing: no freed memory is kept."""
+        return 0
 
     def create_stream(self) -> Stream:
         """Return a stream."""

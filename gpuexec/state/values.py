@@ -60,7 +60,7 @@ def _take_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bo
             return _keep(memory, np.array(taken, order="C"))
         spec, source, fence = taken
         memory.check(spec)
-        copy = backend.device.allocate(max(1, spec.nbytes))
+        copy = backend.device.allocate(max(1, spec.nbytes), stream)
         for each in fence.events:
             stream.wait(each)
         if spec.nbytes:

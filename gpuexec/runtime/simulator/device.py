@@ -13,17 +13,26 @@ from gpuexec import knobs
 from gpuexec.command import Kernel
 from gpuexec.errors import CheckError, ClosedError, DeviceError, DeviceLostError, GpuexecError, InputError, KernelError
 from gpuexec.plan import Segment
-from gpuexec.runtime.device import Recording, Region
+from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.device import Recording, Region, Stream
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.kernel_source import find_source
 from gpuexec.runtime.launch_costs import PACKED_COSTS
+from gpuexec.runtime.memory_pool import MemoryPool
 from gpuexec.runtime.pixel.extents import find_extents
 from gpuexec.runtime.prepared import Prepared
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.simulator.findings import Finding, describe
 from gpuexec.runtime.simulator.graph import SimulatorGraph
 from gpuexec.runtime.simulator.library import GridError, Schedule
-from gpuexec.runtime.simulator.memory import AddressMap, DeviceMemory, PinnedMemory
+from gpuexec.runtime.simulator.memory import (
+    AddressMap,
+    DeviceMemory,
+    DeviceSource,
+    PinnedMemory,
+    PinnedSource,
+    Pool,
+)
 from gpuexec.runtime.simulator.module import FindingsError, Function, load_files
 from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.simulator.ordering import Ordering
@@ -77,10 +86,15 @@ class SimulatorDevice:
         self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
         shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()
         self._schedule = schedule or shuffled
-        self._delay_s, self._memory_bytes = delay_s, memory_bytes
+        self._delay_s = delay_s
         self._blocks, self._pinned = AddressMap(), AddressMap()
         spaces = {"device memory": self._blocks, "pinned memory": self._pinned}
         self.ordering = Ordering(spaces, self.is_alive, knobs.check_order() if check_order is None else check_order)
+        # Nothing idle is kept: what is freed is out of reach at once.
+        device_memory = DeviceSource(self._blocks, self.ordering, memory_bytes)
+        self._memory = Pool(self._blocks, self.ordering, MemoryPool(device_memory, self.create_event, 0))
+        self._pinned_source = PinnedSource(self._pinned, self.ordering)
+        self._pinned_memory = Pool(self._pinned, self.ordering, MemoryPool(self._pinned_source, self.create_event, 0))
         self._functions: dict[Kernel, Function] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
         self._threads: list[StreamThread] = []  # also those of streams let go of with work still to do
@@ -91,8 +105,13 @@ class SimulatorDevice:
         self._findings: tuple[Finding, ...] = ()
         self._is_closed = False
 
-    def allocate(self, nbytes: int) -> DeviceMemory:
-        """Return device memory, full of 0xCD.
+    @property
+    def cached_nbytes(self) -> int:
+        """Bytes on the device that were freed while work of streams uses them still."""
+        return self._memory.memory.cached_nbytes
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> DeviceMemory:
+        """Return device memory, full of 0xCD unless work of streams may use it still.
 
         Raises:
             OutOfMemoryError: The device, or the host, has no room.
@@ -100,12 +119,16 @@ class SimulatorDevice:
         self.check_alive()
         if self.target.has_textures:
             find_extents(nbytes, self.name)
-        return DeviceMemory(self._blocks, self.ordering, nbytes, self._memory_bytes)
+        return DeviceMemory(self._memory, nbytes, stream)
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
         """Return host memory that copies read late."""
         self.check_alive()
-        return PinnedMemory(self._pinned, self.ordering, nbytes)
+        return PinnedMemory(self._pinned_memory, nbytes, self._pinned_source)
+
+    def trim(self) -> int:
+        """Give back freed memory that no work uses any more; return the bytes."""
+        return self._memory.memory.trim() + self._pinned_memory.memory.trim()
 
     def create_stream(self) -> SimulatorStream:
         """Return a stream that waits for no other."""
@@ -216,14 +239,25 @@ class SimulatorDevice:
         if self._is_closed:
             raise ClosedError(f"{self.name} was closed.")
 
-    def check_range(self, address: int, nbytes: int, name: str) -> None:
-        """Check that a range lies in one allocation of the device.
+    def check_range(self, address: int, nbytes: int, name: str, *, is_running: bool = False) -> None:
+        """Check that a range lies in one allocation of the device; freed ones may be used by what ``is_running`` still.
 
         Raises:
             DeviceError: It does not; the message says where it lies.
         """
-        if nbytes and not self._blocks.holds(address, nbytes):
+        if nbytes and not self._blocks.holds(address, nbytes, is_running=is_running):
             raise DeviceError(f"{name}: {self._blocks.describe(address)}.")
+
+    def check_not_freed(self, arguments: PackedArguments, name: str) -> None:
+        """Check that no pointer lies in an allocation that was freed while work uses it still.
+
+        Raises:
+            DeviceError: One does; the message says where.
+        """
+        if self._blocks.has_retired:
+            for position, kind in enumerate(arguments.kinds()):
+                if kind == "P8" and self._blocks.is_retired(arguments.pointer(position)):
+                    raise DeviceError(f"{name}: {self._blocks.describe(arguments.pointer(position))}.")
 
     def find_block(self, address: int) -> tuple[int, int] | None:
         """Return address and size of the allocation, pinned or the device's, that an address lies in."""

@@ -3,6 +3,9 @@
 It is full of 0xCD when allocated, ends near addresses that are kept inaccessible for 8 GiB, and is inaccessible once
 freed: a kernel that goes too far or too late faults, as it may on a GPU, and does not reach what is the host's. Pinned
 memory is the host's own, and full of 0xCD once freed.
+
+Both come from a `MemoryPool` that keeps nothing idle. What is freed while work of streams may use it still stays with
+its history until that is done, or until it is used again; nothing new may touch it meanwhile.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.runtime.device import ByteArray
+from gpuexec.runtime.device import ByteArray, Stream
+from gpuexec.runtime.memory_pool import Block, MemoryPool
 from gpuexec.runtime.simulator.library import load_runtime
+from gpuexec.runtime.simulator.timeline import Clock
 
 if TYPE_CHECKING:
     from gpuexec.runtime.simulator.ordering import Ordering
@@ -35,12 +40,13 @@ class AddressMap:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
         self._freed: dict[int, int] = {}
+        self._retired: set[int] = set()
         # Reentrant: a collection of garbage may remove a block in the middle of a call.
         self._lock = threading.RLock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks alive."""
+        """Bytes of all blocks alive, those retired too."""
         with self._lock:
             return sum(self._sizes.values())
 
@@ -55,28 +61,54 @@ class AddressMap:
         """Take a block out."""
         with self._lock:
             self._starts.pop(bisect.bisect_left(self._starts, address))
+            self._retired.discard(address)
             self._freed[address] = self._sizes.pop(address)
             while len(self._freed) > _REMEMBERED:
                 del self._freed[next(iter(self._freed))]
 
-    def find(self, address: int, nbytes: int = 0) -> tuple[int, int] | None:
-        """Return address and size of the block that a range lies in, if one holds all of it."""
+    @property
+    def has_retired(self) -> bool:
+        """Whether any block is retired."""
+        return bool(self._retired)
+
+    def retire(self, address: int) -> None:
+        """Let a block be used by nothing new: it was freed, and work under way uses it still."""
+        with self._lock:
+            self._retired.add(address)
+
+    def renew(self, address: int) -> None:
+        """Let a block be used again."""
+        with self._lock:
+            self._retired.discard(address)
+
+    def find(self, address: int, nbytes: int = 0, *, is_running: bool = False) -> tuple[int, int] | None:
+        """Return address and size of the block that a range lies in, if one holds all of it.
+
+        Those retired are found by what ``is_running`` alone.
+        """
         with self._lock:
             index = bisect.bisect_right(self._starts, address) - 1
             if index < 0:
                 return None
             start = self._starts[index]
             size = self._sizes[start]
+            if start in self._retired and not is_running:
+                return None
             return (start, size) if address + nbytes <= start + size else None
 
-    def holds(self, address: int, nbytes: int) -> bool:
-        """Return whether a range lies within one block."""
-        return self.find(address, nbytes) is not None
+    def holds(self, address: int, nbytes: int, *, is_running: bool = False) -> bool:
+        """Return whether a range lies within one block, as `find` finds it."""
+        return self.find(address, nbytes, is_running=is_running) is not None
+
+    def is_retired(self, address: int) -> bool:
+        """Return whether an address lies in a block that is retired."""
+        return self.find(address) is None and self.find(address, is_running=True) is not None
 
     def describe(self, address: int) -> str:
         """Say where an address lies that can't be used."""
         with self._lock:
-            for start, size in self._freed.items():
+            retired = {start: self._sizes[start] for start in self._retired}
+            for start, size in (self._freed | retired).items():
                 if start <= address < start + size:
                     return f"address {address:#x} lies in {size} bytes that were freed"
             index = bisect.bisect_right(self._starts, address) - 1
@@ -92,44 +124,109 @@ class AddressMap:
             return f"address {address:#x} lies in no allocation"
 
 
+class DeviceSource:
+    """Device memory: pages of the host between addresses that nobody can reach."""
+
+    def __init__(self, blocks: AddressMap, ordering: Ordering, limit: int | None) -> None:
+        self._blocks, self._ordering, self._limit = blocks, ordering, limit
+
+    def round_up(self, nbytes: int) -> int:
+        """Return the bytes as they are, so that what goes past the end is found."""
+        return nbytes
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory, full of 0xCD."""
+        used = self._blocks.nbytes
+        if self._limit is not None and used + nbytes > self._limit:
+            raise OutOfMemoryError(f"The simulator can't allocate {nbytes} bytes: {used} of {self._limit} are in use.")
+        address: int = load_runtime().gpuexec_allocate(nbytes)
+        if not address:
+            raise OutOfMemoryError(f"The simulator can't allocate {nbytes} bytes: the host has no memory left.")
+        self._blocks.add(address, nbytes)
+        return address
+
+    def release(self, address: int) -> None:
+        """Make memory inaccessible, and forget what happened to it."""
+        self._ordering.free_later(address, is_checked=False)
+        self._blocks.remove(address)
+        load_runtime().gpuexec_release(address)
+
+
+class PinnedSource:
+    """Pinned memory: arrays of the host, by address."""
+
+    def __init__(self, blocks: AddressMap, ordering: Ordering) -> None:
+        self._blocks, self._ordering = blocks, ordering
+        self._arrays: dict[int, ByteArray] = {}
+
+    def round_up(self, nbytes: int) -> int:
+        """Return the bytes as they are."""
+        return nbytes
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory, full of 0xCD."""
+        array = np.full(nbytes, _POISON, np.uint8)
+        address: int = array.ctypes.data
+        self._arrays[address] = array
+        self._blocks.add(address, nbytes)
+        return address
+
+    def release(self, address: int) -> None:
+        """Let go of memory, and forget what happened to it: what comes to lie there later is not pinned."""
+        self._ordering.free_later(address, is_checked=False)
+        self._blocks.remove(address)
+        del self._arrays[address]
+
+    def array_at(self, address: int) -> ByteArray:
+        """Return what holds the bytes at an address."""
+        return self._arrays[address]
+
+
+class Pool(NamedTuple):
+    """What memory of one kind is made of."""
+
+    blocks: AddressMap
+    ordering: Ordering
+    memory: MemoryPool
+
+
 class DeviceMemory:
     """Bytes on the device. ``array`` is None: the host can't look at them."""
 
-    def __init__(self, blocks: AddressMap, ordering: Ordering, nbytes: int, limit: int | None) -> None:
-        if limit is not None and blocks.nbytes + nbytes > limit:
-            raise OutOfMemoryError(
-                f"The simulator can't allocate {nbytes} bytes: {blocks.nbytes} of {limit} are in use."
-            )
-        address = load_runtime().gpuexec_allocate(nbytes)
-        if not address:
-            raise OutOfMemoryError(f"The simulator can't allocate {nbytes} bytes: the host has no memory left.")
-        self.address: int = address
-        self.nbytes = nbytes
-        self.array: ByteArray | None = None
-        self._blocks: AddressMap | None = blocks
-        self._ordering = ordering
-        blocks.add(address, nbytes)
+    array: ByteArray | None = None
+
+    def __init__(self, pool: Pool, nbytes: int, stream: Stream | None = None) -> None:
+        self.nbytes, self._pool = nbytes, pool
+        self._block: Block | None = pool.memory.allocate(nbytes, stream)
+        self.address = self._block.address
+        pool.blocks.renew(self.address)
+
+    def note_stream(self, stream: Stream) -> None:
+        """See `gpuexec.runtime.device.note_stream`."""
+        if self._block is not None:
+            self._block.note_stream(stream)
 
     def free(self) -> None:
         """Give the bytes back; whoever still uses them faults. Twice is harmless.
 
         Raises:
-            OrderError: An operation uses them that need not be done; they are not freed.
+            OrderError: An operation uses them that need not be done, on no stream that was noted; they are not freed.
         """
-        if self._blocks is not None:
-            self._ordering.free(self.address)
+        if self._block is not None:
+            self._pool.ordering.free(self.address, list_marks(self._block))
         self._release()
 
     def _release(self) -> None:
-        blocks, self._blocks = self._blocks, None
-        if blocks is not None:
-            blocks.remove(self.address)
-            load_runtime().gpuexec_release(self.address)
+        block, self._block = self._block, None
+        if block is not None:
+            give_back(self._pool, block)
 
     def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
         # What is left at the end of the process goes with it: modules may be gone already.
-        if getattr(self, "_blocks", None) is not None and not is_over():
-            self._ordering.free_later(self.address)
+        block = getattr(self, "_block", None)
+        if block is not None and not is_over():
+            if not block.uses:
+                self._pool.ordering.free_later(self.address)
             self._release()
 
 
@@ -140,13 +237,15 @@ class PinnedMemory:
     later is ordinary memory.
     """
 
-    def __init__(self, blocks: AddressMap, ordering: Ordering, nbytes: int) -> None:
-        self.array: ByteArray | None = np.full(nbytes, _POISON, np.uint8)
-        self.address: int = self.array.ctypes.data
-        self.nbytes = nbytes
-        self._ordering = ordering
-        blocks.add(self.address, nbytes)
-        self._forget = weakref.finalize(self.array, _forget, blocks, ordering, self.address)
+    def __init__(self, pool: Pool, nbytes: int, arrays: PinnedSource) -> None:
+        self.nbytes, self._pool = nbytes, pool
+        self._block = pool.memory.allocate(nbytes)
+        self.address = self._block.address
+        pool.blocks.renew(self.address)
+        # A view of an array of its own: that nobody holds it tells nothing of the array below.
+        buffer: Any = memoryview(arrays.array_at(self.address).data)
+        self.array: ByteArray | None = np.frombuffer(buffer, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
+        self._forget = weakref.finalize(self.array, give_back, pool, self._block)
         self._forget.atexit = False
 
     def check_host(self, offset: int, nbytes: int, *, is_write: bool) -> None:
@@ -156,22 +255,33 @@ class PinnedMemory:
             OrderError: An operation uses them that need not be done.
         """
         if self.array is not None:
-            self._ordering.check_host(self.address + offset, nbytes, is_write)
+            self._pool.ordering.check_host(self.address + offset, nbytes, is_write)
+
+    def note_stream(self, stream: Stream) -> None:
+        """See `gpuexec.runtime.device.note_stream`."""
+        self._block.note_stream(stream)
 
     def free(self) -> None:
         """Poison the bytes and let go of them. Twice is harmless.
 
         Raises:
-            OrderError: An operation uses them that need not be done; they are not freed.
+            OrderError: An operation uses them that need not be done, on no stream that was noted; they are not freed.
         """
         if self.array is not None:
-            self._ordering.free(self.address)
+            self._pool.ordering.free(self.address, list_marks(self._block))
+            if not self._block.uses:
+                self.array[...] = _POISON
             self._forget()
-            self.array[...] = _POISON
             self.array = None
 
 
-def _forget(blocks: AddressMap, ordering: Ordering, address: int) -> None:
-    """Take out a pinned block that nobody holds, no operation either."""
-    blocks.remove(address)
-    ordering.free_later(address, is_checked=False)
+def list_marks(block: Block) -> list[Clock]:
+    """Return what stands for the work that a block is used by still."""
+    return [use.stream.mark() for use in block.uses if hasattr(use.stream, "mark")]
+
+
+def give_back(pool: Pool, block: Block) -> None:
+    """Give a block to its pool; from a finalizer, too, since nothing here waits for a lock that others hold long."""
+    pool.blocks.retire(block.address)
+    pool.memory.give_back(block)
+    pool.memory.settle()

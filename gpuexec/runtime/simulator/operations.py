@@ -63,7 +63,9 @@ def make_launch(
             is_cooperative=cooperative, ranges=ranges,
         )  # fmt: skip
 
-    return Operation(_name(f"launch of {function}", arguments.origin), run, _find_accesses(device, arguments))
+    name = _name(f"launch of {function}", arguments.origin)
+    device.check_not_freed(arguments, name)
+    return Operation(name, run, _find_accesses(device, arguments))
 
 
 def make_copy(
@@ -95,7 +97,7 @@ def make_copy(
 
     def run(_keep: object = keep) -> None:
         for address in on_device:  # once more: it may have been freed since
-            device.check_range(address, nbytes, name)
+            device.check_range(address, nbytes, name, is_running=True)
         ctypes.memmove(destination, source, nbytes)
 
     return Operation(
@@ -117,7 +119,7 @@ def make_fill(device: SimulatorDevice, address: int, pattern: bytes, count: int,
     device.check_range(address, nbytes, name)
 
     def run() -> None:
-        device.check_range(address, nbytes, name)
+        device.check_range(address, nbytes, name, is_running=True)
         load_runtime().gpuexec_fill(address, pattern, len(pattern), count)
 
     return Operation(_name(name, origin), run, _drop_empty(Access(address, nbytes, True)))

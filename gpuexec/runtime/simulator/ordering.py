@@ -187,15 +187,22 @@ class Ordering:
                 first = address - block.address
                 self._check_seen(block, first, first + nbytes, later, is_write, self._known_apart())
 
-    def free(self, address: int) -> None:
-        """Check that a block may be freed now, and forget it.
+    def free(self, address: int, after: Sequence[Clock] = ()) -> None:
+        """Check that a block may be freed now, and forget it; with ``after``, keep what happened to it.
+
+        Args:
+            address: Of the block.
+            after: Marks of the streams whose work may use it still: its next user has to come after that.
 
         Raises:
-            OrderError: An operation that uses it need not be done.
+            OrderError: Another operation that uses it need not be done.
         """
         with self._lock:
             self._forget_gone()
-            self._free(address, True, self._known_apart())
+            known = self._known_apart()
+            for mark in after:
+                known = join(dict(known or {}), mark)
+            self._free(address, True, known, is_kept=bool(after))
 
     def free_later(self, address: int, *, is_checked: bool = True) -> None:
         """Note that a block is gone, from wherever the interpreter collects it: the next call will look into it."""
@@ -236,13 +243,14 @@ class Ordering:
                     cure = f"wait for an event recorded on stream {timeline.number} after it, or for the stream"
                     self._report(block, low, high, f"{other} {verb}", later, cure)
 
-    def _free(self, address: int, is_checked: bool, apart: Clock | None) -> None:
+    def _free(self, address: int, is_checked: bool, apart: Clock | None, *, is_kept: bool = False) -> None:
         block = self._used.get(address)
         if block is None:
             return
         if is_checked and self._is_on:
             self._check_seen(block, 0, block.history.nbytes, "the host frees", True, apart)
-        del self._used[address]
+        if not is_kept:
+            del self._used[address]
 
     def _forget_gone(self) -> None:
         while self._gone:

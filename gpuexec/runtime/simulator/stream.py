@@ -168,11 +168,15 @@ class SimulatorStream:
         for position in order:
             self.thread.put(nodes[position])
 
+    def mark(self) -> Clock:
+        """Return what stands for all work issued so far."""
+        return self._device.ordering.mark(self._timeline)
+
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, SimulatorEvent)
         self._device.check_alive()
-        mark = self._device.ordering.mark(self._timeline)
+        mark = self.mark()
         event.point = self.thread.mark(event.make_point())
         event.mark = mark
 
@@ -192,7 +196,7 @@ class SimulatorStream:
 
     def is_done(self) -> bool:
         """Return whether all work issued is done; never waits."""
-        mark = self._device.ordering.mark(self._timeline)
+        mark = self.mark()
         done = self.thread.is_done()
         self._device.check_alive()
         if done:
@@ -210,14 +214,14 @@ class SimulatorStream:
             DeviceLostError: A command failed.
         """
         self._device.check_alive()
-        mark = self._device.ordering.mark(self._timeline)
+        mark = self.mark()
         self.thread.mark().wait()
         self._device.check_alive()
         self._device.ordering.see(mark)
 
     def close(self) -> None:
         """Finish the work issued and end the thread. Twice is harmless."""
-        mark = self._device.ordering.mark(self._timeline)
+        mark = self.mark()
         self.thread.stop()
         self.thread.join()
         self._device.ordering.see(mark)

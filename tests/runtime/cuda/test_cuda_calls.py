@@ -38,10 +38,10 @@ RUNTIME = Path(gpuexec.runtime.__file__).parent
 # What an expression stands for, where the source does not say it by its own name.
 MEANINGS: dict[str, dict[str, Any]] = {
     "cuda.py": {
-        **dict.fromkeys(("cupy", "self.cupy", "device.cupy"), cupy),
+        **dict.fromkeys(("cupy", "self.cupy", "self._device.cupy"), cupy),
         **dict.fromkeys(("driver", "self.driver"), driver),
         "runtime": cupy.cuda.runtime,
-        "pointer": cupy.cuda.MemoryPointer,
+        "current": cupy.cuda.Stream,
     },
     "cuda_stream.py": {
         **dict.fromkeys(("device.cupy", "self._device.cupy"), cupy),

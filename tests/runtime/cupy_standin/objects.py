@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,20 +66,3 @@ class Event:
 
     def synchronize(self) -> None:
         self._standin._call(self.below.synchronize)
-
-
-class Pointer:
-    """Memory that goes back when the last reference does."""
-
-    def __init__(self, memory: Any) -> None:
-        self._memory, self.ptr = memory, memory.address
-
-    def __del__(self) -> None:
-        self._memory.free()
-
-
-def make_pinned_pointer(memory: Any) -> Any:
-    """Return an object with the buffer protocol and ``ptr``; by ctypes, since Python 3.11 has no ``__buffer__``."""
-    buffer: Any = (ctypes.c_char * memory.array.nbytes).from_address(memory.array.ctypes.data)
-    buffer.ptr, buffer.owner = memory.address, Pointer(memory)
-    return buffer

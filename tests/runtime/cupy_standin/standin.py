@@ -16,13 +16,15 @@ from gpuexec.errors import DeviceLostError, GpuexecError, OutOfMemoryError
 from gpuexec.runtime.arguments import PackedArguments
 from tests.runtime.cupy_standin.graphs import GraphCalls
 from tests.runtime.cupy_standin.kernels import RawKernel, RawModule, read_parameters, unpack
-from tests.runtime.cupy_standin.objects import Device, Event, Pointer, Stream, make_pinned_pointer
+from tests.runtime.cupy_standin.memory import MemoryCalls
+from tests.runtime.cupy_standin.objects import Device, Event, Stream
 from tests.runtime.cupy_standin.statuses import (
     CONTEXT,
     INVALID_VALUE,
     LAUNCH_FAILURE,
     NO_DEVICE,
     NOT_READY,
+    OUT_OF_MEMORY,
     CUDADriverError,
     CUDARuntimeError,
     Handles,
@@ -50,6 +52,8 @@ class Standin:
         self.current = threading.local()
         self.architecture, self.count, self.multiprocessors = architecture, count, multiprocessors
         self.calls: list[str] = []
+        # CuPy's, of the thread that asks.
+        self.current_stream: Any = SimpleNamespace(ptr=0)
         self.cupy = self._make_cupy()
         self.driver = self._make_driver()
 
@@ -64,6 +68,7 @@ class Standin:
             memcpyAsync=self._copy,
             eventQuery=self._query,
             streamQuery=self._query,
+            **MemoryCalls(self).as_dict(),
             **TextureCalls(self).as_dict(),
         )
         driver = SimpleNamespace(
@@ -85,8 +90,7 @@ class Standin:
                 TextureObject=lambda array, sampling: TextureObject(self, array, sampling),
                 SurfaceObject=lambda array: TextureObject(self, array, None),
             ),
-            alloc=lambda nbytes: Pointer(self._call(self.device.allocate, nbytes)),
-            alloc_pinned_memory=lambda nbytes: make_pinned_pointer(self._call(self.device.allocate_pinned, nbytes)),
+            get_current_stream=lambda: self.current_stream,
         )
         return SimpleNamespace(cuda=cuda, RawModule=lambda *, path: RawModule(self, path))
 
@@ -123,7 +127,7 @@ class Standin:
         except DeviceLostError as error:
             raise CUDARuntimeError(LAUNCH_FAILURE) from error
         except OutOfMemoryError as error:
-            raise NoMemory(str(error)) from error
+            raise CUDARuntimeError(OUT_OF_MEMORY, str(error)) from error
         except GpuexecError as error:
             raise CUDARuntimeError(INVALID_VALUE) from error
 

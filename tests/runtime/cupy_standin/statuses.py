@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-INVALID_VALUE, NO_DEVICE, NOT_READY, LAUNCH_FAILURE = 1, 100, 600, 719
+INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, NOT_READY, LAUNCH_FAILURE = 1, 2, 100, 600, 719
 CONTEXT = 0xC0
 
 
 class CUDARuntimeError(RuntimeError):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError {status}")
+    def __init__(self, status: int, what: str = "") -> None:
+        super().__init__(f"cudaError {status}{what and ': '}{what}")
         self.status = status
 
 

@@ -1,0 +1,335 @@
+"""Memory pool in the order of streams: freed blocks are kept, and used again only behind the work that may use them.
+
+A block that is given back names the streams whose work may use it still; without any it is idle, since its holder has
+waited. A stream that is the only one named gets the block at once: what is issued later comes later. Any other stream
+waits, on the device, for an event recorded on those named; the host gets the block once these events are done. The
+events are recorded when somebody wants the block, so giving back is an append to a queue: it takes no lock and calls no
+driver, and a finalizer may do it anywhere, in the middle of a call of the pool too.
+
+The pool is one device's and nobody else's: memory that the user's own allocator gets back early never comes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuexec.errors import GpuexecError, OutOfMemoryError
+from gpuexec.geometry import round_up
+from gpuexec.runtime.device import ByteArray, Event, Stream
+from gpuexec.runtime.keeper import is_over
+
+_FINEST, _COARSEST = 512, 2 << 20
+
+
+class Source(Protocol):
+    """Memory as the driver gives it and takes it back."""
+
+    def round_up(self, nbytes: int) -> int:
+        """Return the size of the blocks that serve so many bytes."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of a new block.
+
+        Raises:
+            OutOfMemoryError: There is no room.
+        """
+
+    def release(self, address: int) -> None:
+        """Give a block back; nothing uses it any more.
+
+        Raises:
+            GpuexecError: It can't be done now, as while a graph is captured.
+        """
+
+
+class Use:
+    """Work on a stream that may use a block still; ``event`` is recorded behind it once somebody asks."""
+
+    __slots__ = ("event", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.event: Event | None = None
+
+
+class Block:
+    """Memory of a source, lent by its pool; ``uses`` are what its next holder comes after."""
+
+    __slots__ = ("address", "nbytes", "uses")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address, self.nbytes = address, nbytes
+        self.uses: tuple[Use, ...] = ()
+
+    def note_stream(self, stream: Stream) -> None:
+        """Say that work of a stream may use the block when it is given back, however late that is put there."""
+        if not any(is_same(use.stream, stream) for use in self.uses):
+            self.uses = (*self.uses, Use(stream))
+
+
+class MemoryPool:
+    """Blocks that were given back, by size. Thread-safe.
+
+    Args:
+        source: Where memory comes from when no block fits, and where it goes.
+        create_event: Returns an event of the device.
+        most_cached_nbytes: How much idle memory is kept; what is more goes back to the source.
+    """
+
+    def __init__(self, source: Source, create_event: Callable[[], Event], most_cached_nbytes: int) -> None:
+        self._source, self._create_event, self._most_cached = source, create_event, most_cached_nbytes
+        # By size, those given back first in front.
+        self._free: dict[int, list[Block]] = {}
+        self._returned: deque[Block] = deque()
+        # Reentrant: a collection of garbage may run code that allocates in the middle of a call, and finds it busy.
+        self._lock = threading.RLock()
+        self._is_busy = False
+        self._cached = 0
+
+    @property
+    def cached_nbytes(self) -> int:
+        """Bytes that were given back and not to the source; nobody holds them."""
+        if self._returned:
+            with self._entering():
+                pass
+        return self._cached
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
+        """Return a block of at least ``nbytes``; its content is undefined.
+
+        Args:
+            nbytes: What is needed.
+            stream: The one stream on which the block is used first, or which others wait for; None: it may be used
+                anywhere at once.
+
+        Raises:
+            OutOfMemoryError: There is no room, even once all that was given back has gone to the source.
+        """
+        size = self._source.round_up(nbytes)
+        with self._entering() as is_free:
+            found = self._take(self._free.get(size, []), stream) if is_free else None
+            if found is None and is_free:
+                self._shrink(self._is_idle)
+        self.settle()
+        return found or Block(self._allocate_anew(size), size)
+
+    def give_back(self, block: Block) -> None:
+        """Take a block back, from whatever thread or finalizer; only the work it notes uses it still."""
+        self._returned.append(block)
+
+    def settle(self) -> None:
+        """Keep what was given back, and let idle blocks beyond the limit go. Left to whoever is in the pool now."""
+        while self._returned and not self._is_busy and self._lock.acquire(blocking=False):
+            try:
+                with self._entering() as is_free:
+                    if is_free:
+                        self._shrink(_is_unused)
+            finally:
+                self._lock.release()
+
+    def trim(self, *, is_waiting: bool = False) -> int:
+        """Give back to the source what nothing uses; return the bytes.
+
+        Args:
+            is_waiting: Wait for the work that blocks note, and give these back too.
+        """
+        with self._entering() as is_free:
+            blocks = [block for rows in self._free.values() for block in rows] if is_free else []
+            ready = [block for block in blocks if (self._mark(block) if is_waiting else self._is_idle(block))]
+            for block in ready:
+                self._remove(block)
+        # The lock is free while this waits: the blocks are no longer the pool's.
+        given = 0
+        for block in ready:
+            for use in block.uses:
+                if use.event is not None and not is_over(use.event):
+                    use.event.synchronize()
+            if self._release(block):
+                given += block.nbytes
+            else:
+                self._returned.append(block)
+        return given
+
+    # ---- private
+
+    @contextlib.contextmanager
+    def _entering(self) -> Iterator[bool]:
+        """Hold the lock, with all that was given back among the free blocks; False in the middle of another call."""
+        with self._lock:
+            if self._is_busy:
+                yield False
+                return
+            self._is_busy = True
+            try:
+                while self._returned:
+                    self._keep(self._returned.popleft())
+                yield True
+            finally:
+                self._is_busy = False
+
+    def _keep(self, block: Block) -> None:
+        self._free.setdefault(block.nbytes, []).append(block)
+        self._cached += block.nbytes
+
+    def _take(self, rows: list[Block], stream: Stream | None) -> Block | None:
+        """Return a block that may be used now, else one that ``stream`` was made to wait for."""
+        for block in reversed(rows):
+            if not block.uses:
+                return self._remove(block)
+        for block in rows:
+            if self._is_next(block, stream) or self._is_idle(block):
+                return self._remove(block)
+        if stream is not None and rows and not stream.is_capturing():
+            for block in rows:
+                if self._mark(block):
+                    self._order(stream, block)
+                    return self._remove(block)
+        return None
+
+    @staticmethod
+    def _is_next(block: Block, stream: Stream | None) -> bool:
+        """Return whether nothing but a stream's own work uses a block."""
+        return stream is not None and all(is_same(use.stream, stream) for use in block.uses)
+
+    def _is_idle(self, block: Block) -> bool:
+        """Return whether all work that a block notes is done; never waits."""
+        return not block.uses or (self._mark(block) and all(_is_done(use) for use in block.uses))
+
+    def _mark(self, block: Block) -> bool:
+        """Record the events that a block lacks; False where a stream is captured, or gone: then it is left alone."""
+        for use in block.uses:
+            if use.event is None:
+                try:
+                    if use.stream.is_capturing():
+                        return False
+                    event = self._create_event()
+                    use.stream.record(event)
+                except GpuexecError:
+                    return False
+                use.event = event
+        return True
+
+    def _order(self, stream: Stream, block: Block) -> None:
+        """Have a stream wait for all work that a block notes."""
+        for use in block.uses:
+            assert use.event is not None
+            stream.wait(use.event)
+
+    def _remove(self, block: Block) -> Block:
+        rows = self._free[block.nbytes]
+        rows.remove(block)
+        if not rows:
+            del self._free[block.nbytes]
+        self._cached -= block.nbytes
+        return block
+
+    def _shrink(self, is_idle: Callable[[Block], bool]) -> None:
+        """Give idle blocks to the source until no more are kept than may be."""
+        for rows in tuple(self._free.values()):
+            for block in tuple(rows):
+                if self._cached <= self._most_cached:
+                    return
+                if is_idle(block) and not self._release(self._remove(block)):
+                    self._keep(block)
+                    return
+
+    def _release(self, block: Block) -> bool:
+        try:
+            self._source.release(block.address)
+        except GpuexecError:
+            return False
+        return True
+
+    def _allocate_anew(self, size: int) -> int:
+        for is_waiting in (False, True):
+            try:
+                return self._source.allocate(size)
+            except OutOfMemoryError:
+                if not self.trim(is_waiting=is_waiting) and is_waiting:
+                    raise
+        return self._source.allocate(size)
+
+
+class PooledMemory:
+    """Device memory of a pool, given back when it is freed or nobody holds it any more."""
+
+    array: ByteArray | None = None
+
+    def __init__(self, pool: MemoryPool, nbytes: int, stream: Stream | None = None) -> None:
+        self.nbytes, self._pool = nbytes, pool
+        self._block: Block | None = pool.allocate(nbytes, stream)
+        self.address = self._block.address
+
+    def note_stream(self, stream: Stream) -> None:
+        """See `gpuexec.runtime.device.note_stream`."""
+        if self._block is not None:
+            self._block.note_stream(stream)
+
+    def free(self) -> None:
+        """Give the bytes back to the pool. Twice is harmless."""
+        block, self._block = self._block, None
+        if block is not None:
+            self._pool.give_back(block)
+            self._pool.settle()
+
+    def __del__(self) -> None:
+        block = getattr(self, "_block", None)
+        if block is not None:
+            self._pool.give_back(block)
+
+
+class PooledPinned:
+    """Pinned host memory of a pool, given back when nobody holds a view of its ``array`` any more."""
+
+    def __init__(self, pool: MemoryPool, nbytes: int) -> None:
+        self.nbytes, self._pool = nbytes, pool
+        self._block = pool.allocate(nbytes)
+        self.address = self._block.address
+        self.array: ByteArray | None = view_bytes(self.address, nbytes, pool.give_back, self._block)
+
+    def note_stream(self, stream: Stream) -> None:
+        """See `gpuexec.runtime.device.note_stream`."""
+        self._block.note_stream(stream)
+
+    def free(self) -> None:
+        """Let go of the bytes. Twice is harmless."""
+        self.array = None
+        self._pool.settle()
+
+
+def view_bytes(address: int, nbytes: int, call: Callable[..., object], *arguments: object) -> ByteArray:
+    """Return the bytes at an address as an array; ``call`` is called once nobody holds a view of them any more."""
+    buffer: Any = (ctypes.c_uint8 * max(nbytes, 1)).from_address(address)
+    weakref.finalize(buffer, call, *arguments).atexit = False
+    viewed: ByteArray = np.frombuffer(buffer, np.uint8, nbytes)
+    return viewed
+
+
+def round_to_class(nbytes: int) -> int:
+    """Return the size of the block for so many bytes: a multiple of an eighth of their power of two, within bounds.
+
+    So there are eight sizes for each doubling up to 16 MiB, and every 2 MiB beyond, as the driver divides memory.
+    """
+    power = 1 << max(nbytes - 1, 1).bit_length() - 1
+    return round_up(max(nbytes, 1), min(max(power >> 3, _FINEST), _COARSEST))
+
+
+def is_same(one: Stream, other: Stream) -> bool:
+    """Return whether two objects stand for one stream."""
+    return one is other or (one.handle == other.handle and one.handle != 0)
+
+
+def _is_unused(block: Block) -> bool:
+    return not block.uses
+
+
+def _is_done(use: Use) -> bool:
+    return use.event is not None and is_over(use.event)
