@@ -13,7 +13,7 @@ class MemoryCalls:
 
     def __init__(self, standin: Standin) -> None:
         self._standin = standin
-        self._held: dict[int, Any] = {}
+        self.held: dict[int, Any] = {}
 
     def as_dict(self) -> dict[str, Any]:
         return {"malloc": self._malloc, "free": self._free, "hostAlloc": self._host_alloc, "freeHost": self._free}
@@ -29,10 +29,10 @@ class MemoryCalls:
 
     def _hold(self, memory: Any) -> int:
         assert memory.nbytes
-        self._held[memory.address] = memory
+        self.held[memory.address] = memory
         return int(memory.address)
 
     def _free(self, address: int) -> None:
         self._standin._require_current()
-        self._standin._call(self._held[address].free)
-        del self._held[address]
+        self._standin._call(self.held[address].free)
+        del self.held[address]

@@ -52,6 +52,7 @@ class Standin:
         self.current = threading.local()
         self.architecture, self.count, self.multiprocessors = architecture, count, multiprocessors
         self.calls: list[str] = []
+        self.memory = MemoryCalls(self)
         # CuPy's, of the thread that asks.
         self.current_stream: Any = SimpleNamespace(ptr=0)
         self.cupy = self._make_cupy()
@@ -68,7 +69,7 @@ class Standin:
             memcpyAsync=self._copy,
             eventQuery=self._query,
             streamQuery=self._query,
-            **MemoryCalls(self).as_dict(),
+            **self.memory.as_dict(),
             **TextureCalls(self).as_dict(),
         )
         driver = SimpleNamespace(
