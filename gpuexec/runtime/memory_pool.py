@@ -11,12 +11,11 @@ The pool is one device's and nobody else's: memory that the user's own allocator
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,9 +96,7 @@ class MemoryPool:
     @property
     def cached_nbytes(self) -> int:
         """Bytes that were given back and not to the source; nobody holds them."""
-        if self._returned:
-            with self._entering():
-                pass
+        self.settle()
         return self._cached
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
@@ -114,10 +111,15 @@ class MemoryPool:
             OutOfMemoryError: There is no room, even once all that was given back has gone to the source.
         """
         size = self._source.round_up(nbytes)
-        with self._entering() as is_free:
-            found = self._take(self._free.get(size, []), stream) if is_free else None
-            if found is None and is_free:
-                self._shrink(self._is_idle)
+        found = None
+        with self._lock:
+            if not self._is_busy:
+                self._is_busy = True
+                try:
+                    self._sort()
+                    found = self._take(size, stream)
+                finally:
+                    self._is_busy = False
         self.settle()
         return found or Block(self._allocate_anew(size), size)
 
@@ -128,11 +130,12 @@ class MemoryPool:
     def settle(self) -> None:
         """Keep what was given back, and let idle blocks beyond the limit go. Left to whoever is in the pool now."""
         while self._returned and not self._is_busy and self._lock.acquire(blocking=False):
+            self._is_busy = True
             try:
-                with self._entering() as is_free:
-                    if is_free:
-                        self._shrink(_is_unused)
+                self._sort()
+                self._shrink(_is_unused)
             finally:
+                self._is_busy = False
                 self._lock.release()
 
     def trim(self, *, is_waiting: bool = False) -> int:
@@ -141,46 +144,46 @@ class MemoryPool:
         Args:
             is_waiting: Wait for the work that blocks note, and give these back too.
         """
-        with self._entering() as is_free:
-            blocks = [block for rows in self._free.values() for block in rows] if is_free else []
-            ready = [block for block in blocks if (self._mark(block) if is_waiting else self._is_idle(block))]
-            for block in ready:
-                self._remove(block)
+        ready: list[Block] = []
+        with self._lock:
+            if not self._is_busy:
+                self._is_busy = True
+                try:
+                    self._sort()
+                    blocks = [block for rows in self._free.values() for block in rows]
+                    ready += [block for block in blocks if (self._mark(block) if is_waiting else self._is_idle(block))]
+                    for block in ready:
+                        self._remove(block)
+                finally:
+                    self._is_busy = False
         # The lock is free while this waits: the blocks are no longer the pool's.
         given = 0
-        for block in ready:
-            for use in block.uses:
-                if use.event is not None and not is_over(use.event):
-                    use.event.synchronize()
-            if self._release(block):
-                given += block.nbytes
-            else:
-                self._returned.append(block)
+        try:
+            while ready:
+                for use in ready[-1].uses:
+                    if use.event is not None and not is_over(use.event):
+                        use.event.synchronize()
+                if not self._release(ready[-1]):
+                    break
+                given += ready.pop().nbytes
+        finally:
+            self._returned.extend(ready)
         return given
 
     # ---- private
 
-    @contextlib.contextmanager
-    def _entering(self) -> Iterator[bool]:
-        """Hold the lock, with all that was given back among the free blocks; False in the middle of another call."""
-        with self._lock:
-            if self._is_busy:
-                yield False
-                return
-            self._is_busy = True
-            try:
-                while self._returned:
-                    self._keep(self._returned.popleft())
-                yield True
-            finally:
-                self._is_busy = False
+    def _sort(self) -> None:
+        """Put what was given back among the free blocks."""
+        while self._returned:
+            self._keep(self._returned.popleft())
 
     def _keep(self, block: Block) -> None:
         self._free.setdefault(block.nbytes, []).append(block)
         self._cached += block.nbytes
 
-    def _take(self, rows: list[Block], stream: Stream | None) -> Block | None:
+    def _take(self, size: int, stream: Stream | None) -> Block | None:
         """Return a block that may be used now, else one that ``stream`` was made to wait for."""
+        rows = self._free.get(size, [])
         for block in reversed(rows):
             if not block.uses:
                 return self._remove(block)
@@ -192,6 +195,7 @@ class MemoryPool:
                 if self._mark(block):
                     self._order(stream, block)
                     return self._remove(block)
+        self._shrink(self._is_idle)
         return None
 
     @staticmethod
@@ -261,6 +265,7 @@ class MemoryPool:
 class PooledMemory:
     """Device memory of a pool, given back when it is freed or nobody holds it any more."""
 
+    __slots__ = ("__weakref__", "_block", "_pool", "address", "nbytes")
     array: ByteArray | None = None
 
     def __init__(self, pool: MemoryPool, nbytes: int, stream: Stream | None = None) -> None:
