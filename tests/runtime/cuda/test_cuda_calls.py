@@ -69,7 +69,7 @@ MEANINGS: dict[str, dict[str, Any]] = {
 }
 # How often each file must be seen to touch the libraries: a guard against reading past the calls.
 EXPECTED_USES = {
-    "cuda.py": 30,
+    "cuda.py": 45,
     "cuda_stream.py": 20,
     "cuda_graph.py": 20,
     "cuda_pixel.py": 25,
