@@ -113,12 +113,12 @@ def test_memory_that_runs_out_is_taken_from_what_is_kept(device: CudaDevice, sta
 def test_lost_gpu_gives_no_memory_that_it_kept(device: CudaDevice) -> None:
     device.allocate(1000).free()
     device.allocate_pinned(1000).free()
-    device._context.lost = "gone"
+    device.context.lost = "gone"
     for call in (device.allocate, device.allocate_pinned):
         with pytest.raises(DeviceLostError, match="gone"):
             call(1000)
     assert device.trim() == 0
-    device._context.lost = None
+    device.context.lost = None
 
 
 def test_stream_of_cupys_that_work_is_noted_on_is_held(device: CudaDevice, standin: Standin) -> None:
