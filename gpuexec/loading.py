@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from gpuexec.editing.choosing import declare_outputs
 from gpuexec.errors import InputError
 from gpuexec.graphs import walk
 from gpuexec.importer.load import load_graph
@@ -57,6 +59,7 @@ def load(
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
     check_tell(progress)
     info = load_graph(source, outputs=outputs, progress=progress, external=external)
+    info = replace(info, graph=declare_outputs(info.graph))
     declared = check_declared(info.graph, dims or {})
     disabled = frozenset(disabled_passes)
     graph = run_passes(info.graph, AT_LOAD, disabled)

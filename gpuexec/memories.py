@@ -128,7 +128,10 @@ def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: 
         InputError: Their types or fixed extents differ; names both.
     """
     before, after = held.declared, output.declared
-    assert before is not None and after is not None
+    assert before is not None, "inputs have types"
+    if after is None:
+        message = f"Memory {held.name!r} ({before}) <- {output.name!r}: nothing tells the output's type before a run."
+        raise InputError(message, value=output.name)
     names = f"Memory {held.name!r} ({before}) <- {output.name!r} ({after})"
     if before.dtype != after.dtype:
         raise InputError(f"{names}: the dtypes differ.", value=held.name)

@@ -22,7 +22,7 @@ from gpuexec.passes.add_random_key import add_random_key, find_keys, without_key
 from gpuexec.passes.compress_weights import Only
 from gpuexec.plan import Plan
 from gpuexec.planner.classes import DeclaredDims
-from gpuexec.ports import make_port
+from gpuexec.ports import make_input, make_output
 from gpuexec.runtime.stored_code import StoredCode
 
 
@@ -53,10 +53,10 @@ class Model:
         self.disabled_passes, self.memories = disabled_passes, tuple(memories)
         given, taken = {memory.input for memory in memories}, {memory.output for memory in memories}
         # All inputs of the graph: those callers give, and then what memories hold.
-        ports = [make_port(value) for value in graph.inputs]
+        ports = [make_input(value) for value in graph.inputs]
         self.inputs = tuple(port for port in ports if port.name not in given)
         self.ports = (*self.inputs, *(port for port in ports if port.name in given))
-        self.outputs = tuple(make_port(value) for value in graph.outputs if value.name not in taken)
+        self.outputs = tuple(make_output(value) for value in graph.outputs if value.name not in taken)
         # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.weights`.
         self.slabs: dict[Any, Any] = {}
         # What is run on the graph once the specs of its inputs are known.

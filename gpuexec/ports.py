@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from gpuexec.errors import ModelError
 from gpuexec.graphs import Value
-from gpuexec.spec import DeclaredSpec
+from gpuexec.spec import UNKNOWN, DeclaredSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPort:
-    """An input or output of a model: name, dtype, and dims that may be free."""
+    """An input or output of a model: name, dtype, and dims that may be free.
+
+    An output whose type neither the model declares nor inference finds has the dtype ``gpuexec.spec.UNKNOWN``: the
+    first run tells it.
+    """
 
     name: str
     spec: DeclaredSpec
@@ -20,12 +24,17 @@ class ModelPort:
         return f"{self.name}: {self.spec}"
 
 
-def make_port(value: Value) -> ModelPort:
-    """Return an input or output of a graph as callers see it.
+def make_input(value: Value) -> ModelPort:
+    """Return an input of a graph as callers see it.
 
     Raises:
         ModelError: The model does not declare its type.
     """
     if value.declared is None:
-        raise ModelError(f"{value} is an input or output whose type the model does not declare.", value=value.name)
+        raise ModelError(f"{value} is an input whose type the model does not declare.", value=value.name)
     return ModelPort(value.name, value.declared)
+
+
+def make_output(value: Value) -> ModelPort:
+    """Return an output of a graph as callers see it."""
+    return ModelPort(value.name, value.declared or DeclaredSpec(UNKNOWN, None))

@@ -84,6 +84,8 @@ STRING = np.dtype(object)
 SEQUENCE = np.dtype([("sequence", object)])
 OPTIONAL = np.dtype([("optional", object)])
 MAP = np.dtype([("map", object)])
+# The element type of a model's output that nothing tells before a run.
+UNKNOWN = np.dtype(np.void)
 HOST_OBJECTS: tuple[DTypeRow, ...] = (
     DTypeRow(8, "string", STRING, "", "string"),
     DTypeRow(0, "sequence", SEQUENCE, "", "container"),
@@ -127,7 +129,7 @@ def is_container(dtype: np.dtype[Any]) -> bool:
 def name_dtype(dtype: np.dtype[Any]) -> str:
     """Return the name of a dtype for people: the table's, or NumPy's for what is not in it and no text."""
     row = _BY_NUMPY.get(STRING if dtype.kind in "UST" else dtype)
-    return dtype.name if row is None else row.name
+    return row.name if row is not None else "unknown" if dtype == UNKNOWN else dtype.name
 
 
 def holds_numbers(dtype: np.dtype[Any], numbers: np.ndarray[Any, Any]) -> bool:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuexec.editing.parts import Parts
 from gpuexec.editing.values import exchange, find_values, keep_needed
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.graphs import Graph, Value
 from gpuexec.importer.infer import infer_declared
+from gpuexec.importer.tensors import refine
 from gpuexec.memories import Memory
 from gpuexec.planner.analyse import Walk
-from gpuexec.spec import DeclaredSpec, TensorSpec
+from gpuexec.spec import DeclaredSpec, TensorSpec, is_container
 
 # What no free dimension has a part in comes out alike with both.
 _TRIED = (8, 24)
+# Dimensions that are tied (total = past + new) contradict each other at most extents, but 1 broadcasts.
+_LAST_TRIED = (1, 1)
+
+
+def declare_outputs(graph: Graph) -> Graph:
+    """Return the graph with types and ranks of outputs where it declares none; those that nothing tells stay so."""
+    lacking = [value for value in graph.outputs if value.declared is None or value.declared.dims is None]
+    lacking = [value for value in lacking if value.declared is None or not is_container(value.declared.dtype)]
+    if not lacking:
+        return graph
+    found = _infer_types(graph, list(dict.fromkeys(lacking)))
+    refined = {value: refine(value.declared, found[value]) for value in lacking if value in found}
+    return exchange(
+        graph, {value: Value(value.name, spec) for value, spec in refined.items() if spec != value.declared}
+    )
 
 
 def expose(parts: Parts, names: Sequence[str]) -> Parts:
@@ -124,12 +140,7 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
     types = {value: value.declared for value in values if value.declared is not None}
     arrays = {value: graph.constants[value] for value in values if value in graph.constants}
     types.update({value: DeclaredSpec(array.dtype, array.shape) for value, array in arrays.items()})
-    unknown = [value for value in values if value not in types]
-    if unknown:
-        types.update(infer_declared(keep_needed(graph, unknown), unknown))
-    unknown = [value for value in values if value not in types]
-    if unknown:
-        types.update(_try_extents(keep_needed(graph, unknown), unknown))
+    types.update(_infer_types(graph, [value for value in values if value not in types]))
     for value in values:
         if value not in types:
             node = graph.producers()[value]
@@ -142,25 +153,67 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
     return types
 
 
-def _try_extents(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
-    """Return types found by inferring with two extents for each free dimension; what comes out alike is fixed."""
-    constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
-    tries: list[list[TensorSpec]] = []
-    for guess in _TRIED:
-        inputs = {}
-        for value in graph.inputs:
-            if value.declared is None or value.declared.dims is None:
-                return {}
-            shape = tuple([dim if isinstance(dim, int) else guess for dim in value.declared.dims])
-            inputs[value] = TensorSpec(shape, value.declared.dtype)
-        try:
-            specs = Walk(graph.producers(), constants, inputs).run(graph.nodes, [None] * len(graph.nodes)).specs
-        except GpuexecError:
-            return {}
-        tries.append([specs[value] for value in values])
-    found = {}
-    for value, first, second in zip(values, *tries, strict=True):
-        if first.rank == second.rank:
-            dims = tuple([a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)])
-            found[value] = DeclaredSpec(first.dtype, dims)
+def _infer_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
+    """Return the types that follow from the nodes, by ONNX's inference or by that of the operators."""
+    if not values:
+        return {}
+    found = infer_declared(keep_needed(graph, values), values)
+    unknown = [value for value in values if value not in found or found[value].dims is None]
+    for guesses in (_TRIED, _LAST_TRIED):
+        if unknown:
+            found.update(_try_extents(keep_needed(graph, unknown), unknown, guesses))
+        unknown = [value for value in unknown if value not in found]
     return found
+
+
+def _try_extents(graph: Graph, values: Sequence[Value], guesses: tuple[int, int]) -> dict[Value, DeclaredSpec]:
+    """Return types found by inferring with two extents for each free dimension; what comes out alike is fixed.
+
+    Where both are the same, extents are not told from fixed ones, and all stay free.
+    """
+    made = [value for node in graph.nodes for value in node.outputs if value is not None]
+    inferred = infer_declared(Graph(graph.inputs, tuple(made), graph.nodes, graph.constants, graph.name), made)
+    tries = [_infer_specs(graph, guess, inferred) for guess in guesses]
+    found = {}
+    for value in values:
+        first, second = [specs.get(value) for specs in tries]
+        if first is None or second is None or first.dtype != second.dtype:
+            continue
+        if first.rank != second.rank:
+            found[value] = DeclaredSpec(first.dtype, None)
+            continue
+        pairs = zip(first.shape, second.shape, strict=True)
+        is_told = guesses[0] != guesses[1] and value not in inferred
+        found[value] = DeclaredSpec(first.dtype, tuple([a if a == b and is_told else None for a, b in pairs]))
+    return found
+
+
+def _infer_specs(graph: Graph, guess: int, inferred: Mapping[Value, DeclaredSpec]) -> dict[Value, TensorSpec]:
+    """Return the specs of those values that an extent for each free dimension tells.
+
+    Args:
+        graph: Whose nodes are inferred one by one.
+        guess: The extent.
+        inferred: Types that stand in where a node's shape depends on content, or an extent contradicts another.
+    """
+    constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
+    given = {value: _guess_spec(value.declared, guess) for value in graph.inputs}
+    inputs = {value: spec for value, spec in given.items() if spec is not None}
+    walk = Walk(graph.producers(), constants, inputs)
+    specs = walk.analysis.specs
+    for node in graph.nodes:
+        if any(value is not None and value not in specs for value in node.inputs):
+            continue
+        try:
+            walk.visit(node)
+        except GpuexecError:
+            known = {value: _guess_spec(inferred.get(value), guess) for value in node.outputs if value is not None}
+            specs.update({value: spec for value, spec in known.items() if spec is not None})
+    return specs
+
+
+def _guess_spec(declared: DeclaredSpec | None, guess: int) -> TensorSpec | None:
+    """Return a spec with an extent for each free dimension, or None where the rank is unknown."""
+    if declared is None or declared.dims is None:
+        return None
+    return TensorSpec(tuple([dim if isinstance(dim, int) else guess for dim in declared.dims]), declared.dtype)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import onnx
+from onnx import helper
 
 from gpuexec.errors import ModelError
 from gpuexec.graphs import Value
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.sparse import to_dense
-from gpuexec.importer.tensors import Array, UnsupportedFormError, declared_spec, take_given, to_array
+from gpuexec.importer.tensors import Array, UnsupportedFormError, declared_spec, refine, take_given, to_array
 from gpuexec.spec import DeclaredSpec
 
 if TYPE_CHECKING:
@@ -48,8 +50,10 @@ def _read_constant(tensor: onnx.TensorProto, reader: NodeReader) -> Array:
 def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> tuple[Value, ...]:
     """Enter the inputs, but for those that are initializers, and return them.
 
-    One that has a name that is taken, or no element type, is noted; those of a body may lack a type.
+    What an input does not say of its type is taken from the graph's ``value_info``. One that has a name that is taken,
+    or no element type, is noted; those of a body may lack a type.
     """
+    known = _list_known(graph, [info.name for info in graph.input if not is_whole(info)])
     initialized = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     inputs = []
     for info in graph.input:
@@ -58,7 +62,7 @@ def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) 
         spec = None
         with problems.noting(reader.path):
             try:
-                spec = declared_spec(info)
+                spec = _read_declared(info, known)
                 if spec is None and not reader.is_body:
                     raise ModelError(f"Input %{info.name} declares no element type.", value=info.name)
             except UnsupportedFormError as error:
@@ -69,13 +73,49 @@ def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) 
 
 
 def read_outputs(graph: onnx.GraphProto, problems: Problems, path: str = "") -> dict[str, DeclaredSpec | None]:
-    """Return what the graph declares of its outputs, by name; ``path`` says in messages where a body stands."""
+    """Return what the graph says of its outputs, by name; ``path`` says in messages where a body stands.
+
+    Where the declaration of an output lacks an element type or a shape, what the graph says of that value elsewhere
+    counts: in ``value_info``, among its inputs or its initializers.
+    """
+    known = _list_known(graph, [info.name for info in graph.output if not is_whole(info)])
     specs: dict[str, DeclaredSpec | None] = {}
     for info in graph.output:
         specs[info.name] = None
         with problems.noting(path):
             try:
-                specs[info.name] = declared_spec(info)
+                specs[info.name] = _read_declared(info, known)
             except UnsupportedFormError as error:
                 problems.add(str(error), f"output %{path}{info.name}")
     return specs
+
+
+def is_whole(info: onnx.ValueInfoProto) -> bool:
+    """Return whether a declaration says the type and rank of a value; of a container no more is asked."""
+    kind = info.type.WhichOneof("value")
+    tensor = info.type.tensor_type
+    return kind is not None and (kind != "tensor_type" or (tensor.elem_type != 0 and tensor.HasField("shape")))
+
+
+def _list_known(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, list[onnx.ValueInfoProto]]:
+    """Return what the graph says of the types of values beside the declarations of its outputs."""
+    if not names:
+        return {}
+    wanted = set(names)
+    known: dict[str, list[onnx.ValueInfoProto]] = {}
+    for info in (*graph.input, *graph.value_info):
+        if info.name in wanted:
+            known.setdefault(info.name, []).append(info)
+    sparse = [(each.values.name, each.values.data_type, each.dims) for each in graph.sparse_initializer]
+    for name, code, dims in (*[(t.name, t.data_type, t.dims) for t in graph.initializer], *sparse):
+        if name in wanted:
+            known.setdefault(name, []).append(helper.make_tensor_value_info(name, code, dims))
+    return known
+
+
+def _read_declared(info: onnx.ValueInfoProto, known: Mapping[str, list[onnx.ValueInfoProto]]) -> DeclaredSpec | None:
+    """Return what is declared of a value, and elsewhere known where the declaration says nothing."""
+    spec = declared_spec(info)
+    for other in known.get(info.name, []):
+        spec = refine(spec, declared_spec(other))
+    return spec

@@ -7,7 +7,7 @@ does it, on a copy without weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -15,10 +15,13 @@ from onnx import defs, helper, inliner, shape_inference
 
 from gpuexec.errors import ModelError
 from gpuexec.importer.bodies import has_bodies
+from gpuexec.importer.export import write_type
 from gpuexec.importer.growth import check_growth
 from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
+from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
 from gpuexec.operator import find_operator, qualified, upgrades_for
+from gpuexec.spec import DeclaredSpec
 
 # Initializers of up to this many elements stay in the copy: the types of some bodies depend on them.
 _SMALL_ELEMENTS = 64
@@ -250,22 +253,35 @@ def _copy_without_weights(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto
     return copy
 
 
-def infer_types(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> list[onnx.ValueInfoProto]:
-    """Return the graph's outputs with the types that follow from its nodes, where the model declares none.
+def infer_types(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    opsets: Opsets,
+    declared: Mapping[str, DeclaredSpec | None],
+) -> dict[str, DeclaredSpec | None]:
+    """Return the types of the graph's outputs that follow from its nodes, by name, as far as inference finds them.
 
     Args:
         model: Where inputs, outputs and weights are.
         nodes: The model's nodes, sorted, functions expanded.
         opsets: Version by domain, of the nodes.
+        declared: What is known of the outputs, by name. Inference takes an empty declaration for the whole truth, so
+            it is told this in place of what the model says.
     """
     copy = _copy_without_weights(model, nodes)
     del copy.opset_import[:]
     copy.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
     hide_fatal(copy)
+    for info in copy.graph.output:
+        spec = declared.get(info.name)
+        info.ClearField("type")
+        if spec is not None:
+            info.type.CopyFrom(write_type(spec))
     try:
-        return list(shape_inference.infer_shapes(copy).graph.output)
-    except REFUSALS:  # what is wrong with the nodes is reported when they are read
-        return list(model.graph.output)
+        outputs = shape_inference.infer_shapes(copy, data_prop=True).graph.output
+        return {info.name: inferred_spec(info) for info in outputs}
+    except (*REFUSALS, UnsupportedFormError):  # what is wrong with the nodes is reported when they are read
+        return {}
 
 
 def hide_fatal(model: onnx.ModelProto) -> None:

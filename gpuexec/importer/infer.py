@@ -12,7 +12,7 @@ from gpuexec.errors import GpuexecError
 from gpuexec.graphs import Graph, Value
 from gpuexec.importer.expand import REFUSALS, hide_fatal
 from gpuexec.importer.export import to_model
-from gpuexec.importer.tensors import UnsupportedFormError, declared_spec
+from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
 from gpuexec.spec import DeclaredSpec
 
 # Shapes are told by constants of up to this many elements.
@@ -43,7 +43,7 @@ def infer_declared(graph: Graph, values: Sequence[Value]) -> dict[Value, Declare
         hide_fatal(model)
         inferred = shape_inference.infer_shapes(model, data_prop=True).graph
         infos = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
-        found = [declared_spec(infos.get(name, onnx.ValueInfoProto(name=name))) for name in names]
+        found = [inferred_spec(infos.get(name, onnx.ValueInfoProto(name=name))) for name in names]
     except (*REFUSALS, GpuexecError, UnsupportedFormError):
         return {}
     return {value: spec for value, spec in zip(values, found, strict=True) if spec is not None}

@@ -26,6 +26,7 @@ from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.outputs import choose_outputs
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, open_model
+from gpuexec.importer.tensors import refine
 from gpuexec.operator import qualified
 from gpuexec.progress import Tell
 
@@ -101,9 +102,9 @@ def load_graph(
     with problems.noting():
         nodes = sort_nodes(model.graph.node, reader.values)
         expanded = expand_functions(model, nodes, opsets)
-        if None in declared.values():
-            inferred = read_outputs(onnx.GraphProto(output=infer_types(model, expanded, opsets)), Problems())
-            declared.update({name: inferred.get(name) for name, spec in declared.items() if spec is None})
+        if any(spec is None or spec.dims is None for spec in declared.values()):
+            inferred = infer_types(model, expanded, opsets, declared)
+            declared.update({name: refine(spec, inferred.get(name)) for name, spec in declared.items()})
         reader.read(expanded)
         for info in model.graph.output:
             with problems.noting():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,6 +23,9 @@ Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.
 _BITS_BY_NAME = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 _PACKED_BITS = {code: _BITS_BY_NAME[name] for name, code in TensorProto.DataType.items() if name in _BITS_BY_NAME}
+
+# Names that onnx's inference gives to dimensions that have none.
+_GENERATED = re.compile(r"unk__\d+")
 
 
 class UnsupportedFormError(Exception):
@@ -104,6 +109,30 @@ def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
         UnsupportedFormError: It is a sparse tensor, or has an unsupported element type.
     """
     return read_type(info.type, info.name)
+
+
+def refine(declared: DeclaredSpec | None, known: DeclaredSpec | None) -> DeclaredSpec | None:
+    """Return a declared type, with what else is known of it where it says nothing: element type, rank, content."""
+    if declared is None or known is None or declared.dtype != known.dtype:
+        return declared or known
+    return DeclaredSpec(
+        declared.dtype,
+        known.dims if declared.dims is None else declared.dims,
+        refine(declared.item, known.item),
+        declared.key or known.key,
+    )
+
+
+def inferred_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
+    """Return what ONNX's inference found of a value; dimensions that it named itself have no name.
+
+    Raises:
+        UnsupportedFormError: As `declared_spec`.
+    """
+    spec = declared_spec(info)
+    if spec is None or spec.dims is None:
+        return spec
+    return replace(spec, dims=tuple([None if isinstance(d, str) and _GENERATED.fullmatch(d) else d for d in spec.dims]))
 
 
 def read_type(proto: onnx.TypeProto, name: str) -> DeclaredSpec | None:

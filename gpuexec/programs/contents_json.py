@@ -32,6 +32,7 @@ from gpuexec.planner.verify import verify
 from gpuexec.programs.contents import FORMAT, Allowance, Bound, Contents, StoredCase, StoredMethod, Verification
 from gpuexec.programs.contents_bytes import ALIGNMENT, ArrayStore, decode_array, decode_kernel, encode_kernel, pad, take
 from gpuexec.runtime.stored_code import StoredCode
+from gpuexec.spec import UNKNOWN
 
 _MEMORY = {"input": str, "output": str, "axis": int | None, "capacity": int | None, "is_implicit": bool}
 _INFO = {
@@ -243,6 +244,6 @@ def _pick_arrays(
     for name, number in numbers.items():
         if name not in ports or not conforms(number, int) or not 0 <= number < len(arrays):
             raise ModelError(f"A case names {name!r}, which is none of the model's, or an array that is not there.")
-        if arrays[number].dtype != ports[name]:
+        if ports[name] not in (UNKNOWN, arrays[number].dtype):
             raise ModelError(f"A case has {name!r} as {arrays[number].dtype}, the model as {ports[name]}.", value=name)
     return {name: arrays[number] for name, number in numbers.items()}

@@ -10,6 +10,7 @@ from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.results.arenas import is_on_host, take_memory
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region, Stream
+from gpuexec.spec import name_dtype
 
 
 def take_output(
@@ -24,10 +25,11 @@ def take_output(
         InputError: It is of another dtype, too small, lies elsewhere, or can't be used.
     """
     what = f"Output {port.name!r} of method {meta.name!r}"
-    dtype = str(getattr(array, "dtype", port.spec.dtype.name)).rpartition(".")[2]
+    expected = name_dtype(port.spec.dtype)
+    dtype = str(getattr(array, "dtype", expected)).rpartition(".")[2]
     is_raw = dtype == "uint8" and len(getattr(array, "shape", ())) == 1
-    if dtype != port.spec.dtype.name and not is_raw:
-        raise InputError(f"{what} is {port.spec.dtype.name}, the memory given is of {dtype}.", value=port.name)
+    if dtype != expected and not is_raw:
+        raise InputError(f"{what} is {expected}, the memory given is of {dtype}.", value=port.name)
     if backend.device.target.has_kernels and is_on_host(array):
         raise InputError(
             f"{what} is written by {backend.device.name}, and the {type(array).__name__} lies on the host. Give memory"

@@ -112,7 +112,7 @@ def name_spec(spec: DeclaredSpec) -> str:
 
 def name_type(dtype: np.dtype[Any]) -> str:
     """Return an element type as ONNX Runtime writes it: ``"tensor(float)"``."""
-    name = dtype_row(dtype).name
+    name = name_dtype(dtype)
     return f"tensor({_TYPE_NAMES.get(name, name)})"
 
 
