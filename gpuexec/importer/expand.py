@@ -1,8 +1,8 @@
 """Function operators -> the nodes of their ONNX bodies.
 
-Two kinds: functions that stand in the model, and operators that ONNX itself defines by a body. Of both, those that are
-registered here stay as they are; the rest is expanded, to any depth, in bodies of If, Loop and Scan too. onnx's inliner
-does it, on a copy without weights.
+Two kinds: functions that stand in the model (`inlining`), and operators that ONNX itself defines by a body. Of both,
+those that are registered here stay as they are; the rest is expanded, to any depth, in bodies of If, Loop and Scan too.
+ONNX's bodies are put in by onnx's inliner, on a copy without weights.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import onnx
 from onnx import defs, helper, inliner, shape_inference
 
-from gpuexec.errors import ModelError
 from gpuexec.importer.bodies import has_bodies
 from gpuexec.importer.export import write_type
 from gpuexec.importer.growth import check_growth
+from gpuexec.importer.inlining import Opsets, inline_functions, read_version
 from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
@@ -33,7 +33,6 @@ _FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "a
 _HIDDEN = "gpuexec.hidden."
 # What onnx raises where a model is not to its liking.
 REFUSALS = (RuntimeError, ValueError, defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
-Opsets = dict[str, int]
 
 
 def is_runnable(op_type: str, domain: str, opset: int) -> bool:
@@ -56,14 +55,12 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
         ModelError: A function of the model is recursive or malformed.
     """
     functions = [f for f in model.functions if not is_runnable(f.name, f.domain, opsets.get(f.domain, 1))]
-    if not functions and not _find_bodies(nodes, opsets):
-        return list(nodes)
     check_growth(nodes, functions)
-    copy = _copy_without_weights(model, nodes)
     if functions:
-        copy.functions.extend(functions)
-        copy = _expand_local(copy)
-    _add_opsets(copy, opsets)
+        nodes = inline_functions(model, nodes, functions, opsets)
+    if not _find_bodies(nodes, opsets):
+        return list(nodes)
+    copy = _copy_without_weights(model, nodes, opsets)
     hide_fatal(copy)
     failed: set[tuple[str, str]] = set()
     for _ in range(_DEEPEST):
@@ -84,8 +81,10 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
 def _find_bodies(nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> set[tuple[str, str]]:
     """Return (domain, operator) of the nodes that do not run by themselves and have a body in ONNX."""
     found = set()
-    for domain, op_type, graphs in {(node.domain, node.op_type, _find_graphs(node)) for node in walk_nodes(nodes)}:
-        opset = opsets.get("" if domain == "ai.onnx" else domain, 1)
+    for domain, op_type, graphs, version in {
+        (node.domain, node.op_type, _find_graphs(node), read_version(node)) for node in walk_nodes(nodes)
+    }:
+        opset = version or opsets.get("" if domain == "ai.onnx" else domain, 1)
         runs = is_runnable(op_type, domain, opset)
         if runs and not graphs:
             continue
@@ -234,10 +233,10 @@ def _show_types(model: onnx.ModelProto) -> onnx.ModelProto:
     return typed
 
 
-def _copy_without_weights(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
+def _copy_without_weights(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> onnx.ModelProto:
     """Return a model of the same nodes in which large initializers are inputs, so that types and names stay known."""
     copy = onnx.ModelProto(ir_version=model.ir_version)
-    copy.opset_import.extend(model.opset_import)
+    copy.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
     graph = copy.graph
     graph.name = model.graph.name
     graph.node.extend(nodes)
@@ -268,9 +267,9 @@ def infer_types(
         declared: What is known of the outputs, by name. Inference takes an empty declaration for the whole truth, so
             it is told this in place of what the model says.
     """
-    copy = _copy_without_weights(model, nodes)
-    del copy.opset_import[:]
-    copy.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
+    if any(read_version(node) is not None for node in walk_nodes(nodes)):
+        return {}  # one model has one version of a domain
+    copy = _copy_without_weights(model, nodes, opsets)
     hide_fatal(copy)
     for info in copy.graph.output:
         spec = declared.get(info.name)
@@ -298,13 +297,6 @@ def _show(model: onnx.ModelProto) -> None:
     """Undo `hide_fatal`."""
     for node in walk_nodes(model.graph.node):
         node.domain = node.domain.removeprefix(_HIDDEN)
-
-
-def _expand_local(model: onnx.ModelProto) -> onnx.ModelProto:
-    try:
-        return inliner.inline_local_functions(model, convert_version=True)
-    except REFUSALS as error:
-        raise ModelError(f"The functions of the model can't be expanded: {error}") from error
 
 
 def _add_opsets(model: onnx.ModelProto, opsets: Opsets) -> None:

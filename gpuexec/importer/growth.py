@@ -15,7 +15,7 @@ from gpuexec.importer.order import describe_node, walk_nodes
 
 # The largest models that are known have some ten thousand nodes.
 MOST_NODES = 1 << 17
-_Key = tuple[str, str, str]
+Key = tuple[str, str, str]
 
 
 def check_growth(nodes: Sequence[onnx.NodeProto], functions: Iterable[onnx.FunctionProto]) -> None:
@@ -27,13 +27,13 @@ def check_growth(nodes: Sequence[onnx.NodeProto], functions: Iterable[onnx.Funct
     """
     functions = list(functions)
     _check_calls(nodes, functions)
-    calls = {_key_of(function): [_key_of_call(node) for node in walk_nodes(function.node)] for function in functions}
-    sizes: dict[_Key, int] = {}
+    calls = {key_of(function): [key_of_call(node) for node in walk_nodes(function.node)] for function in functions}
+    sizes: dict[Key, int] = {}
     for key in calls:
         _measure(key, calls, sizes)
     total = 0
     for node in walk_nodes(nodes):
-        size = sizes.get(_key_of_call(node), 1)
+        size = sizes.get(key_of_call(node), 1)
         total += size
         if size > 1 and total > MOST_NODES:
             raise ModelError(
@@ -44,9 +44,9 @@ def check_growth(nodes: Sequence[onnx.NodeProto], functions: Iterable[onnx.Funct
 
 
 def _check_calls(nodes: Sequence[onnx.NodeProto], functions: Sequence[onnx.FunctionProto]) -> None:
-    formals = {_key_of(function): (len(function.input), len(function.output)) for function in functions}
+    formals = {key_of(function): (len(function.input), len(function.output)) for function in functions}
     for node in chain(walk_nodes(nodes), *(walk_nodes(function.node) for function in functions)):
-        takes, gives = formals.get(_key_of_call(node), (len(node.input), len(node.output)))
+        takes, gives = formals.get(key_of_call(node), (len(node.input), len(node.output)))
         if len(node.input) > takes or len(node.output) > gives:
             raise ModelError(
                 f"{describe_node(node)}: the function takes at most {takes} inputs and {gives} outputs, got"
@@ -55,7 +55,7 @@ def _check_calls(nodes: Sequence[onnx.NodeProto], functions: Sequence[onnx.Funct
             )
 
 
-def _measure(first: _Key, calls: Mapping[_Key, list[_Key]], sizes: dict[_Key, int]) -> None:
+def _measure(first: Key, calls: Mapping[Key, list[Key]], sizes: dict[Key, int]) -> None:
     """Enter the sizes of a function and of all it calls, deepest first."""
     stack = [first]
     while stack:
@@ -71,9 +71,11 @@ def _measure(first: _Key, calls: Mapping[_Key, list[_Key]], sizes: dict[_Key, in
             stack.append(callee)
 
 
-def _key_of(function: onnx.FunctionProto) -> _Key:
+def key_of(function: onnx.FunctionProto) -> Key:
+    """Return what calls name a function by."""
     return function.domain, function.name, function.overload
 
 
-def _key_of_call(node: onnx.NodeProto) -> _Key:
+def key_of_call(node: onnx.NodeProto) -> Key:
+    """Return the key of the function that a node calls, if it calls one."""
     return node.domain, node.op_type, node.overload

@@ -26,11 +26,10 @@ from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.outputs import choose_outputs
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, open_model
+from gpuexec.importer.schemas import NEWEST_OPSET, OLDEST_OPSET, check_opset
 from gpuexec.importer.tensors import refine
 from gpuexec.operator import qualified
 from gpuexec.progress import Tell
-
-OLDEST_OPSET, NEWEST_OPSET = 1, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +135,5 @@ def _read_opsets(model: onnx.ModelProto, where: str) -> dict[str, int]:
             f"{where} has nodes of ai.onnx and no opset for it; expected {OLDEST_OPSET} to {NEWEST_OPSET}."
         )
     opset = opsets.get("", NEWEST_OPSET)
-    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
-        raise ModelError(
-            f"{where} is of opset {opset}; expected {OLDEST_OPSET} to {NEWEST_OPSET}. "
-            "Convert it with onnx.version_converter.convert_version, or export it anew."
-        )
+    check_opset(opset, where)
     return opsets

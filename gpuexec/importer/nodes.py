@@ -15,6 +15,7 @@ from gpuexec.graphs import Array, Node, RawNode, Value, bodies
 from gpuexec.importer.bodies import BODIES, has_bodies, read_control
 from gpuexec.importer.entries import read_outputs
 from gpuexec.importer.expand import is_runnable, read_label
+from gpuexec.importer.inlining import read_version
 from gpuexec.importer.order import describe_node
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
@@ -134,7 +135,7 @@ class NodeReader:
 
     def _read_raw(self, proto: onnx.NodeProto, name: str, domain: str) -> RawNode | None:
         """Return the node with Python attributes in its newest form, or None where that can't be had."""
-        opset = self._opsets.get(domain, 1)
+        opset = read_version(proto) or self._opsets.get(domain, 1)
         place = f" ({domain} {opset})" if domain else ""
         if not is_runnable(proto.op_type, domain, opset):
             self.problems.add(f"operator {proto.op_type}{place}", self.path + name)

@@ -16,6 +16,8 @@ from gpuexec.importer.order import describe_node
 
 # onnx keeps versions in a C int.
 _LARGEST_OPSET = _NOWHERE = 2**31 - 1
+# Versions of ai.onnx that are read.
+OLDEST_OPSET, NEWEST_OPSET = 1, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,19 @@ class Schema:
     attribute_types: Mapping[str, int]
     required_attributes: tuple[str, ...]
     has_body: bool
+
+
+def check_opset(opset: int, where: str) -> None:
+    """Check that a version of ai.onnx is one that is read; ``where`` imports it.
+
+    Raises:
+        ModelError: It is not.
+    """
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        raise ModelError(
+            f"{where} is of opset {opset}; expected {OLDEST_OPSET} to {NEWEST_OPSET}. "
+            "Convert it with onnx.version_converter.convert_version, or export it anew."
+        )
 
 
 @lru_cache(maxsize=1024)
