@@ -158,10 +158,7 @@ class DescribesModel:
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return the initializers that may be given beside the inputs, in place of what the model holds."""
-        arrays = {value.name: array for value, array in self.model.info.graph.constants.items()}
-        names = [name for name in self.model.info.header.overridable if name in arrays]
-        specs = {name: DeclaredSpec(arrays[name].dtype, arrays[name].shape) for name in names}
-        return [describe_value(name, specs[name], {}) for name in names]
+        return [describe_value(*row, self.model.dims) for row in self.model.info.header.overridable.items()]
 
     def get_modelmeta(self) -> ModelMetadata:
         """Return what the file says of itself."""

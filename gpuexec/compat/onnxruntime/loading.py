@@ -31,7 +31,6 @@ from gpuexec.importer.save import save_graph
 from gpuexec.loading import load
 from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
-from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
 # Without these, models with branches or with sizes that depend on data would not run.
@@ -71,19 +70,22 @@ def load_model(source: object, options: SessionOptions) -> Model:
 def promote(model: Model, names: frozenset[str]) -> Model:
     """Return the model with initializers as inputs, behind the others; on devices they share their weights.
 
+    An initializer that nothing in the file reads is an input without effect.
+
     Raises:
         InvalidArgument: One is none that the model lets callers give anew, or reading the model needed its content.
     """
     graph = model.info.graph
     found = {value.name: value for value in graph.constants if value.name in names}
     read = {value for node in graph.nodes for value in node.inputs} | set(graph.outputs)
-    usable = {name for name, value in found.items() if name in model.info.header.overridable and value in read}
+    header = model.info.header
+    usable = {name for name in header.overridable if name in found and (found[name] in read or name in header.idle)}
     fixed = sorted(names - usable)
     if fixed:
         raise make_error(InvalidArgument, f"{fixed[0]!r} is no input, nor an initializer that can be given anew.")
-    given = {old: Value(name, _declare(graph.constants[old])) for name, old in found.items()}
+    given = {old: Value(name, header.overridable[name]) for name, old in found.items()}
     # Sorted as the file has them, so that the same names give the same model.
-    inputs = tuple(given[found[name]] for name in model.info.header.overridable if name in found)
+    inputs = tuple(given[found[name]] for name in header.overridable if name in found)
     nodes = tuple(
         replace(node, inputs=tuple(given.get(value, value) if value else None for value in node.inputs))
         for node in graph.nodes
@@ -133,7 +135,3 @@ def _take_initializers(given: Mapping[str, Any]) -> dict[str, Array]:
             message = f"Initializer {name!r} takes an OrtValue, got {type(item).__name__}."
             raise make_error(ArgumentTypeError, message)
     return {name: item.numpy() for name, item in given.items()}
-
-
-def _declare(array: Array) -> DeclaredSpec:
-    return DeclaredSpec(array.dtype, array.shape)

@@ -27,6 +27,30 @@ def test_initializers_are_overridden_by_run(provider: str) -> None:
         np.testing.assert_array_equal(session.run(None, {"x": X, **given})[0], X + np.array(expected, F32))
 
 
+@BOTH
+def test_an_initializer_that_nothing_reads_is_taken_and_has_no_effect(provider: str) -> None:
+    held = "<int64[2] a = {1, 2}, int64[2] b = {1, 2}>"
+    session = make_session(f"g (int64[2] a, int64[2] b) => (bool[2] y) {held} {{ y = Equal (a, a) }}", provider)
+    assert [each.name for each in session.get_overridable_initializers()] == ["a", "b"]
+    given = np.int64([3, 4])
+    for feed in ({"a": given, "b": given}, {"b": given}):
+        np.testing.assert_array_equal(session.run(None, feed)[0], [True, True])
+    with pytest.raises(errors.InvalidArgument, match="'b' expects int64"):
+        session.run(None, {"b": given.astype(F32)})
+
+
+@BOTH
+def test_an_initializer_may_be_given_in_another_size_where_its_dimension_is_free(provider: str) -> None:
+    text = "g (float[n] x, float[m] s) => (float[n] y, float[m] s) <float[1] s = {2}> { y = Mul (x, s) }"
+    session = make_session(text, provider)
+    (told,) = session.get_overridable_initializers()
+    assert told.shape == ["m"]
+    for given in (None, np.array([5, 6, 7], F32), np.array([3], F32)):
+        y, s = session.run(None, {"x": np.ones(3, F32)} | ({} if given is None else {"s": given}))
+        np.testing.assert_array_equal(s, [2] if given is None else given)
+        np.testing.assert_array_equal(y, np.ones(3, F32) * s)
+
+
 RANDOM = (
     "g (float[n] x, float[2] z = {0, 0}) => (float[4] a, float[4] b, float[2] c)"
     " { a = RandomNormal <shape = [4]> () b = RandomUniform <shape = [4], seed = 3.0> ()"
