@@ -18,7 +18,7 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def write_numbers(x: Array) -> Array:
-    """Return numbers as text: integers in full, True and False, floats in the fewest digits that tell them apart.
+    """Return numbers as text: integers in full, bools as 1 and 0, floats in the fewest digits that tell them apart.
 
     Floats have no exponent and at least one digit behind the point; those that are no numbers are NaN, INF and -INF.
     bfloat16 and what is narrower are written as the float32 that they equal.
@@ -28,7 +28,8 @@ def write_numbers(x: Array) -> Array:
         wide = x if x.dtype in (np.float16, np.float64) else x.astype(np.float32)
         written = [_write_float(number) for number in wide.reshape(-1)]
     else:
-        whole = x.astype(np.int64) if row.is_narrow else x
+        # A bool as its number is what every type reads back.
+        whole = x.astype(np.int64) if row.is_narrow or row.kind == "bool" else x
         written = [str(number) for number in whole.reshape(-1).tolist()]
     return _shape(written, STRING, x.shape)
 

@@ -68,7 +68,10 @@ class ReductionRow:
 
 @dataclass(frozen=True, slots=True)
 class Reduction(Operator):
-    """Reduce along axes; all of them where none are given, unless ``noop_with_empty_axes``."""
+    """Reduce along axes; all of them where none are given, unless ``noop_with_empty_axes``.
+
+    A scalar may be reduced along axis 0 or -1, as torch has it and exporters write it: its one element is the one term.
+    """
 
     row: ClassVar[ReductionRow]
     keepdims: int = 1
@@ -107,7 +110,10 @@ class Reduction(Operator):
     def _axes(self, rank: int, given: Array | None) -> tuple[int, ...]:
         if given is None or given.size == 0:
             return () if self.noop_with_empty_axes else tuple(range(rank))
-        return tuple(sorted(normalize_axes([int(axis) for axis in given.reshape(-1)], rank)))
+        axes = [int(axis) for axis in given.reshape(-1)]
+        if rank == 0 and all(axis in (0, -1) for axis in axes):
+            return ()
+        return tuple(sorted(normalize_axes(axes, rank)))
 
 
 ROWS = (

@@ -43,6 +43,11 @@ class Resize(Operator):
 
     Axes are blended one after the other, the last one first, in float (half, bfloat16, float) or double (double,
     integers); integers are rounded to nearest even and saturate.
+
+    Where scale * extent is no whole number, ``align_corners`` (and ``tf_crop_and_resize``) divide by that number, as
+    ONNX's own cases have it (resize_downsample_scales_linear_align_corners and ..._cubic_align_corners), and the last
+    element is not met. onnxruntime and torch divide by the length of the resized tensor, which is what ``sizes`` in
+    place of ``scales`` gives here too.
     """
 
     antialias: int = 0

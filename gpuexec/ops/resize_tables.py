@@ -100,7 +100,7 @@ def _pytorch_half_pixel(y: Array, a: ResizedAxis) -> Array:
 
 
 def _align_corners(y: Array, a: ResizedAxis) -> Array:
-    # NOTE: the output length is scale * extent, which may be fractional, as the reference has it.
+    # NOTE: the output length is scale * extent, which may be fractional, as ONNX's cases have it: `Resize` says which.
     length = a.scale * a.extent
     return np.zeros_like(y) if length == 1 else np.asarray(y * (a.extent - 1) / (length - 1))
 

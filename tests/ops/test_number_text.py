@@ -54,8 +54,8 @@ def texts(*items: str) -> Array:
         (2**64 - 1, "uint64", "18446744073709551615"),
         (-8, "int4", "-8"),
         (3, "uint2", "3"),
-        (True, "bool", "True"),
-        (False, "bool", "False"),
+        (True, "bool", "1"),
+        (False, "bool", "0"),
     ],
     ids=str,
 )
@@ -63,6 +63,12 @@ def test_numbers_are_written(number: Any, dtype: str, text: str) -> None:
     with np.errstate(all="ignore"):
         x = np.array([[number]], dtype_row(dtype).numpy)
     assert cast(x, "string").tolist() == [[text]]
+
+
+@pytest.mark.parametrize("to", ["bool", "int8", "uint64", "float16", "float64"])
+def test_a_bool_written_is_read_as_any_number(to: str) -> None:
+    written = cast(np.array([True, False]), "string")
+    np.testing.assert_array_equal(cast(written, to), np.array([1, 0], dtype_row(to).numpy))
 
 
 @pytest.mark.parametrize("row", FLOATS, ids=lambda row: row.name)

@@ -67,6 +67,26 @@ def cases() -> list[Case]:
             reduction(
                 op, "0d-empty-axes", np.asarray(np.float32(3)), expected=(np.asarray(np.float32(MAPPED[op][1])),)
             ),
+            *(
+                reduction(
+                    op,
+                    f"0d-axes{axes}-keepdims{keep}",
+                    np.asarray(np.float32(-2)),
+                    *axes,
+                    attributes={"keepdims": keep},
+                    expected=(np.asarray(np.float32(MAPPED[op][0])),),
+                )
+                for axes in ((0,), (-1,), (0, -1))
+                for keep in (0, 1)
+            ),
+            Case(
+                f"{op}-0d-opset11",
+                op,
+                (np.asarray(np.float32(-2)),),
+                {"axes": [-1], "keepdims": 0},
+                opset=11,
+                expected=(np.asarray(np.float32(MAPPED[op][0])),),
+            ),
             reduction(op, "no-rows", x[:, :0], 0),
             reduction(op, "axis-of-1", x[:, :1], 1),
         ]
@@ -366,6 +386,8 @@ def test_infer_reads_no_content_when_axes_are_empty() -> None:
         ("ReduceLogSum", {}, (spec(2, dtype=np.int16),), "ReduceLogSum expects input of type"),
         ("ReduceMax", {}, (spec(2), TensorSpec.of(axes_of(1))), "out of range"),
         ("ReduceMax", {}, (spec(2), TensorSpec.of(axes_of(0, -1))), "once"),
+        ("ReduceSum", {}, (spec(), TensorSpec.of(axes_of(1))), "out of range"),
+        ("ReduceL1", {}, (spec(), TensorSpec.of(axes_of(0, -2))), "out of range"),
         ("ReduceSum", {}, (spec(2), TensorSpec.of(np.array([0], np.float32))), "expects axes of type"),
         ("ReduceSum", {}, (spec(2), spec(0)), "expects axes of type"),
         ("ArgMax", {"axis": 2}, (spec(2, 3),), "out of range"),

@@ -313,6 +313,23 @@ def test_cubic_in_double() -> None:
     )
 
 
+@pytest.mark.parametrize("extent", [2, 4, 7])
+def test_align_corners_meets_the_ends_by_sizes_and_by_scales_that_give_a_whole_size(extent: int) -> None:
+    """A scale that gives no whole size divides by that number, as ONNX's cases do; sizes divide by what comes out."""
+    x = np.arange(extent, dtype=np.float32)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    for count in (extent * 2, extent * 3 - 1):
+        ends = (np.linspace(0, extent - 1, count).astype(np.float32),)
+        by_sizes = (x, None, None, np.array([count]))
+        run_case(Case(f"sizes_{count}", "Resize", by_sizes, attributes, const=(3,), expected=ends, terms=16))
+        by_scales = (x, None, np.array([count / extent], np.float32))
+        (y,) = gx_operator.build("Resize", attributes).compute(x, None, np.array([(count + 0.5) / extent], np.float32))
+        np.testing.assert_allclose(y, np.arange(count) * (extent - 1) / (count - 0.5), rtol=1e-6)
+        assert y[-1] < extent - 1
+        if count % extent == 0:
+            run_case(Case(f"scales_{count}", "Resize", by_scales, attributes, const=(2,), expected=ends, terms=16))
+
+
 def test_nearest_of_bool() -> None:
     """Booleans are moved like bytes."""
     x = np.array([[True, False, True]])

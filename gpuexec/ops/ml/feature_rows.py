@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,8 @@ class Normalizer(Operator):
 class FeatureVectorizer(Operator):
     """Put inputs beside each other as float columns, each of as many as ``inputdimensions`` says.
 
-    What an input has more is left out, what it lacks is 0. An input of one axis is a row.
+    What an input has more is left out, what it lacks is 0. An input of one axis is a row; of more than two, the first
+    counts rows and what lies behind it is one row of features.
     """
 
     inputdimensions: tuple[int, ...] | None = None
@@ -89,17 +92,18 @@ class FeatureVectorizer(Operator):
         Raises:
             InputError: Inputs are of several types or numbers of rows, or not as many as the dimensions.
         """
-        found = [count_rows(self.name, check_dtype(self.name, x, NUMBERS))[0] for x in inputs]
+        found = [count_rows(self.name, _flatten(check_dtype(self.name, x, NUMBERS)))[0] for x in inputs]
         if len(set(found)) != 1 or len({x.dtype for x in inputs}) != 1:
             raise InputError(
                 f"{self.name} expects inputs of one type and number of rows, got {', '.join(map(str, inputs))}."
             )
-        return (TensorSpec((found[0], sum(self._columns([x.shape for x in inputs]))), FLOAT),)
+        return (TensorSpec((found[0], sum(self._columns(inputs))), FLOAT),)
 
     def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
         """Cast and copy."""
-        columns = self._columns([x.shape for x in inputs])
-        rows = [as_rows(x) for x in inputs]
+        specs = [TensorSpec.of(x) for x in inputs]
+        columns = self._columns(specs)
+        rows = [as_rows(x.reshape(_flatten(spec).shape)) for x, spec in zip(inputs, specs, strict=True)]
         y, first = np.zeros((len(rows[0]), sum(columns)), FLOAT), 0
         for x, taken in zip(rows, columns, strict=True):
             with np.errstate(over="ignore"):
@@ -112,9 +116,9 @@ class FeatureVectorizer(Operator):
         given, y = [x for x in inputs if x is not None], outputs[0]
         assert y is not None
         first = 0
-        for x, taken in zip(given, self._columns([x.shape for x in given]), strict=True):
+        for x, taken in zip(given, self._columns([x.spec for x in given]), strict=True):
             count = y.shape[0] * taken
-            extents: list[Argument] = [np.int64(x.shape[-1]), np.int64(y.shape[1]), np.int64(first)]
+            extents: list[Argument] = [np.int64(_flatten(x.spec).shape[-1]), np.int64(y.shape[1]), np.int64(first)]
             emit.launch(
                 Kernel(SOURCE, "place_features"),
                 (max(1, ceil_div(count, THREADS)), 1, 1),
@@ -124,9 +128,15 @@ class FeatureVectorizer(Operator):
             )
             first += taken
 
-    def _columns(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    def _columns(self, specs: Sequence[TensorSpec]) -> tuple[int, ...]:
         """Return how many columns of the result each input has."""
-        columns = tuple(shape[-1] for shape in shapes) if self.inputdimensions is None else self.inputdimensions
-        if len(columns) != len(shapes) or min(columns, default=0) < 0:
-            raise InputError(f"{self.name} expects inputdimensions for {len(shapes)} inputs, got {list(columns)}.")
+        given = self.inputdimensions
+        columns = tuple([_flatten(spec).shape[-1] for spec in specs]) if given is None else given
+        if len(columns) != len(specs) or min(columns, default=0) < 0:
+            raise InputError(f"{self.name} expects inputdimensions for {len(specs)} inputs, got {list(columns)}.")
         return columns
+
+
+def _flatten(spec: TensorSpec) -> TensorSpec:
+    """Return a spec of at most two axes: the first, and all behind it as one."""
+    return spec if spec.rank <= 2 else spec.with_shape((spec.shape[0], prod(spec.shape[1:])))

@@ -46,6 +46,15 @@ WIDE = RNG.normal(size=(4, 8))[::2, ::-2]
 ROWS = np.array([[3, 1, -2, 5], [0, 0, 0, 0], [-1, -2, -3, -4], [7, 0, 0, 1]])
 VECTORS = (np.array([[1, 2], [3, 4]]), np.array([[5, 6, 7], [8, 9, 10]]))
 VECTORIZED = np.array([[1, 2, 0, 5, 6], [3, 4, 0, 8, 9]], np.float32)
+FEATURES = np.arange(12, dtype=np.float32)
+
+
+def lay_features(rows: int, taken: int) -> Array:
+    """Return rows of FEATURES, as many of each as are taken, and the first two once more."""
+    flat = FEATURES.reshape(rows, -1)
+    padded = np.pad(flat, ((0, 0), (0, taken)))[:, :taken]
+    return np.concatenate((padded, flat[:, :2]), 1)
+
 
 CASES = [
     *(scaler(f"scaler_{t.__name__}", X.astype(t)) for t in INPUTS),
@@ -151,6 +160,24 @@ CASES = [
         expected=(np.concatenate((X[0], X[1, :2]))[None],),
     ),
     ml("vectorizer_no_dimensions", "FeatureVectorizer", X, X, expected=(np.concatenate((X, X), 1),)),
+    *(
+        ml(
+            f"vectorizer_{'_'.join(map(str, shape))}_as_{taken}",
+            "FeatureVectorizer",
+            FEATURES.reshape(shape),
+            FEATURES.reshape(shape[0], -1)[:, :2].copy(),
+            inputdimensions=[taken, 2],
+            expected=(lay_features(shape[0], taken),),
+        )
+        for shape in ((1, 1, 12), (1, 12, 1), (1, 1, 3, 4), (2, 1, 6), (3, 2, 2))
+        for taken in (3, 4, 14)
+    ),
+    ml(
+        "vectorizer_leading_strided",
+        "FeatureVectorizer",
+        FEATURES.reshape(2, 2, 3)[:, ::-1].transpose(0, 2, 1),
+        expected=(np.array([[3, 0, 4, 1, 5, 2], [9, 6, 10, 7, 11, 8]], np.float32),),
+    ),
     ml("vectorizer_strided", "FeatureVectorizer", X[::-1], X.T[:, ::-1].T, inputdimensions=[3, 1]),
     ml("vectorizer_nothing_of_one", "FeatureVectorizer", X, X, inputdimensions=[0, 3]),
     ml("vectorizer_no_rows", "FeatureVectorizer", X[:0], X[:0], inputdimensions=[3, 1]),
