@@ -44,10 +44,11 @@ class Resize(Operator):
     Axes are blended one after the other, the last one first, in float (half, bfloat16, float) or double (double,
     integers); integers are rounded to nearest even and saturate.
 
-    Where scale * extent is no whole number, ``align_corners`` (and ``tf_crop_and_resize``) divide by that number, as
-    ONNX's own cases have it (resize_downsample_scales_linear_align_corners and ..._cubic_align_corners), and the last
-    element is not met. onnxruntime and torch divide by the length of the resized tensor, which is what ``sizes`` in
-    place of ``scales`` gives here too.
+    Where scale * extent is no whole number, ``align_corners`` takes that number for the length of the result, as two of
+    ONNX's own cases have it (test_resize_downsample_scales_linear_align_corners and
+    test_resize_downsample_scales_cubic_align_corners), so the last element is not met. onnxruntime and torch take the
+    length of the resized tensor; ``sizes`` in place of ``scales`` gives the same here. ``tf_crop_and_resize`` and
+    ``pytorch_half_pixel``, on which ONNX's cases say nothing, go by the length of the resized tensor.
     """
 
     antialias: int = 0

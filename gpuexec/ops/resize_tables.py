@@ -96,7 +96,7 @@ def _half_pixel_symmetric(y: Array, a: ResizedAxis) -> Array:
 
 
 def _pytorch_half_pixel(y: Array, a: ResizedAxis) -> Array:
-    return np.full_like(y, -0.5) if a.scale * a.extent == 1 else _half_pixel(y, a)
+    return np.zeros_like(y) if a.count == 1 else _half_pixel(y, a)
 
 
 def _align_corners(y: Array, a: ResizedAxis) -> Array:
@@ -111,10 +111,9 @@ def _asymmetric(y: Array, a: ResizedAxis) -> Array:
 
 def _tf_crop_and_resize(y: Array, a: ResizedAxis) -> Array:
     start, end = a.roi
-    length = a.scale * a.extent
     within = np.full_like(y, (end - start) * (a.extent - 1) / 2)
-    if length != 1:
-        within = y * (end - start) * (a.extent - 1) / (length - 1)
+    if a.count != 1:
+        within = y * (end - start) * (a.extent - 1) / (a.count - 1)
     return np.asarray(within + start * (a.extent - 1))
 
 
