@@ -26,7 +26,7 @@ def declare_outputs(graph: Graph) -> Graph:
     lacking = [value for value in lacking if value.declared is None or not is_container(value.declared.dtype)]
     if not lacking:
         return graph
-    found = _infer_types(graph, list(dict.fromkeys(lacking)))
+    found = _infer_types(graph, list(dict.fromkeys(lacking)), follows_content=False)
     refined = {value: refine(value.declared, found[value]) for value in lacking if value in found}
     return exchange(
         graph, {value: Value(value.name, spec) for value, spec in refined.items() if spec != value.declared}
@@ -140,7 +140,7 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
     types = {value: value.declared for value in values if value.declared is not None}
     arrays = {value: graph.constants[value] for value in values if value in graph.constants}
     types.update({value: DeclaredSpec(array.dtype, array.shape) for value, array in arrays.items()})
-    types.update(_infer_types(graph, [value for value in values if value not in types]))
+    types.update(_infer_types(graph, [value for value in values if value not in types], follows_content=True))
     for value in values:
         if value not in types:
             node = graph.producers()[value]
@@ -153,11 +153,11 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
     return types
 
 
-def _infer_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
+def _infer_types(graph: Graph, values: Sequence[Value], *, follows_content: bool) -> dict[Value, DeclaredSpec]:
     """Return the types that follow from the nodes, by ONNX's inference or by that of the operators."""
     if not values:
         return {}
-    found = infer_declared(keep_needed(graph, values), values)
+    found = infer_declared(keep_needed(graph, values), values, follows_content=follows_content)
     unknown = [value for value in values if value not in found or found[value].dims is None]
     for guesses in (_TRIED, _LAST_TRIED):
         if unknown:
@@ -172,7 +172,8 @@ def _try_extents(graph: Graph, values: Sequence[Value], guesses: tuple[int, int]
     Where both are the same, extents are not told from fixed ones, and all stay free.
     """
     made = [value for node in graph.nodes for value in node.outputs if value is not None]
-    inferred = infer_declared(Graph(graph.inputs, tuple(made), graph.nodes, graph.constants, graph.name), made)
+    whole = Graph(graph.inputs, tuple(made), graph.nodes, graph.constants, graph.name)
+    inferred = infer_declared(whole, made, follows_content=False)
     tries = [_infer_specs(graph, guess, inferred) for guess in guesses]
     found = {}
     for value in values:

@@ -277,7 +277,7 @@ def infer_types(
         if spec is not None:
             info.type.CopyFrom(write_type(spec))
     try:
-        outputs = shape_inference.infer_shapes(copy, data_prop=True).graph.output
+        outputs = shape_inference.infer_shapes(copy).graph.output
         return {info.name: inferred_spec(info) for info in outputs}
     except (*REFUSALS, UnsupportedFormError):  # what is wrong with the nodes is reported when they are read
         return {}

@@ -19,12 +19,14 @@ from gpuexec.spec import DeclaredSpec
 _SMALL_ELEMENTS = 64
 
 
-def infer_declared(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
+def infer_declared(graph: Graph, values: Sequence[Value], *, follows_content: bool = True) -> dict[Value, DeclaredSpec]:
     """Return the types of values, of those that ONNX's own inference finds; weights are not looked at.
 
     Args:
         graph: With the nodes that make them.
         values: Of the graph.
+        follows_content: Let it compute with shapes as data. A chain of Concat makes that any amount of work, so what
+            nobody asked for, such as loading a file, goes without.
     """
     large = {
         value: Value(value.name, DeclaredSpec(array.dtype, array.shape))
@@ -41,7 +43,7 @@ def infer_declared(graph: Graph, values: Sequence[Value]) -> dict[Value, Declare
         model = to_model(Graph((*graph.inputs, *large.values()), tuple(wanted), tuple(nodes), small, graph.name))
         names = [info.name for info in model.graph.output]
         hide_fatal(model)
-        inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+        inferred = shape_inference.infer_shapes(model, data_prop=follows_content).graph
         infos = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
         found = [inferred_spec(infos.get(name, onnx.ValueInfoProto(name=name))) for name in names]
     except (*REFUSALS, GpuexecError, UnsupportedFormError):

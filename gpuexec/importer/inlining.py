@@ -56,10 +56,11 @@ def read_version(node: onnx.NodeProto) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A function at one of its calls: attributes by name, and the versions that its nodes are written for."""
+    """A function at one of its calls: attributes by name, given ones and defaults, and versions of its domains."""
 
     function: onnx.FunctionProto
-    attributes: Mapping[str, AttributeProto]
+    given: Mapping[str, AttributeProto]
+    defaults: Mapping[str, AttributeProto]
     versions: Mapping[str, int]
 
 
@@ -129,7 +130,7 @@ class _Inliner:
         """Return the nodes of a function, for a call whose names are those of the model."""
         self._check_depth(call, depth)
         nodes = self._sort(function)
-        attributes = {each.name: each for each in (*function.attribute_proto, *call.attribute)}
+        attributes = [{each.name: each for each in row} for row in (call.attribute, function.attribute_proto)]
         versions = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in function.opset_import}
         given = [*call.input, *[""] * (len(function.input) - len(call.input))]
         names = dict(zip(function.input, given, strict=True))
@@ -141,7 +142,7 @@ class _Inliner:
             elif actual:
                 handed.append((formal, actual))
         names.update({name: self._take_free(name) for name in made if name not in names})
-        scope = _Scope(names, _Call(function, attributes, versions))
+        scope = _Scope(names, _Call(function, *attributes, versions))
         expanded = self.expand(nodes, scope, depth)
         return [*expanded, *[helper.make_node("Identity", [scope.find(old)], [new]) for old, new in handed]]
 
@@ -176,17 +177,21 @@ class _Inliner:
     def _copy_attribute(
         self, attribute: AttributeProto, node: onnx.NodeProto, scope: _Scope, depth: int
     ) -> AttributeProto | None:
-        copied = AttributeProto()
+        """Return an attribute under new names, one that refers to another as that; None where nothing gives that."""
+        copied, name = AttributeProto(), attribute.name
         if attribute.ref_attr_name and scope.call is not None:
-            given = scope.call.attributes.get(attribute.ref_attr_name)
-            if given is None:
+            given = scope.call.given.get(attribute.ref_attr_name)
+            if given is not None:  # its names are those of the model already
+                for _ in walk_nodes([onnx.NodeProto(attribute=[given])]):
+                    self._count(node)
+                copied.CopyFrom(given)
+                copied.name = name
+                return copied
+            if attribute.ref_attr_name not in scope.call.defaults:
                 return None
-            for _ in walk_nodes([onnx.NodeProto(attribute=[given])]):
-                self._count(node)
-            copied.CopyFrom(given)
-            copied.name = attribute.name
-            return copied
+            attribute = scope.call.defaults[attribute.ref_attr_name]
         copied.CopyFrom(attribute)
+        copied.name = name
         if attribute.type == AttributeProto.GRAPH:
             copied.g.CopyFrom(self._copy_graph(attribute.g, node, scope, depth + 1))
         elif attribute.type == AttributeProto.GRAPHS:

@@ -117,6 +117,23 @@ def test_outputs_that_are_handed_on_and_inputs_that_are_left_out() -> None:
     check(model, X + 2 * np.maximum(X, 0))
 
 
+def test_bodies_given_as_attributes_take_values_from_where_they_stand() -> None:
+    function = """<domain: "l", opset_import: ["": 18]> f <first> (p) => (q) { x = Neg (p)
+      c = Constant <value = bool {1}> ()
+      q = If (c) <then_branch: graph = @first, else_branch: graph = @second> }"""
+    model = make(18, "a = Abs (x) y = l.f (a)", function)
+    standing = "g () => (float[n, m] r) { r = Mul (x, x) }"
+    model.functions[0].attribute_proto.append(
+        onnx.helper.make_attribute("second", parser.parse_graph("g () => (float[n, m] r) { r = Identity (x) }"))
+    )
+    model.graph.node[1].attribute.append(onnx.helper.make_attribute("first", parser.parse_graph(standing)))
+    check(model, X * X)  # of the model, where x is the input
+    del model.graph.node[1].attribute[:], model.functions[0].attribute[:]
+    model.functions[0].attribute_proto.append(onnx.helper.make_attribute("first", parser.parse_graph(standing)))
+    model.graph.node[0].op_type = "Sign"
+    check(model, np.square(np.sign(X)))  # of the function, where x is the negated argument
+
+
 def test_calls_in_bodies_of_the_model_are_inlined() -> None:
     body = """c = Constant <value = bool {1}> ()
       y = If (c) <then_branch = t () => (float[n, m] r) { q = l.f (x) r = l.h (q) },
