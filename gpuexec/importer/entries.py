@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import onnx
@@ -114,8 +115,12 @@ def _list_known(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, lis
 
 
 def _read_declared(info: onnx.ValueInfoProto, known: Mapping[str, list[onnx.ValueInfoProto]]) -> DeclaredSpec | None:
-    """Return what is declared of a value, and elsewhere known where the declaration says nothing."""
+    """Return what is declared of a value, and elsewhere known where the declaration says nothing.
+
+    What is wrong elsewhere is reported where that is read.
+    """
     spec = declared_spec(info)
     for other in known.get(info.name, []):
-        spec = refine(spec, declared_spec(other))
+        with suppress(ModelError, UnsupportedFormError):
+            spec = refine(spec, declared_spec(other))
     return spec

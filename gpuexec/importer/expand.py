@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 from onnx import defs, helper, inliner, shape_inference
 
+from gpuexec.errors import ModelError
 from gpuexec.importer.bodies import has_bodies
 from gpuexec.importer.export import write_type
 from gpuexec.importer.growth import check_growth
@@ -279,7 +280,7 @@ def infer_types(
     try:
         outputs = shape_inference.infer_shapes(copy).graph.output
         return {info.name: inferred_spec(info) for info in outputs}
-    except (*REFUSALS, UnsupportedFormError):  # what is wrong with the nodes is reported when they are read
+    except (*REFUSALS, ModelError, UnsupportedFormError):  # what is wrong with the nodes is reported when they are read
         return {}
 
 

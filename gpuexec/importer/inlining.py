@@ -130,7 +130,8 @@ class _Inliner:
         """Return the nodes of a function, for a call whose names are those of the model."""
         self._check_depth(call, depth)
         nodes = self._sort(function)
-        attributes = [{each.name: each for each in row} for row in (call.attribute, function.attribute_proto)]
+        given_attributes = {each.name: each for each in call.attribute}
+        defaults = {each.name: each for each in function.attribute_proto}
         versions = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in function.opset_import}
         given = [*call.input, *[""] * (len(function.input) - len(call.input))]
         names = dict(zip(function.input, given, strict=True))
@@ -142,7 +143,7 @@ class _Inliner:
             elif actual:
                 handed.append((formal, actual))
         names.update({name: self._take_free(name) for name in made if name not in names})
-        scope = _Scope(names, _Call(function, *attributes, versions))
+        scope = _Scope(names, _Call(function, given_attributes, defaults, versions))
         expanded = self.expand(nodes, scope, depth)
         return [*expanded, *[helper.make_node("Identity", [scope.find(old)], [new]) for old, new in handed]]
 
