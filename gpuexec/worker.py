@@ -8,7 +8,9 @@ from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError
 from gpuexec.flushing import Flushing
+from gpuexec.importer.read import Source
 from gpuexec.inspecting.inspector import Inspector
+from gpuexec.loading import load
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.profiling.profiler import Profiler, check_profiler
@@ -22,7 +24,7 @@ from gpuexec.resources.weights import weights_of
 from gpuexec.running.described import describe_inputs
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.running.storage import own_storage
-from gpuexec.runtime.backend import Backend, BackendType, find_backend
+from gpuexec.runtime.backend import BackendLike, BackendType, check_backend, find_backend
 from gpuexec.scheduling import Scheduling
 from gpuexec.state.seeds import check_seed
 from gpuexec.state.state import State
@@ -36,8 +38,9 @@ class Worker(Scheduling, Flushing, Reporting):
     weights.
 
     Args:
-        model: What `load` returned.
-        backend: Where to run; AUTO takes the GPU when one works and says which and why (`backend_reason`).
+        model: What `load` returned, or what it takes: a path, bytes, a binary file or an onnx.ModelProto.
+        backend: Where to run, a BackendType or its name (``"cpu"``); AUTO takes the GPU when one works and says which
+            and why (`backend_reason`).
         device: Which of several GPUs, counted from 0 as CUDA counts; None: the first.
         frames: How many runs may be in flight before outputs are written again. A run that would overwrite what
             somebody still reads waits for it on the stream; the caller does not wait.
@@ -47,7 +50,7 @@ class Worker(Scheduling, Flushing, Reporting):
             ImplicitSyncError: in `schedule`, before any work, where that is known then.
         synchronous: Finish each command before the next, in the call; an error names the node that failed. For
             finding faults.
-        compare_with: ``BackendType.CPU`` compares each node with what NumPy makes of the same inputs, in the call, and
+        compare_with: ``"cpu"`` compares each node with what NumPy makes of the same inputs, in the call, and
             the first that differs by more than its operator's tolerance is named in a MismatchError. The run is
             synchronous then, and all that its nodes make is kept meanwhile.
         max_bytes: The most it may hold on its device: arena, frames, what passes between plans, the model's weights,
@@ -61,10 +64,12 @@ class Worker(Scheduling, Flushing, Reporting):
             leaves nothing behind; a thread of ours waits for each plan, the caller does not. ``"report"``: nothing
             waits, and `Run.inspection` tells.
         progress: Called with a `Progress` after each piece of the weights that is uploaded, in the call that uploads
-            them. What it raises ends the upload, which then leaves nothing behind.
+            them, and of a model loaded here, that is read. What it raises ends the upload, which then leaves nothing
+            behind.
 
     Raises:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
+        ModelError: The model given by its bytes is broken; see `load`.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
             device's, ``compare_with`` is not the CPU, or ``model``, ``watch``, ``profiler`` or ``progress`` is
             something else.
@@ -72,33 +77,33 @@ class Worker(Scheduling, Flushing, Reporting):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Source,
         *,
-        backend: BackendType | Backend = BackendType.AUTO,
+        backend: BackendLike = BackendType.AUTO,
         device: int | None = None,
         frames: int = 2,
         stream: object = None,
         strict: bool = False,
         synchronous: bool = False,
-        compare_with: BackendType | None = None,
+        compare_with: BackendType | str | None = None,
         max_bytes: int | None = None,
         seed: int | None = None,
         watch: str | None = None,
         profiler: Profiler | None = None,
         progress: Tell | None = None,
     ) -> None:
-        if not isinstance(model, Model):
-            raise InputError(f"A Worker takes a Model, as gpuexec.load gives, got a {type(model).__name__}.")
-        model.check_process()
         if not isinstance(frames, int) or frames < 1:
             raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
-        if compare_with not in (None, BackendType.CPU):
-            raise InputError(f"compare_with takes BackendType.CPU, got {compare_with!r}.")
+        backend = check_backend(backend)
+        if compare_with is not None and BackendType(compare_with) is not BackendType.CPU:
+            raise InputError(f"compare_with takes BackendType.CPU or 'cpu', got {compare_with!r}.")
         inspector = Inspector.of(watch, keeps_all=compare_with is not None)
         if seed is not None:
             check_seed(seed)
         check_profiler(profiler)
         check_tell(progress)
+        model = model if isinstance(model, Model) else load(model, progress=progress)
+        model.check_process()
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -268,7 +271,7 @@ def test_wait_that_nobody_asked_for_is_counted() -> None:
 
 def test_what_is_of_another_kind_is_refused_before_any_work() -> None:
     refused: Any = 3
-    with pytest.raises(gx.InputError, match=r"A Worker takes a Model, as gpuexec\.load gives, got a int"):
+    with pytest.raises(gx.InputError, match=r"a path, bytes, a binary file or a ModelProto to load, got int"):
         gx.Worker(refused)
     with gx.Worker(affine(), backend=CPU) as worker:
         with pytest.raises(gx.InputError, match=r"tap takes reducers by name, .* got a int"):
@@ -281,3 +284,68 @@ def test_what_is_of_another_kind_is_refused_before_any_work() -> None:
         ):
             with pytest.raises(gx.InputError, match="progress takes a function of a Progress, or None, got a int"):
                 call()
+
+
+@pytest.mark.parametrize("form", ["path", "text", "bytes", "file", "message"])
+def test_a_worker_loads_what_load_takes(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "affine.onnx"
+    affine().save(path)
+    with path.open("rb") as file:
+        given = {"path": path, "text": str(path), "bytes": path.read_bytes(), "file": file, "message": onnx.load(path)}
+        with gx.Worker(given[form], backend=CPU) as worker:
+            np.testing.assert_array_equal(worker.run(ramp(2, 3))["y"], expect_affine(ramp(2, 3)))
+
+
+def test_a_worker_of_a_broken_file_says_what_load_says(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(gx.ModelError, match="expected an ONNX model, got 8 bytes"):
+        gx.Worker(tmp_path / "model.onnx", backend=CPU)
+
+
+def build_program(**options: Any) -> gx.Program:
+    return gx.Program.build({"forward": affine()}, shapes={"forward": {"x": [2, 3]}}, **options)
+
+
+def compare_with(name: str) -> object:
+    with gx.Worker(affine(), backend=CPU, compare_with=name) as worker:
+        worker.run(ramp(2, 3))
+        return worker.report().compared
+
+
+DOORS: dict[str, Callable[[str], object]] = {
+    "Worker": lambda name: gx.Worker(affine(), backend=name).close(),
+    "compare_with": compare_with,
+    "Program.build": lambda name: build_program(backend=name).method_meta("forward"),
+    "Program.load_method": lambda name: build_program().load_method("forward", backend=name).close(),
+    "Program.method_meta": lambda name: build_program().method_meta("forward", backend=name),
+    "Module": lambda name: gx.Module(build_program(), backend=name).load_forward().close(),
+    "DeviceAllocator": lambda name: gx.DeviceAllocator(name).allocate(8),
+    "ImageConverter": lambda name: gx.ImageConverter(name).close(),
+    "to_tensor": lambda name: gx.to_tensor(np.zeros((2, 2), np.uint8), backend=name),
+    "measure_gap": lambda name: gx.measure_gap(affine(), ramp(2, 3), name),
+    "measure_gap against": lambda name: gx.measure_gap(affine(), ramp(2, 3), CPU, name),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_backend_is_taken_by_its_name_in_any_case(door: str) -> None:
+    DOORS[door]("cpu")
+    DOORS[door]("CPU")
+    with pytest.raises(gx.InputError):
+        DOORS[door]("gpuu")
+
+
+def test_backend_that_there_is_not_is_refused_by_those_there_are(tmp_path: Path) -> None:
+    wrong: Any = "gpuu"
+    path = tmp_path / "absent.gxp"
+    for call in (
+        lambda: gx.Worker(affine(), backend=wrong),
+        lambda: gx.Worker(affine(), backend=CPU, compare_with=wrong),
+        lambda: gx.Module(path, backend=wrong),
+        lambda: gx.Program.load(path, backend=wrong),
+        lambda: build_program(backend=wrong),
+    ):
+        with pytest.raises(
+            gx.InputError, match=r"no backend 'gpuu'; .*: 'auto', 'gpu_compute', 'gpu_pixel', 'cpu', 's"
+        ):
+            call()

@@ -27,7 +27,7 @@ from gpuexec.programs import contents
 from gpuexec.programs import method as methods
 from gpuexec.programs import program as programs
 from gpuexec.programs.method_meta import MethodMeta, TensorMeta
-from gpuexec.runtime.backend import Backend, BackendType, choose_backend
+from gpuexec.runtime.backend import BackendLike, BackendType, choose_backend
 
 Array = np.ndarray[Any, Any]
 
@@ -240,7 +240,7 @@ class Runtime:
         data: str | os.PathLike[str] | bytes | bytearray | BinaryIO,
         *,
         verification: Verification = Verification.InternalConsistency,
-        backend: BackendType | Backend = BackendType.AUTO,
+        backend: BackendLike = BackendType.AUTO,
     ) -> Program:
         """Load a program; TypeError where ``data`` is neither a path, bytes nor a binary file.
 

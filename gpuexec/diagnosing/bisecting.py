@@ -30,7 +30,7 @@ from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.planner.classes import DeclaredDims
-from gpuexec.runtime.backend import Backend, BackendType, find_backend
+from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend
 
 Array = np.ndarray[Any, Any]
 # An output is off where an error is beyond this share of its largest magnitude, and ATOL beside.
@@ -42,7 +42,7 @@ def bisect(
     source: Source,
     inputs: object,
     *,
-    backend: BackendType | Backend = BackendType.AUTO,
+    backend: BackendLike = BackendType.AUTO,
     engine: str | None = None,
     dims: DeclaredDims | None = None,
     at_load: Sequence[Pass] = AT_LOAD,

@@ -16,7 +16,7 @@ from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.model import Model
 from gpuexec.programs.cases import eps_of
-from gpuexec.runtime.backend import Backend, BackendType, find_backend, open_backend
+from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend, open_backend
 from gpuexec.spec import dtype_row
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +83,7 @@ class GapReport:
 def measure_gap(
     model: Model,
     inputs: object,
-    backend: BackendType | Backend = BackendType.AUTO,
+    backend: BackendLike = BackendType.AUTO,
     against: BackendType | str | Model = BackendType.CPU,
     *,
     rtol: float | None = None,
@@ -156,9 +156,9 @@ def _allow(expected: Array, eps: float) -> tuple[float, float]:
 def _choose(model: Model, backend: Backend, against: BackendType | str | Model) -> Reference:
     if isinstance(against, Model):
         return ModelReference(against, backend)
-    if against is BackendType.CPU:
+    if against is BackendType.CPU or (isinstance(against, str) and against.lower() == BackendType.CPU.value):
         return NumpyReference(model, open_backend(BackendType.CPU))
-    if isinstance(against, str) and not isinstance(against, BackendType):
+    if isinstance(against, str):
         return EngineReference(model.info.graph, against)
     raise InputError(f"against takes BackendType.CPU, 'onnxruntime', 'reference' or a Model, got {against!r}.")
 

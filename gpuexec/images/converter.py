@@ -24,7 +24,7 @@ from gpuexec.resources.fence import Fence
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.results.arenas import is_on_host
 from gpuexec.results.tensor import Tensor
-from gpuexec.runtime.backend import Backend, BackendType, find_backend
+from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend
 from gpuexec.spec import DeclaredSpec, TensorSpec
 from gpuexec.worker import Worker
 
@@ -43,7 +43,7 @@ class ImageConverter:
         device: Its ordinal.
     """
 
-    def __init__(self, backend: BackendType | Backend = BackendType.AUTO, *, device: int | None = None) -> None:
+    def __init__(self, backend: BackendLike = BackendType.AUTO, *, device: int | None = None) -> None:
         self._backend, _ = find_backend(backend, device)
         self._recorded: OrderedDict[object, tuple[Worker, Replay, TensorSpec]] = OrderedDict()
         self._lock = threading.Lock()
@@ -190,7 +190,7 @@ def to_tensor(
     out: object = None,
     *,
     stream: object = None,
-    backend: BackendType | Backend = BackendType.AUTO,
+    backend: BackendLike = BackendType.AUTO,
 ) -> Tensor:
     """Return the tensor of an image at once, by a converter that the process keeps; see `ImageConverter.to_tensor`.
 
@@ -205,7 +205,7 @@ def to_image(
     out: object = None,
     *,
     stream: object = None,
-    backend: BackendType | Backend = BackendType.AUTO,
+    backend: BackendLike = BackendType.AUTO,
 ) -> Tensor:
     """Return the image of a tensor at once, by a converter that the process keeps; see `ImageConverter.to_image`.
 
@@ -214,7 +214,7 @@ def to_image(
     return _converter(out, tensor, backend).to_image(tensor, transform, out, stream=stream)
 
 
-def _converter(out: object, given: object, backend: BackendType | Backend) -> ImageConverter:
+def _converter(out: object, given: object, backend: BackendLike) -> ImageConverter:
     tensor = next((item for item in (out, given) if isinstance(item, Tensor)), None)
     chosen = find_backend(backend, None)[0] if tensor is None else tensor._content.backend
     with _lock:

@@ -12,7 +12,7 @@ from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Count, Readers
 from gpuexec.results.arenas import make_bytes
 from gpuexec.results.tensor import Tensor
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend
 
 
 class Allocator(Protocol):
@@ -34,8 +34,8 @@ class DeviceAllocator:
         most_nbytes: How much it gives in all; None: what the device has.
     """
 
-    def __init__(self, backend: BackendType | Backend = BackendType.AUTO, most_nbytes: int | None = None) -> None:
-        self._backend = open_backend(backend) if isinstance(backend, BackendType) else backend
+    def __init__(self, backend: BackendLike = BackendType.AUTO, most_nbytes: int | None = None) -> None:
+        self._backend = find_backend(backend, None)[0]
         self._most_nbytes = most_nbytes
         self._lock = threading.Lock()
         self.nbytes = 0

@@ -16,7 +16,7 @@ from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_ports import Key
 from gpuexec.programs.program import Program
 from gpuexec.results.outputs import Outputs
-from gpuexec.runtime.backend import Backend, BackendType
+from gpuexec.runtime.backend import BackendLike, check_backend
 
 Array = np.ndarray[Any, Any]
 FORWARD = "forward"
@@ -45,7 +45,7 @@ class Module:
         self,
         source: object,
         *,
-        backend: BackendType | Backend | None = None,
+        backend: BackendLike | None = None,
         verification: Verification = Verification.FULL,
         shapes: Mapping[str, Sequence[Bound | None]] | None = None,
         share_arenas: bool = False,
@@ -53,6 +53,7 @@ class Module:
         profiler: Profiler | None = None,
     ) -> None:
         check_profiler(profiler)
+        backend = None if backend is None else check_backend(backend)
         self._source, self._verification, self._shapes = source, verification, shapes
         self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
         self._profiler = profiler

@@ -28,7 +28,7 @@ from gpuexec.programs.sharing import MethodPlans, SharedArenas
 from gpuexec.progress import Tell, check_tell
 from gpuexec.resources.weights import weights_of
 from gpuexec.running.memory_limit import MemoryLimit
-from gpuexec.runtime.backend import Backend, BackendType, find_backend
+from gpuexec.runtime.backend import Backend, BackendLike, BackendType, check_backend, find_backend
 from gpuexec.state.state import State
 
 MethodShapes = Mapping[str, Sequence[Bound | None]]
@@ -42,8 +42,8 @@ class Program:
         backend: Where Methods run unless told otherwise; AUTO takes the GPU when one works.
     """
 
-    def __init__(self, contents: Contents, backend: BackendType | Backend = BackendType.AUTO) -> None:
-        self._contents, self._default = contents, backend
+    def __init__(self, contents: Contents, backend: BackendLike = BackendType.AUTO) -> None:
+        self._contents, self._default = contents, check_backend(backend)
         # What the weights may be mapped from.
         self._loader: object | None = None
         self._plans = MethodPlans()
@@ -56,7 +56,7 @@ class Program:
         shapes: Mapping[str, MethodShapes] | None = None,
         architectures: Sequence[str] = (),
         cases: Mapping[str, Iterable[Case]] | None = None,
-        backend: BackendType | Backend = BackendType.AUTO,
+        backend: BackendLike = BackendType.AUTO,
     ) -> Program:
         """Make a program of models.
 
@@ -73,6 +73,7 @@ class Program:
             InputError: A shape contradicts its model, or names what is not there.
         """
         check_named("models", models)
+        check_backend(backend)
         loaded = {name: item if isinstance(item, Model) else load(item) for name, item in models.items()}
         contents = build_contents(loaded, shapes=shapes, architectures=architectures, cases=cases)
         return Program(contents, backend)
@@ -83,7 +84,7 @@ class Program:
         source: object,
         verification: Verification = Verification.FULL,
         *,
-        backend: BackendType | Backend = BackendType.AUTO,
+        backend: BackendLike = BackendType.AUTO,
     ) -> Program:
         """Read a program.
 
@@ -96,6 +97,7 @@ class Program:
             ModelError: It is no program, or damaged, or of a newer format.
             AccessError: It can't be read.
         """
+        check_backend(backend)
         loader, is_own = open_loader(source)
         try:
             contents = read_contents(loader, verification)
@@ -151,7 +153,7 @@ class Program:
         self,
         name: str,
         *,
-        backend: BackendType | Backend | None = None,
+        backend: BackendLike | None = None,
         planned_inputs: bool = True,
         planned_outputs: bool = True,
     ) -> MethodMeta:
@@ -211,7 +213,7 @@ class Program:
         name: str,
         memory: MemoryManager | None = None,
         *,
-        backend: BackendType | Backend | None = None,
+        backend: BackendLike | None = None,
         stream: object = None,
         planned_inputs: bool = True,
         planned_outputs: bool = True,
@@ -289,7 +291,7 @@ class Program:
             raise InputError(f"The program has no method {name!r}; it has {', '.join(self.method_names)}.")
         return found.model
 
-    def _open(self, backend: BackendType | Backend | None) -> Backend:
+    def _open(self, backend: BackendLike | None) -> Backend:
         wanted = self._default if backend is None else backend
         return find_backend(wanted, None)[0]
 

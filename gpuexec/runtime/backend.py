@@ -35,6 +35,14 @@ class BackendType(Enum):
     SIMULATOR = "simulator"
     SIMULATOR_PIXEL = "simulator_pixel"
 
+    @classmethod
+    def _missing_(cls, value: object) -> BackendType:
+        found = cls._value2member_map_.get(value.lower()) if isinstance(value, str) else None
+        if not isinstance(found, cls):
+            names = ", ".join(repr(each.value) for each in cls)
+            raise InputError(f"There is no backend {value!r}; expected a BackendType or its name: {names}.")
+        return found
+
 
 class Backend:
     """A device with what its users share. ``reason`` says why it was opened."""
@@ -60,6 +68,10 @@ class Backend:
 
     def __repr__(self) -> str:
         return f"Backend({self.type.name}: {self.device.name}; {self.reason})"
+
+
+# A backend as callers give it: by type, by the type's name in any case, or open.
+BackendLike = BackendType | Backend | str
 
 
 _open: dict[tuple[int, BackendType, int], Backend] = {}
@@ -110,17 +122,25 @@ def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backe
     return open_backend(BackendType.CPU), reason
 
 
-def find_backend(given: BackendType | Backend, ordinal: int | None) -> tuple[Backend, str]:
+def check_backend(given: BackendLike) -> BackendType | Backend:
+    """Return a backend as it was given, a type where it was given by name.
+
+    Raises:
+        InputError: There is no such type; lists those there are.
+    """
+    return given if isinstance(given, Backend) else BackendType(given)
+
+
+def find_backend(given: BackendLike, ordinal: int | None) -> tuple[Backend, str]:
     """Return the backend that a type and an ordinal stand for, or a backend itself, and why it is that one.
 
     Raises:
         DeviceNotFoundError: As `open_backend`.
         InputError: As `open_backend`, or the backend given is none, or has another ordinal.
     """
+    given = check_backend(given)
     if isinstance(given, BackendType):
         return choose_backend(given, ordinal)
-    if not isinstance(given, Backend):
-        raise InputError(f"backend takes a BackendType, such as BackendType.CPU, got {given!r}.")
     if ordinal not in (None, given.device.ordinal):
         raise InputError(f"device={ordinal!r} is not that of {given!r}, which is {given.device.ordinal}.")
     return given, given.reason

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpuexec.errors import DeviceNotFoundError, StateError
+from gpuexec.errors import DeviceNotFoundError, InputError, StateError
 from gpuexec.runtime import backend as backends
 from gpuexec.runtime import cuda, driver
 from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
@@ -73,3 +73,11 @@ def test_a_forked_process_is_refused_with_the_word_spawn(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(StateError, match="spawn"):
         chosen.check_process()
+
+
+def test_types_are_found_by_name_in_any_case() -> None:
+    for each in BackendType:
+        assert {BackendType(name) for name in (each, each.value, each.value.upper(), each.value.title())} == {each}
+    for wrong in ("gpu", "", None, 3, b"cpu"):
+        with pytest.raises(InputError, match=r"no backend .*'auto', 'gpu_compute'.*'simulator_pixel'\.$"):
+            BackendType(wrong)
