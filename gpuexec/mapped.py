@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import AccessError
+from gpuexec.errors import AccessError, NotFoundError
 
 Array = np.ndarray[Any, Any]
 
@@ -28,10 +28,12 @@ class FileSource:
     Args:
         file: A descriptor, which is the source's from now on.
         name: What messages call it.
+        path: Where it was opened; None: that is not known.
     """
 
-    def __init__(self, file: int, name: str) -> None:
+    def __init__(self, file: int, name: str, path: str | os.PathLike[str] | None = None) -> None:
         self.name = name
+        self._path = None if path is None else os.path.abspath(path)
         self._file = file
         self._close = weakref.finalize(self, os.close, file)
         found = os.fstat(file)
@@ -55,6 +57,24 @@ class FileSource:
             f"{self.name} changed since the model was loaded: {changed}. Load the model again, and put a new file"
             " in the place of an old one instead of writing into it."
         )
+
+    def locate(self) -> tuple[str, int, int]:
+        """Return path, bytes and time of writing, by which another process finds this very file; see `map_again`.
+
+        Raises:
+            AccessError: It was written to, or another file is in its place, or none.
+        """
+        self.check_unchanged()
+        try:
+            is_there = self._path is not None and os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except OSError:
+            is_there = False
+        if self._path is None or not is_there:
+            raise AccessError(
+                f"{self.name} is no longer where the model was loaded from, and its weights go to other processes by"
+                " its path. Save the model anew by Model.save, and send what load gives of that."
+            )
+        return self._path, self.nbytes, self._written_ns
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Read bytes of the file into a buffer, past the map.
@@ -80,6 +100,9 @@ class _Map(mmap.mmap):
 
     source: FileSource
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return map_again, (self.source.name, *self.source.locate())
+
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
@@ -90,12 +113,13 @@ class FileRange:
     nbytes: int
 
 
-def map_file(file: int, name: str) -> memoryview:
+def map_file(file: int, name: str, path: str | os.PathLike[str] | None = None) -> memoryview:
     """Return the bytes of a file, mapped and read-only.
 
     Args:
         file: A descriptor of a regular file, which is the map's from now on, whatever happens.
         name: What messages call it.
+        path: Where it was opened, so that other processes find it; None: they can't.
 
     Raises:
         AccessError: It is no regular file.
@@ -104,12 +128,46 @@ def map_file(file: int, name: str) -> memoryview:
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise AccessError(f"{name} is no regular file.")
-    source = FileSource(file, name)
+    source = FileSource(file, name, path)
     if not source.nbytes:
         return memoryview(b"")
     mapped = _Map(file, source.nbytes, access=mmap.ACCESS_READ)
     mapped.source = source
     return memoryview(mapped)
+
+
+def map_again(name: str, path: str, nbytes: int, written_ns: int) -> mmap.mmap:
+    """Map a file that `FileSource.locate` told of, here or in another process.
+
+    Raises:
+        NotFoundError: There is no such file.
+        AccessError: It was written to since, or can't be mapped.
+    """
+    try:
+        view = map_file(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), name, path)
+    except FileNotFoundError as error:
+        cure = "Weights in files are not part of a pickle: send them along, or save the model in one file."
+        raise NotFoundError(f"There is no file {path}, which weights of the model are in. {cure}") from error
+    except OSError as error:
+        raise AccessError(f"{path} can't be mapped: {error.strerror or error}.") from error
+    mapped = view.obj
+    if not isinstance(mapped, _Map) or (mapped.source.nbytes, mapped.source._written_ns) != (nbytes, written_ns):
+        raise AccessError(f"{path} changed since a model with weights in it was pickled. Pickle the model anew.")
+    return mapped
+
+
+def find_view(array: Array) -> tuple[object, ...] | None:
+    """Return what `view_map` makes the same array of, dense or not; None where it is no view of a mapped file."""
+    mapped = _find_map(array)
+    if mapped is None:
+        return None
+    start = np.frombuffer(mapped, np.uint8).ctypes.data
+    return mapped, array.dtype, array.shape, array.ctypes.data - start, array.strides
+
+
+def view_map(mapped: mmap.mmap, dtype: Any, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]) -> Array:
+    """Return an array over a mapped file."""
+    return np.ndarray(shape, dtype, memoryview(mapped), offset, strides)
 
 
 def find_range(array: Array) -> FileRange | None:

@@ -20,14 +20,21 @@ from gpuexec.memories import Memory, bind_pairs, make_memory
 from gpuexec.passes import AT_PLAN, Pass, compress
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
+from gpuexec.pickling import pack, unpack
 from gpuexec.plan import Plan
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.ports import make_input, make_output
 from gpuexec.runtime.stored_code import StoredCode
+from gpuexec.version import VERSION
 
 
 class Model:
     """What `load` returns.
+
+    It pickles, for other processes of the same release, with its edits, memories and dimensions. Weights that were in
+    the model's own file are in the pickle. Those in files beside it, or of a program, go by path, time of writing and
+    size, and are mapped again: however many processes have the model, its weights are in memory once. Copies, deep ones
+    too, share graphs and weights, which never change.
 
     Attributes:
         graph: The graph after the load passes.
@@ -279,6 +286,18 @@ class Model:
                 "This model was loaded before a fork; device handles don't survive it. Start processes with spawn."
             )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        content = (self.info, self.graph, self.dims, self.disabled_passes, self.memories)
+        return _restore, (VERSION, *pack(content))
+
+    def __copy__(self) -> Model:
+        made = Model.__new__(Model)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, _: object) -> Model:
+        return self.__copy__()
+
     def __repr__(self) -> str:
         inputs, outputs = "; ".join(map(str, self.inputs)), "; ".join(map(str, self.outputs))
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
@@ -290,3 +309,15 @@ def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
     changed = model._edit(Parts(replace_weights(parts.graph, arrays), parts.memories, parts.dims))
     changed.plans = model.plans
     return changed
+
+
+def _restore(version: str, packed: bytes, buffers: Sequence[bytes]) -> Model:
+    """Return the model of a pickle.
+
+    Raises:
+        ModelError: Another release wrote it.
+        AccessError: A file that weights are in changed since, or is not there.
+    """
+    if version != VERSION:
+        raise ModelError(f"The model was pickled by gpuexec {version}, this is {VERSION}. Send what Model.save writes.")
+    return Model(*unpack(packed, buffers))

@@ -12,6 +12,7 @@ from gpuexec.importer.read import Source
 from gpuexec.inspecting.inspector import Inspector
 from gpuexec.loading import load
 from gpuexec.model import Model
+from gpuexec.pickling import not_picklable
 from gpuexec.plan import Plan
 from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.progress import Tell, check_tell
@@ -31,6 +32,7 @@ from gpuexec.state.state import State
 from gpuexec.weights.alike import take_weights
 
 
+@not_picklable("Send its model, and make a Worker of that there.")
 class Worker(Scheduling, Flushing, Reporting):
     """Runs a model. Nothing waits for the device unless you ask.
 

@@ -23,7 +23,7 @@ HELD = (
 FLOORS = (
     ("errors", "knobs", "phases", "replacing", "version"),
     ("array_files", "attributes", "extensions", "forms", "geometry", "spec", "target", "progress", "mapped"),
-    ("command", "containers"),
+    ("command", "containers", "pickling"),
     ("demands", "instances", "operator"),
     ("graphs", "plan", "apply"),
     ("conform",),

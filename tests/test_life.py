@@ -115,7 +115,7 @@ def test_workers_of_one_model_run_in_threads_over_the_same_weights() -> None:
     def work(number: int) -> None:
         with gx.Worker(model, backend=CPU) as worker:
             for _ in range(20):
-                answers[number] = worker.run(ramp(2, 3) + number)[0]  # type: ignore[assignment]
+                answers[number] = worker.run(ramp(2, 3) + number)[0]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -198,7 +198,7 @@ def _open_safetensors(path: Path) -> NamedDataMap:
     """Map a file; its arrays are views of it."""
     from safetensors import SafetensorError, safe_open
 
-    content = map_file(os.open(path, os.O_RDONLY), str(path))
+    content = map_file(os.open(path, os.O_RDONLY), str(path), path)
     try:
         with safe_open(path, framework="numpy"):
             pass  # it checks the header against the file

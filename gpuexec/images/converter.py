@@ -18,6 +18,7 @@ from gpuexec.images.target import check_out, fill_host, open_target, show_bytes
 from gpuexec.images.transform import ImageTransform, make_step
 from gpuexec.operator import Operator
 from gpuexec.ops.strided_view import StridedView
+from gpuexec.pickling import not_picklable
 from gpuexec.replay.replay import Replay
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.fence import Fence
@@ -33,6 +34,7 @@ MOST_RECORDED = 8
 _IN, _OUT = "given", "made"
 
 
+@not_picklable("Make one there.")
 class ImageConverter:
     """Turns images into tensors and back on one device. It keeps what was recorded for the last layouts it met.
 

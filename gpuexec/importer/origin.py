@@ -96,7 +96,9 @@ class Origin:
         if files is not None:
             return memoryview(files[location]).cast("B")
         if location not in self._maps:
-            self._maps[location] = map_file(self._open_external(location), repr(location))
+            assert self.folder is not None, "a source without a place has no files beside it"
+            file = self._open_external(location)
+            self._maps[location] = map_file(file, repr(location), self.folder / location)
         return self._maps[location]
 
     def _open_external(self, location: str) -> int:

@@ -97,7 +97,7 @@ def _read_file(path: Path) -> memoryview:
             # A device or a pipe may have no end, so it is read in pieces, up to the first that is too much.
             size, content = os.fstat(file.fileno()).st_size, bytearray()
             if 0 < size <= _LARGEST_BYTES and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return map_file(os.dup(file.fileno()), str(path))
+                return map_file(os.dup(file.fileno()), str(path), path)
             while len(content) <= _LARGEST_BYTES and (piece := file.read(_PIECE_BYTES)):
                 content += piece
             return memoryview(content)

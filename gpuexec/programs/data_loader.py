@@ -125,7 +125,7 @@ class MmapDataLoader(DataLoader):
         self._where = _name_path(path)
         with _naming(self._where):
             file, self._size = _open_regular(path)
-            self._view: memoryview | None = map_file(file, self._where)
+            self._view: memoryview | None = map_file(file, self._where, path)
 
     def load(self, offset: int, size: int) -> memoryview:
         """Return a view of the map."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.geometry import round_up
+from gpuexec.pickling import not_picklable
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.frames import Count, Readers
 from gpuexec.results.arenas import make_bytes
@@ -26,6 +27,7 @@ class Allocator(Protocol):
         """
 
 
+@not_picklable("Make one there.")
 class DeviceAllocator:
     """Gives memory of a backend's device, and counts it. For the allocators of a MemoryManager.
 
@@ -126,6 +128,7 @@ class Sharing:
             return self._changes
 
 
+@not_picklable("Make one there.")
 class HierarchicalAllocator:
     """The planned memory of a Method: one block for each buffer that its MethodMeta tells of, in that order.
 

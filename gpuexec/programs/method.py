@@ -10,6 +10,7 @@ from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.model import Model
+from gpuexec.pickling import not_picklable
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_plan import MethodPlan
@@ -32,6 +33,7 @@ from gpuexec.weights.alike import take_weights
 Array = np.ndarray[Any, Any]
 
 
+@not_picklable("Send what Program.save wrote, and load the method there.")
 class Method(Setting):
     """Runs one method of a Program in memory that was there before it ran.
 

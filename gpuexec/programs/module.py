@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.pickling import not_picklable
 from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.programs.contents import Bound, Verification
 from gpuexec.programs.method import Method
@@ -22,6 +23,7 @@ Array = np.ndarray[Any, Any]
 FORWARD = "forward"
 
 
+@not_picklable("Send what it was made of, a path or bytes, and make a Module of that there.")
 class Module:
     """Runs methods of a program by name. Nothing is read, planned or compiled before it is needed.
 

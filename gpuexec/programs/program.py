@@ -13,6 +13,7 @@ from gpuexec.importer.read import Source
 from gpuexec.loading import load
 from gpuexec.model import Model, exchange_weights
 from gpuexec.phases import phase
+from gpuexec.pickling import not_picklable
 from gpuexec.profiling.profiler import Profiler, check_profiler
 from gpuexec.programs.building import build_contents, check_named
 from gpuexec.programs.cases import Case
@@ -34,6 +35,7 @@ from gpuexec.state.state import State
 MethodShapes = Mapping[str, Sequence[Bound | None]]
 
 
+@not_picklable("Send what Program.save wrote, and load that there.")
 class Program:
     """Methods by name, and what was made for them beforehand. `build` makes one, `load` reads one.
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from gpuexec.engine import Engine
 from gpuexec.errors import GpuexecError, InputError, StateError
+from gpuexec.pickling import not_picklable
 from gpuexec.replay.bindings import ReplayBindings, Staged
 from gpuexec.replay.inputs import InputHome
 from gpuexec.replay.replayable import Replayable
@@ -32,6 +33,7 @@ from gpuexec.runtime.device import Event, Recording, Region, Stream
 from gpuexec.runtime.recording import LaunchRecording
 
 
+@not_picklable("Send the Worker's model, and record anew there.")
 class Replay:
     """A recorded run. Made by `Worker.record`.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuexec.containers import unpack
 from gpuexec.errors import CancelledError, PendingError
+from gpuexec.pickling import not_picklable
 from gpuexec.profiling.run_profile import timing
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.fence import Fence, wait_in_loop
@@ -25,6 +26,7 @@ Array = np.ndarray[Any, Any]
 _log = logging.getLogger("gpuexec")
 
 
+@not_picklable("Send the array: result().")
 class ReadbackRequest:
     """A copy to the host in flight. Poll `is_done`, await it, or wait in `result`: as often as wanted, from any thread.
 

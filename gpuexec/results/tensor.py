@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, PendingError
+from gpuexec.pickling import not_picklable
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.results import exchange
 from gpuexec.results.content import Content
@@ -18,6 +19,7 @@ from gpuexec.spec import TensorSpec, is_container
 Array = np.ndarray[Any, Any]
 
 
+@not_picklable("Send an array: readback_and_clone(); Worker.copy_output copies on the device.")
 class Tensor:
     """A dense tensor on a device: shape and dtype at once, content when its run is done.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.errors import InputError, StateError
+from gpuexec.pickling import not_picklable
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.syncs import are_syncs_allowed
 from gpuexec.results.tensor import Tensor
@@ -53,6 +54,7 @@ class Pause:
 Turn = Issued | Pause
 
 
+@not_picklable("Send arrays: peek_output(name).readback_and_clone().")
 class Run:
     """One run in flight. Its outputs are Tensors at once; `wait`, `await`, or poll `is_done` for the work."""
 

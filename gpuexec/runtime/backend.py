@@ -13,6 +13,7 @@ from enum import Enum
 
 from gpuexec import knobs
 from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, InputError, StateError
+from gpuexec.pickling import not_picklable
 from gpuexec.runtime import driver
 from gpuexec.runtime.completion import Completion
 from gpuexec.runtime.device import Device
@@ -44,6 +45,7 @@ class BackendType(Enum):
         return found
 
 
+@not_picklable("Send its type, and open it there.")
 class Backend:
     """A device with what its users share. ``reason`` says why it was opened."""
 

@@ -18,6 +18,7 @@ from gpuexec.errors import GpuexecError, InputError
 from gpuexec.memories import Memory
 from gpuexec.model import Model
 from gpuexec.phases import phase
+from gpuexec.pickling import not_picklable
 from gpuexec.resources.fence import Fence
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import TensorSpec
@@ -31,6 +32,7 @@ from gpuexec.state.values import take_value
 Array = np.ndarray[Any, Any]
 
 
+@not_picklable("Send what State.save wrote, and load that there.")
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """What the memories of a state held at a time; made by `State.snapshot`."""
@@ -40,6 +42,7 @@ class Snapshot:
     backend: Backend
 
 
+@not_picklable("Send what State.save wrote, and load that there; State.fork copies on the device.")
 class State:
     """What the memories of a model hold, on one device. A Worker goes on from its state and leaves its results there.
 

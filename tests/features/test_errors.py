@@ -52,7 +52,7 @@ def test_e79_e62_errors_name_node_value_expected_and_got(backend: Backend) -> No
         ) as caught:
             worker.schedule(ramp(2, 3))
         assert caught.value.node == "product"
-        assert worker.run(ramp(2, 4))[0].shape == (2, 5)  # type: ignore[union-attr]
+        assert worker.run(ramp(2, 4))[0].shape == (2, 5)
 
 
 def test_e79_errors_of_a_run_come_to_whoever_asks(backend: Backend) -> None:

@@ -1,0 +1,61 @@
+"""Pickling and copying: content with weights in files, and objects that refuse it and name what to send instead."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.mapped import find_view, view_map
+
+_Kind = TypeVar("_Kind", bound=type)
+
+
+def not_picklable(cure: str) -> Callable[[_Kind], _Kind]:
+    """Have pickle and copy refuse a class's instances, which are of their process: memory and streams of a device.
+
+    Args:
+        cure: What to send or to do instead; a sentence, the end of the message.
+    """
+
+    def refuse(item: object, _: object) -> NoReturn:
+        raise InputError(f"No {type(item).__name__} can be pickled or copied: it is of its process. {cure}")
+
+    def mark(kind: _Kind) -> _Kind:
+        kind.__reduce_ex__ = refuse  # type: ignore[assignment, method-assign]
+        return kind
+
+    return mark
+
+
+class _Pickler(pickle.Pickler):
+    """Writes of an array over a mapped file where it lies, so that weights in files are never copied into a pickle."""
+
+    def reducer_override(self, item: Any) -> Any:
+        view = find_view(item) if isinstance(item, np.ndarray) else None
+        return NotImplemented if view is None else (view_map, view)
+
+
+def pack(content: object) -> tuple[bytes, list[bytes]]:
+    """Return content as bytes, and those of its dense arrays apart, which `unpack` then makes no copy of.
+
+    Raises:
+        AccessError: A file that arrays are views of was written to, or is not where it was.
+    """
+    buffers: list[bytes] = []
+    file = io.BytesIO()
+    _Pickler(file, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw().tobytes())).dump(content)
+    return file.getvalue(), buffers
+
+
+def unpack(packed: bytes, buffers: Sequence[bytes]) -> Any:
+    """Return what `pack` was given; as with any pickle, from those one trusts alone.
+
+    Raises:
+        AccessError: A file that arrays are views of changed since, or is not there.
+    """
+    return pickle.loads(packed, buffers=buffers)
