@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any, TextIO, cast
 
 from gpuexec.errors import GpuexecError
 
@@ -25,10 +28,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
-        return int(options.main(options))
+        with contextlib.redirect_stdout(cast(TextIO, _BreakablePipe(sys.stdout))):
+            return int(options.main(options))
     except GpuexecError as error:
         print(f"gpuexec: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"gpuexec: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+class _BreakablePipe:
+    """Standard output whose reader may go away, as ``| head`` does: what follows goes nowhere, and the command goes on.
+
+    So the files that were asked for are written, and the exit status is that of the work.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, or nothing if nobody reads any more."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do nothing if nobody reads any more."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._give_up()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _give_up(self) -> None:
+        """Let the descriptor lead nowhere: the interpreter flushes once more when it ends."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)

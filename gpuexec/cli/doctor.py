@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from gpuexec.errors import GpuexecError
+from gpuexec.profiling.terminal import make_table, print_table
 from gpuexec.runtime import driver
 from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
 
@@ -36,18 +37,17 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
     console.print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     console.print(f"driver   {driver.probe()}")
-    packages = Table("package", "version", box=None)
+    packages = make_table(("package", "version"))
     for name in _PACKAGES:
         try:
             packages.add_row(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             packages.add_row(name, "-")
-    console.print(packages)
+    print_table(console, packages)
     for type in (BackendType.GPU_COMPUTE, BackendType.GPU_PIXEL, BackendType.SIMULATOR, BackendType.CPU):
         try:
             backend = open_backend(type)

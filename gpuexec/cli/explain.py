@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from gpuexec.cli.extents import array_of
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
-from gpuexec.containers import pack
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.cut import Cut
 from gpuexec.planner.cutter import find_cut
 from gpuexec.planner.template import plan_graph
-from gpuexec.ports import ModelPort
 from gpuexec.profiling.stays import name_values
+from gpuexec.profiling.terminal import make_table, print_table
 from gpuexec.runtime.backend import BackendType
-from gpuexec.spec import TensorSpec, is_container
+from gpuexec.spec import TensorSpec
 from gpuexec.starts import find_starts
 from gpuexec.target import Target
 from gpuexec.worker import Worker
@@ -57,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     feeds, notes = read_inputs(opened, options)
     for note in notes:
         console.print(note, style="dim", markup=False)
-    named = {port.name: TensorSpec.of(_find_array(port, feeds[port.name])) for port in model.inputs}
+    named = {port.name: TensorSpec.of(array_of(port, feeds[port.name])) for port in model.inputs}
     if model.memories:
         named |= find_starts(model.graph, model.memories, model.dims, named)
     specs = {value: named[value.name] for value in model.graph.inputs}
@@ -82,22 +81,22 @@ def main(options: argparse.Namespace) -> int:
 def _print_plan(console: Console, plan: Plan) -> None:
     console.print(str(plan), markup=False)
     console.print(f"arena {plan.layout.nbytes:,} bytes, lower bound {plan.layout.lower_bound:,} bytes")
-    kept = Table("kept on the host", "reader", "why", "bytes", box=None)
+    kept = make_table(("kept on the host", "reader", "why"), ("bytes",))
     for row in plan.host_values:
         kept.add_row(row.value, row.reader, row.why, str(row.nbytes))
     if plan.host_values:
-        console.print(kept)
+        print_table(console, kept)
     else:
         console.print("no value is kept on the host")
 
 
 def _print_cut(console: Console, cut: Cut) -> None:
     """Print why the plan does not hold the whole model."""
-    reads = Table("then the host reads", "reader", "why", box=None)
+    reads = make_table(("then the host reads", "reader", "why"))
     for read in cut.reads:
         reads.add_row(escape(read.value.name), escape(read.reader), read.role)
     if cut.reads:
-        console.print(reads)
+        print_table(console, reads)
     for node in cut.host_nodes:
         why = cut.host_calls.get(node, "light")
         console.print(f"then the host computes {node}: {why}", markup=False)
@@ -115,11 +114,6 @@ def _print_run(console: Console, model: Model, feeds: dict[str, Array], options:
             _print_plan(console, plan)
         print_host_rows(console, worker.report())
         return list(worker.plans[::-1])
-
-
-def _find_array(port: ModelPort, given: Any) -> Array:
-    """Return the array that stands for an input as it is given."""
-    return pack(given, port.spec) if is_container(port.spec.dtype) else given
 
 
 def _target(options: argparse.Namespace) -> Target:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from gpuexec.array_files import load_arrays
 from gpuexec.cli.array_arguments import load_array, split_key
+from gpuexec.cli.extents import check_named, choose, list_free
 from gpuexec.cli.leaves import read_json
 from gpuexec.containers import make_blank, pack, to_strings, unpack
 from gpuexec.errors import InputError
@@ -21,7 +23,6 @@ from gpuexec.spec import TensorSpec, is_container, is_host_object
 
 Array = np.ndarray[Any, Any]
 _SEED = 0
-_DEFAULT_EXTENT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
     dims = {}
     for item in items:
         name, _, extent = item.rpartition("=")
-        if not name or not extent.lstrip("-").isdigit():
+        if not name or not re.fullmatch(r"-?[0-9]{1,18}", extent):
             raise InputError(f"--dims {item!r} is not NAME=N, as in batch=4.")
         dims[name] = int(extent)
     return dims
@@ -106,13 +107,37 @@ def read_feeds(
                     value=name,
                 )
             feeds[name] = _fit_given(port, array, rows, notes)
-    rng = np.random.default_rng(_SEED)
-    for port in model.inputs:
-        if port.name not in feeds:
-            array = make_random(port, dims, rng)
+    check_named(model, dims)
+    missing = [port for port in model.inputs if port.name not in feeds]
+    if missing:
+        read = _find_extents(model, feeds)
+        known = {**read, **dims}
+
+        def make(extents: Mapping[str, int], unnamed: int) -> dict[str, Any]:
+            rng = np.random.default_rng(_SEED)
+            return feeds | {port.name: make_random(port, extents, rng, unnamed) for port in missing}
+
+        extents, made = choose(model, known, make)
+        free = [name for name in list_free(missing) if name not in known]
+        if free:
+            assumed = " ".join(f"{name}={extents[name]}" for name in free)
+            notes.append(f"assumed {assumed}; others by --dims {assumed}")
+        for port in missing:
+            array = made[port.name]
             feeds[port.name] = unpack(array) if is_container(array.dtype) else array
             notes.append(f"{port.name}: {'empty' if is_container(array.dtype) else 'random'} {TensorSpec.of(array)}")
-    return feeds, notes
+    return {port.name: feeds[port.name] for port in model.inputs}, notes
+
+
+def _find_extents(model: Model, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """Return the extents of named dimensions that arrays read from files have."""
+    extents: dict[str, int] = {}
+    for port in model.inputs:
+        array = feeds.get(port.name)
+        if isinstance(array, np.ndarray) and port.spec.dims is not None and len(port.spec.dims) == array.ndim:
+            named = zip(port.spec.dims, array.shape, strict=True)
+            extents |= {dim: extent for dim, extent in named if isinstance(dim, str)}
+    return extents
 
 
 def _fit_given(port: ModelPort, given: Any, rows: slice, notes: list[str]) -> Any:
@@ -151,17 +176,21 @@ def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
     return array
 
 
-def make_random(port: ModelPort, dims: dict[str, int], rng: np.random.Generator) -> Array:
-    """Return normal floats, or small non-negative integers, of an input's shape; free extents by name, or 1.
+def make_random(port: ModelPort, dims: Mapping[str, int], rng: np.random.Generator, unnamed: int = 1) -> Array:
+    """Return normal floats, or small non-negative integers, of an input's shape.
 
-    Strings are such integers as text; containers are empty.
+    Free extents are found by name; one without a name is ``unnamed``, the first axis 1. Strings are such integers as
+    text; containers are empty.
 
     Raises:
         InputError: The input declares no rank.
     """
     if port.spec.dims is None:
         raise InputError(f"Input {port.name!r} declares no rank; give it by --input.", value=port.name)
-    shape = tuple(dim if isinstance(dim, int) else dims.get(dim or "", _DEFAULT_EXTENT) for dim in port.spec.dims)
+    others = (1, *(unnamed,) * len(port.spec.dims))
+    shape = tuple(
+        dim if isinstance(dim, int) else dims.get(dim or "", other) for dim, other in zip(port.spec.dims, others)
+    )
     if is_container(port.spec.dtype):
         return make_blank(shape, port.spec.dtype)
     if is_host_object(port.spec.dtype):

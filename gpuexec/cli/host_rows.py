@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from gpuexec.profiling.terminal import make_table, print_table
 from gpuexec.report import Report
 
 
 def print_host_rows(console: Console, report: Report) -> None:
     """Print host reads with waiting and copying apart, and host calls; nothing where there are none."""
     if report.host_reads:
-        reads = Table("host reads", "node", "why", "times", "bytes", "waited ms", "copied ms", box=None)
+        reads = make_table(("host reads", "node", "why"), ("times", "bytes", "waited ms", "copied ms"))
         for row in report.host_reads:
             times = (str(row.times), str(row.nbytes), f"{row.waited_ms:.2f}", f"{row.copied_ms:.2f}")
             reads.add_row(escape(row.value), escape(row.node), row.why, *times)
-        console.print(reads)
+        print_table(console, reads)
     if report.host_calls:
-        calls = Table("host calls", "operator", "why", "times", "ms", box=None)
+        calls = make_table(("host calls", "operator", "why"), ("times", "ms"))
         for call in report.host_calls:
             calls.add_row(escape(call.node), call.operator, call.why, str(call.times), f"{call.computed_ms:.2f}")
-        console.print(calls)
+        print_table(console, calls)

@@ -6,11 +6,11 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from gpuexec.cli.console import open_console
 from gpuexec.cli.program_rows import print_program
 from gpuexec.cli.sources import is_program
 from gpuexec.graphs import walk
 from gpuexec.loading import load
+from gpuexec.profiling.terminal import make_table, open_console, print_table
 
 
 def add_parser(commands: Any) -> None:
@@ -25,7 +25,6 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     from rich.markup import escape
-    from rich.table import Table
 
     console = open_console()
     if is_program(options.model):
@@ -37,11 +36,11 @@ def main(options: argparse.Namespace) -> int:
         f"[bold]{escape(options.model)}[/bold]: opset {info.opset}, IR {info.ir_version}, "
         f"by {escape(info.producer) or 'unknown'}"
     )
-    ports = Table("", "name", "type", box=None)
+    ports = make_table(("", "name", "type"))
     for kind, rows in (("input", model.inputs), ("output", model.outputs)):
         for port in rows:
             ports.add_row(kind, escape(port.name), escape(str(port.spec)))
-    console.print(ports)
+    print_table(console, ports)
     graphs = list(walk(model.graph))
     weights = sum(array.nbytes for graph in graphs for array in graph.constants.values())
     inner = sum(len(graph.nodes) for graph in graphs[1:])
@@ -50,8 +49,8 @@ def main(options: argparse.Namespace) -> int:
         f"{info.node_count} nodes, {len(model.graph.nodes) + inner} after the load passes{where}; "
         f"weights {weights:,} bytes"
     )
-    operators = Table("operator", "nodes", box=None)
+    operators = make_table(("operator",), ("nodes",))
     for name, count in Counter(node.operator.name for graph in graphs for node in graph.nodes).most_common():
         operators.add_row(name, str(count))
-    console.print(operators)
+    print_table(console, operators)
     return 0

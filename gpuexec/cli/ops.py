@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import gpuexec.ops  # noqa: F401  fills the registry
-from gpuexec.cli.console import open_console
 from gpuexec.cli.operator_examples import find_examples
 from gpuexec.cli.operator_types import Taken, list_taken
 from gpuexec.errors import InputError
@@ -19,6 +18,7 @@ from gpuexec.graphs import RawNode
 from gpuexec.importer.nodes import upgrade_node
 from gpuexec.importer.versions import Form, list_forms
 from gpuexec.operator import Operator, decomposition_for, find_operator, operator_names, qualified, upgraded_names
+from gpuexec.profiling.terminal import open_console, print_table
 from gpuexec.spec import DTYPES, dtype_row, is_host_object
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def main(options: argparse.Namespace) -> int:
         rows = [row for row in rows if row.device == _HOST]
     console = open_console()
     if not options.count:
-        console.print(_make_table(rows))
+        print_table(console, _make_table(rows))
     for line in count_rows(rows):
         console.print(line, markup=False)
     return 0

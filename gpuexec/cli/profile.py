@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
-from gpuexec.cli.console import open_console
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.errors import InputError
-from gpuexec.model import Model
-from gpuexec.profiling.complexity import count_work
+from gpuexec.profiling.complexity import WorkRow, count_work
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.profiling.rows import EventRow
 from gpuexec.profiling.tables import print_summary, spell
+from gpuexec.profiling.terminal import make_table, open_console, print_table
 from gpuexec.runtime.backend import BackendType
 from gpuexec.worker import Worker
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Array = np.ndarray[Any, Any]
+_SIZES = ("FLOP", "bytes read", "bytes written", "weights")
 
 
 def add_parser(commands: Any) -> None:
@@ -52,6 +50,7 @@ def main(options: argparse.Namespace) -> int:
     if options.runs < 1 or options.warmup < 0:
         raise InputError(f"--runs must be at least 1 and --warmup 0, got {options.runs} and {options.warmup}.")
     console = open_console()
+    limit = options.limit if options.limit > 0 else None
     profiler = Profiler(keep_runs=options.runs + options.warmup, nvtx=options.nvtx)
     with profiler:
         opened = open_model(options.model, options.method)
@@ -59,14 +58,13 @@ def main(options: argparse.Namespace) -> int:
     for note in notes:
         console.print(note, style="dim", markup=False)
     if options.static:
-        _print_work(console, opened.model, feeds)
+        _print_work(console, count_work(opened.model, feeds), options.by, limit)
         return 0
     with Worker(opened.model, backend=BackendType(options.backend), profiler=profiler) as worker:
         for _ in range(options.warmup + options.runs):
             worker.run(feeds)
         console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)
         _print_runs(console, profiler, options.warmup)
-        limit = options.limit if options.limit > 0 else None
         print_summary(profiler.summarise(options.by, skip=options.warmup), options.by, limit, console)
         _print_events(console, profiler.events())
         print_host_rows(console, worker.report())
@@ -100,22 +98,31 @@ def _print_events(console: Console, events: tuple[EventRow, ...]) -> None:
     for row in events:
         times, taken, nbytes = sums.get(row.name, (0, 0.0, 0))
         sums[row.name] = (times + 1, taken + (row.duration_ms or 0.0), nbytes + row.nbytes)
-    table = Table("event", box=None)
-    for title in ("times", "ms in all", "bytes"):
-        table.add_column(title, justify="right")
+    table = make_table(("event",), ("times", "ms in all", "bytes"))
     for name, (times, taken, nbytes) in sums.items():
         table.add_row(name, str(times), f"{taken:.3f}", spell(nbytes))
-    console.print(table)
+    print_table(console, table)
 
 
-def _print_work(console: Console, model: Model, feeds: Mapping[str, Array]) -> None:
-    """Print what the nodes cost by their shapes."""
-    table = Table("node", "operator", box=None)
-    for title in ("FLOP", "bytes read", "bytes written", "weights"):
-        table.add_column(title, justify="right")
-    rows = count_work(model, feeds)
+def _print_work(console: Console, rows: Sequence[WorkRow], by: str, limit: int | None) -> None:
+    """Print what nodes, or all nodes of an operator together, cost by their shapes; those that cost most first."""
+    groups: dict[tuple[str, str], list[WorkRow]] = {}
     for row in rows:
-        sizes = (row.flops, row.bytes_read, row.bytes_written, row.weight_bytes)
-        table.add_row(escape(row.node), row.operator, *("-" if size is None else spell(size) for size in sizes))
-    console.print(table)
+        groups.setdefault((row.node if by == "layer" else "", row.operator), []).append(row)
+    ordered = sorted(groups.items(), key=lambda item: _rank(item[1]), reverse=True)
+    texts, numbers = (("node", "operator"), _SIZES) if by == "layer" else (("operator",), ("nodes", *_SIZES))
+    table = make_table(texts, numbers)
+    for (node, operator), group in ordered[:limit]:
+        columns = zip(*[(row.flops, row.bytes_read, row.bytes_written, row.weight_bytes) for row in group], strict=True)
+        sizes = ["-" if None in column else spell(sum(column)) for column in columns]
+        table.add_row(*([escape(node), operator] if by == "layer" else [operator, str(len(group))]), *sizes)
+    print_table(console, table)
+    if limit is not None and len(ordered) > limit:
+        console.print(f"and {len(ordered) - limit} more")
     console.print(f"{spell(sum(row.flops or 0 for row in rows))}FLOP in all")
+
+
+def _rank(group: Sequence[WorkRow]) -> tuple[int, int]:
+    """Return operations, then bytes moved, of some nodes."""
+    moved = sum((row.bytes_read or 0) + (row.bytes_written or 0) for row in group)
+    return sum(row.flops or 0 for row in group), moved

@@ -6,9 +6,9 @@ import os
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from gpuexec.cli.sources import open_program
+from gpuexec.profiling.terminal import make_table, print_table
 from gpuexec.programs.bounds import find_bounds
 from gpuexec.programs.contents import Contents, StoredMethod
 
@@ -31,7 +31,7 @@ def print_program(console: Console, path: str) -> None:
 def _print_method(console: Console, name: str, method: StoredMethod) -> None:
     model = method.model
     console.print(f"method [bold]{escape(name)}[/bold]: {len(model.graph.nodes)} nodes, {len(method.cases)} cases")
-    ports = Table("", "name", "type", "bounds", box=None)
+    ports = make_table(("", "name", "type", "bounds"))
     for bounds in find_bounds(model):
         ranges = "" if bounds.ranges is None else ", ".join(map(_show_range, bounds.ranges))
         ports.add_row("input", escape(bounds.name), escape(str(bounds.declared)), f"\\[{ranges}]")
@@ -39,15 +39,15 @@ def _print_method(console: Console, name: str, method: StoredMethod) -> None:
         ports.add_row("output", escape(port.name), escape(str(port.spec)), "")
     for memory in model.memories:
         ports.add_row("memory", escape(memory.input), escape(f"from {memory.output}"), memory.form)
-    console.print(ports)
-    plans = Table("target", "commands", "arena", "lower bound", box=None)
+    print_table(console, ports)
+    plans = make_table(("target",), ("commands", "arena", "lower bound"))
     for target, rows in method.plans.items():
         for plan in rows:
             arena = plan.layout
             plans.add_row(target, str(len(plan.segment.commands)), f"{arena.nbytes:,}", f"{arena.lower_bound:,}")
         if not rows:
             plans.add_row(target, "planned when it is run", "", "")
-    console.print(plans)
+    print_table(console, plans)
     for gap in method.gaps:
         console.print(gap, style="yellow", markup=False)
 

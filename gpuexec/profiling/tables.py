@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuexec.errors import InputError
 from gpuexec.profiling.rows import LayerRow, Summary
+from gpuexec.profiling.terminal import make_table, open_console, print_table
 
 if TYPE_CHECKING:
     import pandas
@@ -17,22 +18,17 @@ if TYPE_CHECKING:
 
 # Columns come from the rows themselves; commands are told as one text, and kernels beside them.
 _TEXTS = {"commands"}
-# Where nobody says how wide a line may be.
-_WIDTH = 150
+# What a narrow terminal does without, the least missed first.
+_SPARE = ("B/s", "runs", "p10", "max", "FLOP/s", "bytes", "p90", "operator", "FLOP", "times")
 _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 def print_summary(rows: Sequence[Summary], by: str, limit: int | None, console: Console | None = None) -> None:
     """Print summaries as a table: milliseconds in a run, and what that is per second."""
-    from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=None)
-    table.add_column(by, no_wrap=True, overflow="ellipsis")
     titles = ("runs", "times", "share", "avg ms", "p10", "p50", "p90", "max", "FLOP", "FLOP/s", "bytes", "B/s")
-    for title in (*(["operator"] if by == "layer" else []), *titles):
-        table.add_column(title, justify="left" if title == "operator" else "right", no_wrap=True)
+    table = make_table([by, "operator"] if by == "layer" else [by], titles)
     for row in rows[:limit]:
         times = [f"{ms:.4f}" for ms in (row.avg_ms, row.p10_ms, row.p50_ms, row.p90_ms, row.max_ms)]
         flops = ["-", "-"] if row.flops is None else [spell(row.flops), _spell_rate(row.flops, row.avg_ms)]
@@ -47,8 +43,8 @@ def print_summary(rows: Sequence[Summary], by: str, limit: int | None, console: 
             spell(row.nbytes),
             _spell_rate(row.nbytes, row.avg_ms),
         )
-    console = console or Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
-    console.print(table)
+    console = console or open_console()
+    print_table(console, table, _SPARE)
     if limit is not None and len(rows) > limit:
         console.print(f"and {len(rows) - limit} more")
 

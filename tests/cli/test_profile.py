@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import gpuexec as gx
 from gpuexec.cli import main
+from tests.cli.terminal import run_on_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "examples/models/digits.onnx")
@@ -62,3 +66,44 @@ def test_profile_tells_complexity_without_running(capsys: pytest.CaptureFixture[
 def test_profile_refuses_counts_that_make_no_sense(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", DIGITS, *option]) == 1
     assert "--runs must be at least 1 and --warmup 0, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [50, 80, 100])
+def test_a_narrow_terminal_lacks_columns_and_cuts_no_number(columns: int) -> None:
+    text = run_on_terminal(columns, "profile", DIGITS, "--backend", "cpu", "--runs", "2")
+    lines = text.splitlines()
+    assert not re.search(r"\d…|…\d", text) and all(len(line) <= columns for line in lines)
+    title = next(line for line in lines if line.split()[:1] == ["layer"])
+    row = next(line for line in lines if line.split()[:1] == ["layer2/pool"])
+    assert "share" in title and "avg ms" in title and re.search(r" \d+\.\d%  +\d+\.\d{4} ", row)
+    assert "B/s" not in title and "left out for want of room: B/s" in text
+
+
+def test_a_table_that_is_no_terminals_is_whole_however_narrow_it_is_told_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["profile", DIGITS, "--backend", "cpu", "--runs", "2"]) == 0
+    text = capsys.readouterr().out
+    title = next(line.split() for line in text.splitlines() if line.split()[:1] == ["layer"])
+    assert title[-4:] == ["FLOP", "FLOP/s", "bytes", "B/s"] and "left out" not in text and "…" not in text
+
+
+def test_complexity_adds_up_by_operator_and_keeps_to_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", DIGITS, "--static", "--by", "operator", "--limit", "2"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["Conv", "2"] in [line[:2] for line in lines] and ["and", "5", "more"] in lines
+    assert sum(line[:1] in (["Conv"], ["Gemm"], ["MaxPool"], ["Relu"]) for line in lines) == 2
+
+
+def test_files_are_written_whether_or_not_anybody_reads_what_is_printed(tmp_path: Path) -> None:
+    trace, values = tmp_path / "trace.json", tmp_path / "rows.tsv"
+    command = [sys.executable, "-u", "-m", "gpuexec.cli", "profile", DIGITS, "--backend", "cpu"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*command, "--trace", str(trace), "--tsv", str(values)], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(trace.read_text())["traceEvents"] and values.read_text()
