@@ -1,29 +1,183 @@
-"""Every environment variable the package reads, with its type and default. Read when asked for, never at import."""
+"""Environment variables of the package: one table of names, values taken, defaults and meanings.
+
+They are read when asked for, never at import. A value that a variable does not take is an error that names it; a name
+that looks like one of these, and is none, is warned of once.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from gpuexec.errors import InputError
 
-def read_flag(name: str, *, default: bool = False) -> bool:
-    """Return whether an on/off variable says something other than 0, false, no or off; the default, where empty."""
-    value = os.environ.get(name, "").strip().lower()
-    return value not in ("0", "false", "no", "off") if value else default
+PREFIX = "GPUEXEC_"
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_NUMBER = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
+_SHOWN_CHARACTERS = 40
 
 
-def kernel_cache_dir() -> Path:
-    """GPUEXEC_CACHE_DIR: where compiled kernels are kept (default: the user's cache folder)."""
-    explicit = os.environ.get("GPUEXEC_CACHE_DIR")
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """An environment variable.
+
+    Attributes:
+        name: Of the variable.
+        kind: The Python type of its values: bool, int or str. Texts may be empty, which is as if they were not set.
+        default: Its value where it is not set; None: found where it is used, as ``default_text`` tells.
+        meaning: One sentence.
+        least: Of a number.
+        most: Of a number.
+        default_text: The default in words.
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[str]
+    default: bool | int | None
+    meaning: str
+    least: int = 0
+    most: int = 0
+    default_text: str = ""
+
+    def describe_default(self) -> str:
+        """Return the default as it would be typed, or in words."""
+        return self.default_text or (str(int(self.default)) if self.default is not None else "not set")
+
+    def describe_values(self) -> str:
+        """Return what the variable takes, in words."""
+        if self.kind is bool:
+            return "1 or 0 (also true, yes, on; false, no, off)"
+        return "a text" if self.kind is str else f"a whole number from {self.least} to {self.most}"
+
+    def parse(self, text: str) -> bool | int | str | None:
+        """Return the value of a text; None for an empty one where texts are taken.
+
+        Raises:
+            InputError: The variable does not take it.
+        """
+        word = text.strip()
+        if self.kind is str:
+            return text or None
+        if self.kind is bool and word.lower() in _FLAGS:
+            return _FLAGS[word.lower()]
+        if self.kind is int and _NUMBER.fullmatch(word) and self.least <= int(word) <= self.most:
+            return int(word)
+        got = repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
+        raise InputError(
+            f"The environment variable {self.name} takes {self.describe_values()}, got {got or 'nothing'}."
+            f" Unset it for the default: {self.describe_default()}."
+        )
+
+    def read(self) -> bool | int | str | None:
+        """Return the value of the environment, or the default.
+
+        Raises:
+            InputError: The variable does not take it.
+        """
+        text = os.environ.get(self.name)
+        return self.default if text is None else self.parse(text)
+
+
+_MOST_BYTES = 2**63 - 1
+_CORES = "one per core"
+
+KNOBS: Mapping[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob(
+            "GPUEXEC_CACHE_DIR", str, None, "Folder of compiled kernels, which are code: keep it to yourself.",
+            default_text="gpuexec in XDG_CACHE_HOME, else in ~/.cache",
+        ),
+        Knob(
+            "GPUEXEC_GRAPH_BYTES", int, 512 << 20, "Bytes that the graphs of a Worker may take, by estimate; 0: none.",
+            0, _MOST_BYTES,
+        ),
+        Knob("GPUEXEC_THREADS", int, None, "Threads of the CPU device.", 1, 4096, _CORES),
+        Knob("GPUEXEC_BUILD_JOBS", int, None, "Compilers that run at once.", 1, 4096, _CORES),
+        Knob("GPUEXEC_CXX", str, None, "C++17 compiler of the simulator.", default_text="g++, then clang++"),
+        Knob("GPUEXEC_SIMULATORS", int, 2, "Simulated GPUs, for what runs on several.", 1, 64),
+        Knob("GPUEXEC_SYNC_EACH", bool, False, "Wait after every command, so that a device fault names its command."),
+        Knob("GPUEXEC_CHECK_ORDER", bool, True, "Simulators refuse what uses bytes of another operation unordered."),
+        Knob("GPUEXEC_CHECK_KERNELS", bool, False, "Simulators look for races and stray accesses in kernels."),
+        Knob("GPUEXEC_CHECK_SEED", int, 0, "Order in which threads take turns in check mode.", 0, 2**64 - 1),
+        Knob("GPUEXEC_MODELS", str, None, "Folder of models with inputs and reference outputs, for the tests."),
+        Knob("GPUEXEC_REQUIRE_GPU", bool, False, "Tests fail where there is no GPU, in place of being skipped."),
+    )
+}  # fmt: skip
+
+
+def check_environment() -> None:
+    """Check every variable of the package that is set.
+
+    Warns (RuntimeWarning) of names that are none of the package's, but look like one.
+
+    Raises:
+        InputError: One has a value that it does not take; names it, what it takes and what it got.
+    """
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        knob = KNOBS.get(name)
+        if knob is not None:
+            knob.read()
+        elif name not in _warned:
+            _warned.add(name)
+            for meant in difflib.get_close_matches(name, KNOBS, 1, 0.8):
+                warnings.warn(
+                    f"The environment variable {name} is not read by gpuexec; {meant} is. `gpuexec doctor` lists all.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+_warned: set[str] = set()
+
+
+def list_settings() -> Iterator[tuple[Knob, str]]:
+    """Yield each variable with its text in the environment, or its default."""
+    for knob in KNOBS.values():
+        yield knob, os.environ.get(knob.name) or knob.describe_default()
+
+
+def read_flag(name: str) -> bool:
+    """Return an on/off variable of the table."""
+    return bool(KNOBS[name].read())
+
+
+def read_number(name: str) -> int | None:
+    """Return a number of the table; None where it is not set and has no default of its own."""
+    value = KNOBS[name].read()
+    return None if value is None else int(value)
+
+
+def read_text(name: str) -> str | None:
+    """Return a text of the table; None where it is not set, or empty."""
+    value = KNOBS[name].read()
+    return None if value is None else str(value)
+
+
+def kernel_cache_dir() -> Path | None:
+    """GPUEXEC_CACHE_DIR: where compiled kernels are kept (default: the user's cache folder).
+
+    None where that is not known: there is no home, or what the environment gives for it is no absolute path. A folder
+    is never taken from where the process happens to be, unless GPUEXEC_CACHE_DIR says so.
+    """
+    explicit = read_text("GPUEXEC_CACHE_DIR")
     if explicit:
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "gpuexec"
+        return Path(os.path.expanduser(explicit)).absolute()
+    home = os.path.expanduser("~")
+    if not os.path.isabs(os.environ.get("HOME", home)):
+        home = ""  # which is not taken for the root
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    return Path(base) / "gpuexec" if os.path.isabs(base) else None
 
 
 def models_dir() -> Path | None:
     """GPUEXEC_MODELS: a folder of models with inputs and reference outputs, for the tests over models."""
-    value = os.environ.get("GPUEXEC_MODELS")
+    value = read_text("GPUEXEC_MODELS")
     return Path(value) if value else None
 
 
@@ -34,12 +188,12 @@ def sync_each() -> bool:
 
 def check_order() -> bool:
     """GPUEXEC_CHECK_ORDER: whether simulators refuse what uses bytes of another operation unordered (default: yes)."""
-    return read_flag("GPUEXEC_CHECK_ORDER", default=True)
+    return read_flag("GPUEXEC_CHECK_ORDER")
 
 
 def simulated_devices() -> int:
     """GPUEXEC_SIMULATORS: how many simulated GPUs there are, for what runs on several (default: 2)."""
-    return int(os.environ.get("GPUEXEC_SIMULATORS") or 2)
+    return read_number("GPUEXEC_SIMULATORS") or 0
 
 
 def check_kernels() -> bool:
@@ -49,7 +203,7 @@ def check_kernels() -> bool:
 
 def check_seed() -> int:
     """GPUEXEC_CHECK_SEED: in which order threads take turns in check mode (default: 0); another seed, another order."""
-    return int(os.environ.get("GPUEXEC_CHECK_SEED") or 0)
+    return read_number("GPUEXEC_CHECK_SEED") or 0
 
 
 def packed_launch() -> bool:
@@ -67,7 +221,7 @@ def spin_us() -> float:
 
 def graph_bytes() -> int:
     """GPUEXEC_GRAPH_BYTES: how many bytes the graphs of a Worker may take, by estimate (default: 512 MiB; 0: none)."""
-    return int(os.environ.get("GPUEXEC_GRAPH_BYTES") or (512 << 20))
+    return read_number("GPUEXEC_GRAPH_BYTES") or 0
 
 
 def pool_bytes() -> int:
@@ -77,14 +231,14 @@ def pool_bytes() -> int:
 
 def cxx() -> str | None:
     """GPUEXEC_CXX: the C++17 compiler the simulator uses (default: g++, then clang++)."""
-    return os.environ.get("GPUEXEC_CXX") or None
+    return read_text("GPUEXEC_CXX")
 
 
 def build_jobs() -> int:
     """GPUEXEC_BUILD_JOBS: how many compilers run at once (default: one per core)."""
-    return int(os.environ.get("GPUEXEC_BUILD_JOBS") or (os.cpu_count() or 1))
+    return read_number("GPUEXEC_BUILD_JOBS") or os.cpu_count() or 1
 
 
 def compute_threads() -> int:
     """GPUEXEC_THREADS: size of the CPU device's thread pool (default: one per core)."""
-    return int(os.environ.get("GPUEXEC_THREADS") or (os.cpu_count() or 1))
+    return read_number("GPUEXEC_THREADS") or os.cpu_count() or 1

@@ -170,6 +170,40 @@ def view_map(mapped: mmap.mmap, dtype: Any, shape: tuple[int, ...], offset: int,
     return np.ndarray(shape, dtype, memoryview(mapped), offset, strides)
 
 
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """Return the descriptor of a file to read; what is no regular one (a pipe without a writer) does not block.
+
+    Raises:
+        NotFoundError: There is no such file.
+        AccessError: It can't be opened, or is no regular file.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise NotFoundError(f"There is no file {os.fsdecode(path)}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AccessError(f"{os.fsdecode(path)} can't be read: {reason}.") from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise AccessError(f"{os.fsdecode(path)} can't be read: it is no regular file.")
+    return file
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        NotFoundError: There is no such file.
+        AccessError: It can't be read, is no regular file, or ends before it should.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise AccessError(f"{os.fsdecode(path)} can't be read: {error.strerror or error}.") from error
+
+
 def find_range(array: Array) -> FileRange | None:
     """Return where in a mapped file an array lies; None where it does not, or not densely in its own order."""
     mapped = _find_map(array)

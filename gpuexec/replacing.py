@@ -1,27 +1,118 @@
-"""Files that take their place whole or not at all."""
+"""Atomic writes: a file takes its place whole, synced to the disk, or what was there before stays as it was.
+
+Every file that the package writes is written so. The content goes to a new file of an unpredictable name in the same
+folder, opened such that no link and no file of another's is written through, and removed on any failure.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from gpuexec.errors import AccessError
+
+# What a scratch file's name takes of its target's: with four bytes a character it fits the 255 of a name.
+_NAME_CHARACTERS = 48
+
 
 @contextlib.contextmanager
-def replacing(target: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of ``target`` once it is whole, but of nothing that is no regular file."""
-    path = Path(os.path.realpath(os.fsdecode(target)))
-    if path.exists() and not path.is_file():
-        raise OSError("it is no regular file")
-    scratch = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")
+def replacing(target: str | os.PathLike[str], *, mode: int | None = None, sync: bool = True) -> Iterator[BinaryIO]:
+    """Give a file that takes the place of ``target`` once it is whole, but of nothing that is no regular file.
+
+    A file behind links is replaced where it lies. Permissions and group of a file that is replaced stay; a group that
+    can't be given to the new file gets no access to it. The content is on the disk before it takes its place, and the
+    place is noted on the disk before this returns.
+
+    Args:
+        target: The path; behind its links.
+        mode: Permissions of the file; None: those of the file in whose place it goes, else the process's usual ones.
+        sync: Wait for the disk; False: for what is made again where it is lost, as in a cache.
+
+    Raises:
+        AccessError: The file can't be written: no such folder, no permission, no room, no regular file; names the path.
+    """
+    scratch: Path | None = None
     try:
-        with open(scratch, "xb") as file:
+        path, replaced = _resolve(target)
+        scratch = path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{secrets.token_hex(8)}")
+        with _create(scratch, mode, replaced) as file:
             yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(scratch, path)
+        scratch = None
+        if sync:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise AccessError(f"{os.fsdecode(target)} can't be written: {error.strerror or error}.") from error
+    finally:
+        if scratch is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.unlink(scratch)
+
+
+def write_file(
+    target: str | os.PathLike[str], content: bytes | str, *, mode: int | None = None, sync: bool = True
+) -> None:
+    """Write a whole file, text in UTF-8; as `replacing` does."""
+    with replacing(target, mode=mode, sync=sync) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _resolve(target: str | os.PathLike[str]) -> tuple[Path, os.stat_result | None]:
+    """Return the path behind a target's links, and what is there now."""
+    try:
+        path = Path(os.path.realpath(os.fsdecode(target)))
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return path, None
+    except ValueError as error:  # a zero byte
+        raise OSError(str(error)) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is no regular file")
+    return path, found
+
+
+def _create(scratch: Path, mode: int | None, replaced: os.stat_result | None) -> BinaryIO:
+    """Open a new file, as open to others as it shall be in the end, at no time more."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    wanted = mode if mode is not None else None if replaced is None else stat.S_IMODE(replaced.st_mode) & 0o777
+    file = os.fdopen(os.open(scratch, flags | getattr(os, "O_CLOEXEC", 0), 0o666 if wanted is None else 0o600), "wb")
+    try:
+        if wanted is not None and hasattr(os, "fchmod"):
+            if replaced is not None and os.fstat(file.fileno()).st_gid != replaced.st_gid:
+                wanted = _give_group(file.fileno(), replaced.st_gid, wanted)
+            os.fchmod(file.fileno(), wanted)
+        return file
     except BaseException:
+        file.close()
         with contextlib.suppress(OSError):
             os.unlink(scratch)
         raise
+
+
+def _give_group(file: int, group: int, mode: int) -> int:
+    """Give a file its group; return its permissions, without those of a group that it can't be given."""
+    try:
+        os.fchown(file, -1, group)
+    except OSError:
+        return mode & ~0o070
+    return mode
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk note which files a folder holds, on systems and file systems where a folder can be synced."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

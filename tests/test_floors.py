@@ -21,8 +21,9 @@ HELD = (
     "images",
 )
 FLOORS = (
-    ("errors", "knobs", "phases", "replacing", "version"),
-    ("array_files", "attributes", "extensions", "forms", "geometry", "spec", "target", "progress", "mapped"),
+    ("errors", "phases", "version"),
+    ("array_files", "attributes", "extensions", "forms", "geometry", "knobs", "replacing")
+    + ("spec", "target", "progress", "mapped"),
     ("command", "containers", "pickling"),
     ("demands", "instances", "operator"),
     ("graphs", "plan", "apply"),

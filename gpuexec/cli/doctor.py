@@ -7,6 +7,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
+from gpuexec import knobs
 from gpuexec.errors import GpuexecError
 from gpuexec.profiling.terminal import make_table, print_table
 from gpuexec.runtime import driver
@@ -55,6 +56,8 @@ def main(options: argparse.Namespace) -> int:
             console.print(f"{type.name:12} no: {error}", markup=False)
         else:
             console.print(f"{type.name:12} yes: {backend.device.name}", markup=False)
+    for knob, value in knobs.list_settings():
+        console.print(f"{knob.name:22} {value:12} {knob.meaning}", markup=False, soft_wrap=True)
     chosen, reason = choose_backend(BackendType.AUTO)
     console.print(f"AUTO takes {chosen.type.name}: {reason}", markup=False)
     return 0

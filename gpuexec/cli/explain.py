@@ -23,6 +23,7 @@ from gpuexec.planner.cutter import find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.profiling.stays import name_values
 from gpuexec.profiling.terminal import make_table, print_table
+from gpuexec.replacing import write_file
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec
 from gpuexec.starts import find_starts
@@ -73,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
             plans = _print_run(console, model, feeds, options)
     if options.memory is not None:
         page = draw_memory(Path(options.model).name, plans, name_values(model.graph))
-        options.memory.write_text(page, encoding="utf-8")
+        write_file(options.memory, page)
         console.print(f"{len(plans)} arenas drawn to {options.memory}", markup=False)
     return 0
 

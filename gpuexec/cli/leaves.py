@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
+from gpuexec.replacing import replacing, write_file
 from gpuexec.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
@@ -66,12 +67,16 @@ def write_outputs(path: Path, outputs: Mapping[str, Any]) -> None:
 
     Raises:
         InputError: Text ends in NUL, which no ``.npz`` file keeps.
+        AccessError: The file can't be written.
     """
     if path.suffix == ".json":
-        path.write_text(json.dumps({name: _to_json(value) for name, value in outputs.items()}) + "\n")
+        write_file(path, json.dumps({name: _to_json(value) for name, value in outputs.items()}) + "\n")
         return
     plain = {k: _to_text(k, v) if is_host_object(v.dtype) else v for k, v in list_all_leaves(outputs).items()}
-    np.savez(path, allow_pickle=False, **plain)
+    # As NumPy names what it writes by path.
+    target = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
+    with replacing(target) as file:
+        np.savez(file, allow_pickle=False, **plain)
 
 
 def _to_text(name: str, array: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuexec.errors import InputError
 from gpuexec.profiling.rows import LayerRow, Summary
 from gpuexec.profiling.terminal import make_table, open_console, print_table
+from gpuexec.replacing import write_file
 
 if TYPE_CHECKING:
     import pandas
@@ -94,10 +96,14 @@ def make_dataframe(rows: Sequence[LayerRow] | Sequence[Summary]) -> pandas.DataF
 
 
 def write_tsv(path: str | os.PathLike[str], rows: Sequence[LayerRow] | Sequence[Summary]) -> None:
-    """Write rows as tab-separated values under a line of titles; what is not known is empty."""
-    records = make_records(rows)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
-        if records:
-            writer.writerow(records[0])
-        writer.writerows(list(record.values()) for record in records)
+    """Write rows as tab-separated values under a line of titles; what is not known is empty.
+
+    Raises:
+        AccessError: The file can't be written.
+    """
+    records, text = make_records(rows), io.StringIO()
+    writer = csv.writer(text, dialect="excel-tab", lineterminator="\n")
+    if records:
+        writer.writerow(records[0])
+    writer.writerows(list(record.values()) for record in records)
+    write_file(path, text.getvalue())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.profiling.rows import HOST, EventRow, LayerRow, MemoryRow
+from gpuexec.replacing import write_file
 
 _Event = dict[str, Any]
 _HOST_PID = 1
@@ -83,9 +84,12 @@ def write_trace(
     events: Sequence[EventRow],
     memory: Sequence[MemoryRow],
 ) -> None:
-    """Write the trace to a file."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(make_trace(layers, events, memory), file)
+    """Write the trace to a file.
+
+    Raises:
+        AccessError: It can't be written.
+    """
+    write_file(path, json.dumps(make_trace(layers, events, memory)))
 
 
 def _trace_layer(row: LayerRow) -> Iterator[_Span]:

@@ -86,7 +86,7 @@ def open_backend(type: BackendType, ordinal: int = 0) -> Backend:
     Raises:
         DeviceNotFoundError: The device can't run here; names what is missing and the command that installs it, or
             which devices there are.
-        InputError: The ordinal is none.
+        InputError: The ordinal is none, or an environment variable of the package has a value that it does not take.
     """
     if type is BackendType.AUTO:
         return choose_backend(type, ordinal)[0]
@@ -95,6 +95,7 @@ def open_backend(type: BackendType, ordinal: int = 0) -> Backend:
     key = (os.getpid(), type, ordinal)
     with _lock:
         if key not in _open:
+            knobs.check_environment()
             _open[key] = _OPENERS[type](ordinal)
         return _open[key]
 

@@ -5,8 +5,9 @@ would be the set, and a plan that adds one kernel would compile all of its neigh
 
 An entry is ``<key>.cubin``, which a driver loads as it is, and ``<key>.json``: a line with the checksum of both, then
 what the compiler said. Both are renamed into place, and whoever compiles holds a lock on ``<key>.lock``: so many
-processes on an empty cache compile each kernel once. An entry whose checksum does not match counts as absent. Lock
-files stay, since removing one would let two processes lock different files of one name.
+processes on an empty cache compile each kernel once. An entry whose checksum does not match counts as absent, and so
+does one that somebody else could have written (`gpuexec.runtime.code_files`). Lock files stay, since removing one would
+let two processes lock different files of one name.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuexec.errors import KernelError
+from gpuexec.errors import AccessError, KernelError
+from gpuexec.replacing import write_file
+from gpuexec.runtime.code_files import make_folder, private_folder, read_code
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
 
 
 @dataclass(frozen=True, slots=True)
 class CachedCubin:
-    """A cubin and the file it can be loaded from; ``path`` is None while it is held in memory only."""
+    """A cubin and the file it is kept in; ``path`` is None while it is held in memory only."""
 
     key: str
     cubin: Cubin
@@ -49,8 +50,8 @@ def make_key(text: str, expressions: Sequence[str], architecture: str, options: 
 class KernelCache:
     """Cubins by key: from memory, from disk, or compiled once.
 
-    A folder that can't be written costs a compile per process and no more: the first failure warns once
-    (RuntimeWarning), ``fallback`` keeps its text, and entries stay in memory. Thread-safe.
+    A folder that can't be written, or is somebody else's, costs a compile per process and no more: the first failure
+    warns once (RuntimeWarning), ``fallback`` keeps its text, and entries stay in memory. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +60,6 @@ class KernelCache:
         self._entries: dict[str, CachedCubin] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def get(self, key: str, compile_entry: Callable[[], Cubin]) -> CachedCubin:
         """Return the entry of ``key``, compiling it only if neither memory nor disk has it whole."""
@@ -71,37 +71,33 @@ class KernelCache:
             return entry
 
     def file_of(self, entry: CachedCubin) -> Path:
-        """Return a file that holds the cubin: the entry's own, or one in a temporary folder that lives until ``close``.
+        """Return a file that holds the cubin: a copy for this process alone, which lives as long as it does.
+
+        A driver reads the file by its name, so it must be one that nobody can have changed since it was checked. Equal
+        content has an equal name, since modules are known by theirs.
 
         Raises:
-            KernelError: The cache is not writable and neither is a temporary folder.
+            KernelError: There is no folder for it.
         """
-        if entry.path is not None:
-            return entry.path
+        name = f"{entry.key}-{hashlib.sha256(entry.cubin.image).hexdigest()[:32]}.cubin"
         try:
-            with self._guard:
-                self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="gpuexec-")
-                path = Path(self._scratch.name) / f"{entry.key}.cubin"
-                path.write_bytes(entry.cubin.image)
-                return path
-        except OSError as error:
-            raise KernelError(
-                f"A kernel can't be loaded without a file. {self.fallback} A temporary folder: {error}."
-            ) from error
+            path = private_folder() / name
+            if not path.exists():
+                write_file(path, entry.cubin.image, mode=0o600, sync=False)
+            return path
+        except (OSError, AccessError) as error:
+            raise KernelError(f"A kernel can't be loaded without a file in a temporary folder: {error}") from error
 
     def close(self) -> None:
-        """Forget what memory holds and remove temporary files. Entries on disk stay."""
+        """Forget what memory holds. Entries on disk stay."""
         with self._guard:
             self._entries.clear()
-            if self._scratch is not None:
-                self._scratch.cleanup()
-                self._scratch = None
 
     def _load(self, key: str) -> CachedCubin | None:
         path = self.folder / f"{key}.cubin"
         try:
-            checksum, body = path.with_suffix(".json").read_text().split("\n", 1)
-            image = path.read_bytes()
+            checksum, body = read_code(path.with_suffix(".json")).decode().split("\n", 1)
+            image = read_code(path)
             if checksum != _checksum(image, body):
                 return None
             described = json.loads(body)
@@ -109,7 +105,7 @@ class KernelCache:
             return CachedCubin(
                 key, Cubin(described["source"], image, kernels, described["log"]), path, was_compiled=False
             )
-        except (OSError, ValueError, TypeError):  # absent, cut, or with other fields than now: the same as absent
+        except (AccessError, ValueError, TypeError, KeyError):  # absent, cut, another's, or with other fields than now
             return None
 
     def _compile(self, key: str, compile_entry: Callable[[], Cubin]) -> CachedCubin:
@@ -125,10 +121,10 @@ class KernelCache:
         with contextlib.ExitStack() as stack:
             try:
                 if self.fallback is None:
-                    self.folder.mkdir(parents=True, exist_ok=True)
+                    make_folder(self.folder)
                     file = stack.enter_context(open(self.folder / f"{key}.lock", "ab"))
                     fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError as error:
+            except (OSError, AccessError) as error:
                 self._fall_back(error)
             yield
 
@@ -140,18 +136,19 @@ class KernelCache:
         body = json.dumps({"source": cubin.source, "kernels": kernels, "log": cubin.log})
         try:
             # The description goes last: it vouches for the image, so it must never be there without it.
-            _replace(path, cubin.image)
-            _replace(path.with_suffix(".json"), f"{_checksum(cubin.image, body)}\n{body}".encode())
-        except OSError as error:
+            write_file(path, cubin.image, mode=0o600, sync=False)
+            described = f"{_checksum(cubin.image, body)}\n{body}"
+            write_file(path.with_suffix(".json"), described, mode=0o600, sync=False)
+        except AccessError as error:
             self._fall_back(error)
             return None
         return path
 
-    def _fall_back(self, error: OSError) -> None:
+    def _fall_back(self, error: OSError | AccessError) -> None:
         with self._guard:
             if self.fallback is not None:
                 return
-            reason = error.strerror or str(error)
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             self.fallback = (
                 f"The kernel cache {self.folder} can't be written ({reason}), so kernels are kept in memory and every"
                 " process compiles them again. Point GPUEXEC_CACHE_DIR to a writable folder."
@@ -161,16 +158,3 @@ class KernelCache:
 
 def _checksum(image: bytes, body: str) -> str:
     return hashlib.sha256(image + body.encode()).hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

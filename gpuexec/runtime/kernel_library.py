@@ -11,6 +11,7 @@ from typing import Any
 from gpuexec import knobs
 from gpuexec.command import Kernel
 from gpuexec.runtime import nvrtc
+from gpuexec.runtime.code_files import cache_folder
 from gpuexec.runtime.kernel_cache import CachedCubin, KernelCache, make_key
 from gpuexec.runtime.kernel_source import find_source, flatten
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
@@ -18,8 +19,8 @@ from gpuexec.runtime.stored_code import StoredCode
 
 
 def default_cache() -> KernelCache:
-    """Return a cache over the folder that `knobs.kernel_cache_dir` names."""
-    return KernelCache(knobs.kernel_cache_dir() / "cubins")
+    """Return the user's cache, see `code_files.cache_folder`."""
+    return KernelCache(cache_folder("cubins"))
 
 
 class KernelLibrary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,21 @@ import numpy as np
 
 from gpuexec.editing.named_data import safetensors_dtype
 from gpuexec.errors import InputError
+from gpuexec.mapped import read_file
+from gpuexec.replacing import write_file
 
 Array = np.ndarray[Any, Any]
 
 
 def write_state(path: str | Path, arrays: Mapping[str, Array]) -> None:
-    """Write dense arrays by name; the file is there wholly, or as it was."""
+    """Write dense arrays by name; the file is there wholly, or as it was.
+
+    Raises:
+        AccessError: It can't be written.
+    """
     from safetensors import numpy as safetensors
 
-    target = Path(path)
-    part = target.with_name(f"{target.name}.part")
-    part.write_bytes(safetensors.save(dict(arrays)))
-    os.replace(part, target)
+    write_file(path, safetensors.save(dict(arrays)))
 
 
 def read_state(path: str | Path) -> dict[str, Array]:
@@ -30,11 +32,12 @@ def read_state(path: str | Path) -> dict[str, Array]:
 
     Raises:
         InputError: It is no such file.
-        OSError: It can't be read.
+        NotFoundError: There is no file.
+        AccessError: It can't be read, or is no regular file.
     """
     from safetensors import SafetensorError, deserialize
 
-    content = Path(path).read_bytes()
+    content = read_file(path)
     try:
         return {
             name: np.frombuffer(bytes(row["data"]), safetensors_dtype(row["dtype"])).reshape(row["shape"])

@@ -170,6 +170,7 @@ class State:
 
         Raises:
             StateError: One holds nothing yet, and its shape is not known.
+            AccessError: The file can't be written; the one that was there is as it was.
         """
         write_state(path, {memory.input: self.get(memory.input) for memory in self._model.memories})
 
@@ -180,6 +181,8 @@ class State:
         Raises:
             InputError: It lacks a memory, has one of another name, dtype or shape, or is no such file; nothing was
                 changed.
+            NotFoundError: There is no file.
+            AccessError: It can't be read.
         """
         arrays = read_state(path)
         names = [memory.input for memory in self._model.memories]

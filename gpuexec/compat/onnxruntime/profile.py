@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from gpuexec.profiling.profiler import Profiler
+from gpuexec.replacing import write_file
 
 # Longer sessions are told of by their last runs.
 _RUNS_KEPT = 10_000
@@ -30,8 +31,7 @@ class SessionProfile:
     def write(self) -> str:
         """Write the file; return its path. Waits for the runs."""
         path = f"{self._prefix}_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}.json"
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("[\n" + ",\n".join(json.dumps(event) for event in self._list_events()) + "\n]\n")
+        write_file(path, "[\n" + ",\n".join(json.dumps(event) for event in self._list_events()) + "\n]\n")
         return path
 
     def _list_events(self) -> list[dict[str, Any]]:

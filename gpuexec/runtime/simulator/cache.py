@@ -1,8 +1,8 @@
 """Shared objects on disk, by content: whoever finds one missing builds it, once among all processes.
 
 An object ends with the SHA-256 of what stands before it, which loaders ignore; one that was cut short or altered
-counts as absent. It is renamed into place. Lock files stay: removing one would let two processes lock different files
-of one name.
+counts as absent, and so does one that somebody else could have written (`gpuexec.runtime.code_files`). It is renamed
+into place. Lock files stay: removing one would let two processes lock different files of one name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from gpuexec.errors import AccessError
+from gpuexec.replacing import write_file
+from gpuexec.runtime.code_files import make_folder, read_code
 
 _DIGEST_BYTES = 32
 
@@ -28,10 +31,11 @@ def make_key(*parts: str | Sequence[str]) -> str:
 class ObjectCache:
     """Shared objects by key in one folder.
 
-    A folder that can't be written is replaced by a temporary one for the life of the process, with one warning.
+    A folder that can't be written, or is somebody else's, is replaced by a temporary one for the life of the process,
+    with one warning.
 
     Args:
-        folder: Made when first needed.
+        folder: Made when first needed, for the user alone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,17 +48,18 @@ class ObjectCache:
         if is_whole(path):
             return path
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             with _hold(path.with_suffix(".lock")):
                 if not is_whole(path):  # else another process was here first
                     self._build(path, build)
             return path
-        except OSError as error:
+        except (OSError, AccessError) as error:
             if self._temporary is not None:
                 raise
             self._temporary = tempfile.TemporaryDirectory(prefix="gpuexec-")
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             warnings.warn(
-                f"The kernel cache {self.folder} can't be written ({error.strerror}), so this process compiles its"
+                f"The kernel cache {self.folder} can't be written ({reason}), so this process compiles its"
                 " kernels for itself. Point GPUEXEC_CACHE_DIR to a writable folder.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -66,17 +71,18 @@ class ObjectCache:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="build-") as scratch:
             made = Path(scratch) / path.name
             build(made)
-            with open(made, "r+b") as file:
-                digest = hashlib.sha256(file.read()).digest()
-                file.write(digest)
-            os.replace(made, path)
+            content = made.read_bytes()
+            write_file(path, content + hashlib.sha256(content).digest(), mode=0o700, sync=False)
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the file is there and ends with the checksum of the rest. Loading one cut short would crash."""
+    """Return whether the file is there, nobody else's, and ends with the checksum of the rest.
+
+    Loading one cut short would crash.
+    """
     try:
-        content = path.read_bytes()
-    except OSError:
+        content = read_code(path)
+    except AccessError:
         return False
     body = memoryview(content)[:-_DIGEST_BYTES]
     return len(content) > _DIGEST_BYTES and hashlib.sha256(body).digest() == content[-_DIGEST_BYTES:]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuexec import knobs
+from gpuexec.replacing import write_file
+from gpuexec.runtime.code_files import cache_folder
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.simulator.cache import ObjectCache, make_key
 from gpuexec.runtime.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
@@ -33,8 +35,8 @@ class BuiltObject:
 
 
 def default_cache() -> ObjectCache:
-    """Return the cache in the folder that `knobs.kernel_cache_dir` names."""
-    return _cache_at(knobs.kernel_cache_dir() / "simulator")
+    """Return the user's cache, see `code_files.cache_folder`."""
+    return _cache_at(cache_folder("simulator"))
 
 
 def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ()) -> Path:
@@ -80,7 +82,7 @@ def build_file(
 
     def build(output: Path) -> None:
         source = output.with_suffix(".cpp")
-        source.write_text(text)
+        write_file(source, text, sync=False)
         if not check:
             compiler.build(path.name, [source], output, (*flags, *includes))
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gpuexec.errors import KernelError, OutOfMemoryError
+from gpuexec.runtime.code_files import load_library
 from gpuexec.runtime.simulator.compile import build_runtime
 
 Order = Literal["forward", "reverse", "random"]
@@ -164,7 +165,7 @@ def load_runtime(defines: Sequence[str] = ()) -> ctypes.CDLL:
     global _loaded
     with _lock:
         if _loaded is None:
-            library = ctypes.CDLL(str(build_runtime(defines=defines)), mode=ctypes.RTLD_GLOBAL)
+            library = load_library(build_runtime(defines=defines), mode=ctypes.RTLD_GLOBAL)
             for name, result, arguments in _FUNCTIONS:
                 function = library[name]
                 function.restype, function.argtypes = result, arguments

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import KernelError
+from gpuexec.errors import AccessError, KernelError
 from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.runtime.code_files import load_library
 from gpuexec.runtime.kernel_source import find_source
 from gpuexec.runtime.residency import check_residency, count_resident
 from gpuexec.runtime.simulator.compile import BuiltObject, build_files
@@ -214,9 +215,9 @@ class Module:
                 f"{built.source} can't be loaded for the simulator: nothing defines {', '.join(missing)}."
             )
         try:
-            self._library = ctypes.CDLL(str(built.path))
+            self._library = load_library(built.path)
             rows = (_Row * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AccessError) as error:
             raise KernelError(f"{built.source} can't be loaded for the simulator: {error}.") from error
         self.functions: Mapping[str, Function] = {
             expression: Function(self, row, built.source, expression, built.launch_bounds.get(_base_name(expression)))
