@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import DeviceError, GpuexecError, InputError, OutOfMemoryError
+from gpuexec.mapped import bring
 from gpuexec.operator import Operator
 from gpuexec.spec import OPTIONAL, TensorSpec, check_size, is_container
 
@@ -58,13 +59,19 @@ def _explain(operator: Operator, inputs: Sequence[TensorSpec | None], error: Exc
 
 
 def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[Array | None, ...]:
-    """Return an operator's outputs as fresh arrays.
+    """Return an operator's outputs as fresh arrays, or views of its inputs.
+
+    Content that lies in files is read first, unless the operator makes views, which stay views of the file.
 
     Raises:
+        AccessError: The file of an input changed, or can't be read.
         GpuexecError: What it raised; the caller adds the node.
     """
+    first = inputs[0] if inputs else None
+    viewed = int(operator.makes_views and first is not None and bool(first.flags.c_contiguous))
+    given = [None if array is None else bring(array) for array in inputs[viewed:]]
     try:
-        return operator.compute(*inputs)
+        return operator.compute(*inputs[:viewed], *given)
     except GpuexecError:
         raise
     except Exception as error:

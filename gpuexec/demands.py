@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import NeedsHostValue
+from gpuexec.mapped import bring
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +30,7 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
         )
     if spec.value.log is not None:
         spec.value.log(role, None)
-    return spec.value.array
+    return bring(spec.value.array)
 
 
 def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int) -> int:

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from gpuexec.editing.choosing import declare_outputs
 from gpuexec.errors import InputError
-from gpuexec.graphs import walk
 from gpuexec.importer.load import load_graph
 from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.read import Source
-from gpuexec.mapped import drop_pages_of
 from gpuexec.memories import make_memory
 from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, run_passes
@@ -49,7 +47,14 @@ def load(
         external: Content in place of files beside the model: files by the location that it names, so that a model of
             bytes has them too, or initializers by name.
 
+    Weights of at least 4096 bytes in files beside the model stay there until a device needs them: they are read piece
+    by piece on their way to it, or once where the CPU computes from them. So such a file should stay as it is as long
+    as the model is used; put a new file in its place to change it. If it is written to or cut, what needs more of it
+    raises an AccessError that names the file, and what was read before stays good. A link, or a file outside of the
+    model's folder, is refused.
+
     Raises:
+        AccessError: A file was written to or cut while it was read.
         ModelError: The file is broken, or the graph is.
         UnsupportedError: Operators or forms that are not supported; lists all of them with their nodes.
         InputError: A dimension, output or pass of that name does not exist, content given fits no initializer, or
@@ -63,7 +68,6 @@ def load(
     declared = check_declared(info.graph, dims or {})
     disabled = frozenset(disabled_passes)
     graph = run_passes(info.graph, AT_LOAD, disabled)
-    drop_pages_of(array for each in walk(graph) for array in each.constants.values())
     if memories is None:
         return Model(info, graph, declared, disabled)
     graph, pairs = add_memories(graph)

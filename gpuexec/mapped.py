@@ -1,17 +1,20 @@
 """Files mapped into memory, and which bytes of a file an array lies in.
 
-An array over a map takes no memory of its own: the system brings pages when they are touched and may drop them again.
-Whoever only passes the content on (to a device) reads it by ranges instead, and touches no page. So a weight has two
-ways to its bytes, and nothing but its array need be passed along.
+An array over a map says where its content lies, and takes no memory. Nobody reads it through the map: a system ends a
+process (SIGBUS) that touches a page which was cut off a file. Content is read by ranges of the file instead, by
+`bring`, `read_pieces` and `FileSource.read_into`, and a file that changed or ended is an AccessError that names it. So
+nothing but its array need be passed along of a weight, and views of it (a slice, a transposition) stay views of the
+file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,14 @@ import numpy as np
 from gpuexec.errors import AccessError, NotFoundError
 
 Array = np.ndarray[Any, Any]
+# Content from here on stays in its file; smaller content is read when its model is.
+MAPPED_NBYTES = 1 << 12
+# Of a file no more than this is on the host while it is passed on.
+_PIECE_NBYTES = 1 << 24
+# Where content that is brought begins, which suits every element type.
+_ALIGNMENT = 64
+# What `hold` read, by its array.
+_held: dict[int, Array] = {}
 
 
 class FileSource:
@@ -93,6 +104,16 @@ class FileSource:
                     f"{self.name} ended early: {buffer.nbytes} bytes at offset {offset} asked for, got {done}."
                 )
             done += count
+
+    def read_unchanged(self, offset: int, buffer: memoryview) -> None:
+        """Read bytes of a file that is as it was opened, before and after.
+
+        Raises:
+            AccessError: It was written to, cut, or can't be read.
+        """
+        self.check_unchanged()
+        self.read_into(offset, buffer)
+        self.check_unchanged()
 
 
 class _Map(mmap.mmap):
@@ -219,6 +240,86 @@ def find_source(array: Array) -> FileSource | None:
     return None if mapped is None else mapped.source
 
 
+def bring(array: Array) -> Array:
+    """Return the content of an array on the host: itself, or, for a view of a file, a copy that was read, read-only.
+
+    The copy has the strides of the view, and is of the whole range of the file that these span.
+
+    Raises:
+        AccessError: The file was written to, cut, or can't be read.
+    """
+    mapped = _find_map(array)
+    if mapped is None or not array.size:
+        return array
+    start = np.frombuffer(mapped, np.uint8).ctypes.data
+    low, high = np.lib.array_utils.byte_bounds(array)
+    room = np.empty(high - low + _ALIGNMENT, np.uint8)
+    skip = -(room.ctypes.data + array.ctypes.data - low) % _ALIGNMENT
+    content = room[skip : skip + high - low]
+    mapped.source.read_unchanged(low - start, content.data)
+    copied: Array = np.ndarray(array.shape, array.dtype, content, array.ctypes.data - low, array.strides)
+    copied.flags.writeable = False
+    return copied
+
+
+def bring_small(array: Array) -> Array:
+    """Return the content of a small array on the host, as `bring` does; large content stays in its file."""
+    return bring(array) if array.nbytes < MAPPED_NBYTES else array
+
+
+def view_bytes(array: Array) -> memoryview:
+    """Return the content of an array densely, as bytes: where it lies, be it in a file, or a copy that is dense."""
+    dense = array if array.flags.c_contiguous else np.ascontiguousarray(bring(array))
+    return dense.reshape(-1).view(np.uint8).data
+
+
+def hash_content(view: memoryview) -> bytes:
+    """Return the SHA-256 of bytes; those of a map are read.
+
+    Raises:
+        AccessError: The file was written to, cut, or can't be read.
+    """
+    hashing = hashlib.sha256()
+    for piece in read_pieces(view):
+        hashing.update(piece)
+    return hashing.digest()
+
+
+def bring_bytes(view: memoryview) -> memoryview:
+    """Return bytes on the host: those given, or, of a map, a copy that was read.
+
+    Raises:
+        AccessError: The file was written to, cut, or can't be read.
+    """
+    return bring(np.frombuffer(view, np.uint8)).data if view.nbytes else view
+
+
+def read_pieces(view: memoryview, nbytes: int = _PIECE_NBYTES) -> Iterator[memoryview]:
+    """Yield bytes in order, in pieces of at most so many; those of a map are read.
+
+    Raises:
+        AccessError: The file was written to, cut, or can't be read.
+    """
+    for first in range(0, view.nbytes, nbytes):
+        yield bring_bytes(view[first : first + nbytes])
+
+
+def hold(array: Array) -> Array:
+    """Return what `bring` does, read once for as long as the array lives.
+
+    Raises:
+        AccessError: The file was written to, cut, or can't be read.
+    """
+    if _find_map(array) is None:
+        return array
+    key = id(array)
+    held = _held.get(key)
+    if held is None:
+        held = _held[key] = bring(array)
+        weakref.finalize(array, _held.pop, key, None).atexit = False
+    return held
+
+
 def count_copied(made: Iterable[Array], of: Iterable[Array]) -> int:
     """Return the bytes of new arrays that are on the host only because what they were made of was brought from a file.
 
@@ -229,24 +330,8 @@ def count_copied(made: Iterable[Array], of: Iterable[Array]) -> int:
     return sum(array.nbytes for array in made if find_source(array) is None)
 
 
-def drop_pages(view: memoryview) -> None:
-    """Let the system take back the pages of a map that were touched; they come again when they are needed."""
-    mapped = view.obj
-    if isinstance(mapped, _Map) and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def drop_pages_of(arrays: Iterable[Array]) -> None:
-    """Do the same for the maps that arrays are views of."""
-    maps = {id(mapped): mapped for mapped in map(_find_map, arrays) if mapped is not None}
-    for mapped in maps.values():
-        drop_pages(memoryview(mapped))
-
-
 def _find_map(array: Array) -> _Map | None:
     base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
     return base if isinstance(base, _Map) else None

@@ -115,6 +115,8 @@ class Operator:
     tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
     # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
     uses_all_cores: ClassVar[bool] = False
+    # Whether `compute` gives views of a dense first input, and reads nothing of it.
+    makes_views: ClassVar[bool] = False
     # Whether an input may be a sequence, an optional or a map; else whoever calls `infer` refuses those (`apply`).
     takes_containers: ClassVar[bool] = False
     # Absent where there is no kernel for the operator: the host computes it then, or refuses it by name where it must

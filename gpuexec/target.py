@@ -82,9 +82,9 @@ class Target:
         """
         if name == "cpu":
             return Target("cpu")
-        match = re.fullmatch(r"(sm_|pixel_)(\d+)([a-z]?)", name)
+        match = re.fullmatch(r"(sm_|pixel_)([0-9]{1,4})([a-z]?)", name)
         if match is None:
-            raise InputError(f"Target {name!r} is unknown; expected 'cpu' or a name like 'sm_90' or 'pixel_90'.")
+            raise InputError(f"Target {name[:40]!r} is unknown; expected 'cpu' or a name like 'sm_90' or 'pixel_90'.")
         architecture = int(match[2])
         if architecture < OLDEST_ARCHITECTURE:
             raise InputError(

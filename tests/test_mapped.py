@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gpuexec import mapped
 from gpuexec.errors import AccessError
-from gpuexec.mapped import count_copied, drop_pages, drop_pages_of, find_range, find_source, map_file
+from gpuexec.mapped import (
+    bring,
+    bring_bytes,
+    count_copied,
+    find_range,
+    find_source,
+    hash_content,
+    hold,
+    map_file,
+    read_pieces,
+    view_bytes,
+)
 
 CONTENT = np.arange(1000, dtype=np.float32)
 
@@ -36,14 +52,80 @@ def test_array_tells_its_file_and_place_through_views(path: Path) -> None:
     assert find_source(array + 1) is None and find_source(np.arange(3)) is None and find_range(array.copy()) is None
 
 
-def test_pages_come_again_after_they_were_dropped(path: Path) -> None:
-    view = open_map(path)
-    array = np.frombuffer(view, np.float32)
-    assert array.sum() == CONTENT.sum()
-    drop_pages(view)
-    drop_pages_of([array, np.arange(3)])
-    drop_pages(memoryview(b"no map"))
-    np.testing.assert_array_equal(array, CONTENT)
+VIEWS = {
+    "dense": lambda array: array,
+    "part": lambda array: array[7:500],
+    "turned": lambda array: array.reshape(10, 100).T,
+    "stepped": lambda array: array[3::7],
+    "backwards": lambda array: array[::-3],
+    "stretched": lambda array: np.broadcast_to(array[5:8], (4, 3)),
+    "scalar": lambda array: array[9:10].reshape(()),
+    "odd bytes": lambda array: array.view(np.uint8)[1:402].view("u1"),
+    "nothing": lambda array: array[:0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_content_of_a_view_is_read_and_not_touched(path: Path, monkeypatch: pytest.MonkeyPatch, view: Any) -> None:
+    class Unreadable(mapped._Map):
+        def __new__(cls, file: int, nbytes: int, **_: Any) -> Unreadable:
+            return super().__new__(cls, file, nbytes, flags=mmap.MAP_SHARED, prot=0)
+
+    monkeypatch.setattr(mapped, "_Map", Unreadable)
+    array, expected = view(np.frombuffer(open_map(path), np.float32)), view(CONTENT)
+    found = bring(array)
+    np.testing.assert_array_equal(found, expected)
+    assert found.strides == array.strides and not found.flags.writeable
+    assert not array.size or find_source(found) is None
+    assert bytes(view_bytes(found)) == np.ascontiguousarray(expected).tobytes()
+    content = view_bytes(array)
+    assert hash_content(content) == hashlib.sha256(np.ascontiguousarray(expected).tobytes()).digest()
+    pieces = list(read_pieces(content, 64))
+    assert b"".join(pieces) == np.ascontiguousarray(expected).tobytes()
+    assert all(0 < piece.nbytes <= 64 for piece in pieces)
+
+
+def test_content_in_memory_is_not_copied() -> None:
+    array = np.arange(5)
+    assert bring(array) is array and hold(array) is array
+    assert bring_bytes(memoryview(b"abc")) == b"abc"
+
+
+def test_content_that_is_held_is_read_once_and_goes_with_its_array(path: Path) -> None:
+    array = np.frombuffer(open_map(path), np.float32)
+    held = weakref.ref(hold(array))
+    assert hold(array) is held()
+    del array
+    assert held() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda path: os.truncate(path, 100),
+            "expected 4000 bytes, got 100",
+        ),
+        (lambda path: os.utime(path, ns=(0, 5)), "it was written to"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_file_that_changes_is_told_whenever_it_does(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str, when: str
+) -> None:
+    array, read = np.frombuffer(open_map(path), np.float32), os.preadv
+
+    def read_and_change(file: int, buffers: Any, offset: int) -> int:
+        count = read(file, buffers, offset)
+        change(path)
+        return count
+
+    if when == "before":
+        change(path)
+    else:
+        monkeypatch.setattr(os, "preadv", read_and_change)
+    with pytest.raises(AccessError, match=rf"w\.bin changed since the model was loaded: {message}"):
+        bring(array)
 
 
 def test_only_copies_of_what_lies_in_files_count(path: Path) -> None:

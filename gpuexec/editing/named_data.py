@@ -16,7 +16,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Array
 from gpuexec.importer.initializers import read_initializers
 from gpuexec.importer.outputs import shorten
-from gpuexec.mapped import map_file
+from gpuexec.mapped import MAPPED_NBYTES, bring_bytes, map_file
 from gpuexec.spec import TensorSpec, dtype_row
 
 _KINDS = {"F": "float", "I": "int", "U": "uint"}
@@ -202,8 +202,8 @@ def _open_safetensors(path: Path) -> NamedDataMap:
     try:
         with safe_open(path, framework="numpy"):
             pass  # it checks the header against the file
-        start = _LENGTH_NBYTES + int.from_bytes(content[:_LENGTH_NBYTES], "little")
-        header = json.loads(bytes(content[_LENGTH_NBYTES:start]))
+        start = _LENGTH_NBYTES + int.from_bytes(bring_bytes(content[:_LENGTH_NBYTES]), "little")
+        header = json.loads(bytes(bring_bytes(content[_LENGTH_NBYTES:start])))
         arrays = {}
         for name, row in header.items():
             if name == "__metadata__":
@@ -213,7 +213,9 @@ def _open_safetensors(path: Path) -> NamedDataMap:
             except InputError:
                 continue
             low, high = row["data_offsets"]
-            arrays[name] = np.frombuffer(content[start + low : start + high], dtype).reshape(row["shape"])
+            piece = content[start + low : start + high]
+            piece = piece if piece.nbytes >= MAPPED_NBYTES else bring_bytes(piece)
+            arrays[name] = np.frombuffer(piece, dtype).reshape(row["shape"])
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} holds no weights: {error}.") from error
     return _hold(arrays, str(path))

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuexec.editing.values import exchange
 from gpuexec.graphs import Array, Graph, Value, check
+from gpuexec.mapped import bring
 from gpuexec.memories import Memory, bind_pairs, make_memory
 from gpuexec.ops.append import Append
 from gpuexec.ops.copy import Concat
@@ -121,7 +122,7 @@ def reuse_arrays(graph: Graph, known: Graph) -> Graph:
 
 def _bytes(array: Array) -> Array:
     """Return what is equal for equal content: bytes, or strings as they are."""
-    return array if is_host_object(array.dtype) else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return array if is_host_object(array.dtype) else np.ascontiguousarray(bring(array)).reshape(-1).view(np.uint8)
 
 
 def _keep_known(dims: DeclaredDims, graph: Graph) -> DeclaredDims:

@@ -16,6 +16,7 @@ from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
+from gpuexec.mapped import bring
 from gpuexec.operator import describe
 from gpuexec.ops.control import count_own_inputs
 from gpuexec.ops.shape import from_literal
@@ -84,7 +85,7 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
 
 def store_inside(array: Array, name: str) -> TensorProto:
     """Return a constant that lies in the file itself."""
-    return numpy_helper.from_array(np.asarray(array), name)
+    return numpy_helper.from_array(bring(np.asarray(array)), name)
 
 
 @dataclass(frozen=True, slots=True)

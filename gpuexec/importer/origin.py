@@ -17,8 +17,6 @@ from gpuexec.progress import Progress, Tell
 
 # Reads bytes of the model's own file into a buffer.
 ReadInto = Callable[[int, memoryview], None]
-# Content from here on is used as it lies in a file beside the model.
-MAPPED_NBYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)

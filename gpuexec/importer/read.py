@@ -16,7 +16,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import ExternalData, Origin
 from gpuexec.importer.strip import OddMessageError, strip_weights
 from gpuexec.importer.text import check_text
-from gpuexec.mapped import drop_pages, find_source, map_file
+from gpuexec.mapped import bring_bytes, find_source, map_file
 from gpuexec.progress import Tell
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
@@ -74,7 +74,6 @@ def open_model(
         else:
             buffer[:] = content[offset : offset + buffer.nbytes]
 
-    drop_pages(content)
     return model, Origin(folder, stripped.pieces, read_into, tell, external), where
 
 
@@ -125,11 +124,11 @@ def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> 
         raise ModelError(f"{where}: expected an ONNX model, got 0 bytes.")
     if whole.nbytes > _LARGEST_BYTES:
         raise ModelError(f"{where}: expected an ONNX model, got more than the {_LARGEST_BYTES} bytes one can have.")
-    if whole[: len(_LFS_POINTER)] == _LFS_POINTER:
+    if bring_bytes(whole[: len(_LFS_POINTER)]) == _LFS_POINTER:
         raise ModelError(f"{where}: expected an ONNX model, got a Git LFS pointer. Fetch the file: git lfs pull.")
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(bytes(content))
+        model.ParseFromString(bytes(bring_bytes(content)))
     except DecodeError as error:
         got = f"{whole.nbytes} bytes that are no protobuf of one"
         raise ModelError(f"{where}: expected an ONNX model, got {got}: cut short, or another format.") from error

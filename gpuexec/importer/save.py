@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import onnx
 from onnx import TensorProto, external_data_helper, helper
 
@@ -16,6 +15,7 @@ from gpuexec.geometry import ceil_div
 from gpuexec.graphs import Array, Graph, Node, walk
 from gpuexec.importer.export import choose_opset, store_inside, to_model
 from gpuexec.importer.load import ImportedModel
+from gpuexec.mapped import read_pieces, view_bytes
 from gpuexec.operator import describe
 from gpuexec.replacing import replacing
 from gpuexec.spec import dtype_row, is_host_object
@@ -25,7 +25,6 @@ _LARGEST_INSIDE_BYTES = 2**31 - 2**26
 # Weights from this size on lie in the file beside the model, where there is one: shapes stay with the graph.
 _SMALL_NBYTES = 1024
 _ALIGNMENT = 4096
-_PIECE_BYTES = 1 << 24
 
 
 def save_graph(
@@ -90,9 +89,9 @@ class _Beside:
             offset = self._places[id(array)] = self._end + -self._end % _ALIGNMENT
             self._file.write(bytes(offset - self._end))
             content = _pack(array)
-            for start in range(0, content.size, _PIECE_BYTES):
-                self._file.write(content[start : start + _PIECE_BYTES].data)
-            self._end = offset + content.size
+            for piece in read_pieces(content):
+                self._file.write(piece)
+            self._end = offset + content.nbytes
         row = dtype_row(array.dtype)
         tensor = TensorProto(name=name, data_type=row.code, dims=array.shape)
         tensor.raw_data = b""
@@ -101,11 +100,11 @@ class _Beside:
         return tensor
 
 
-def _pack(array: Array) -> Array:
+def _pack(array: Array) -> memoryview:
     """Return the bytes of an array as ONNX stores them: elements of less than 8 bits share theirs."""
     if dtype_row(array.dtype).width < 8:
-        return np.frombuffer(store_inside(array, "").raw_data, np.uint8)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return memoryview(store_inside(array, "").raw_data)
+    return view_bytes(array)
 
 
 def _name_beside(path: Path, graph: Graph, external_data: bool | str | None) -> Path | None:

@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpuexec.mapped import bring_bytes
+
 # Smaller content is not worth a way of its own.
 LARGE_NBYTES = 1 << 16
 
@@ -20,7 +22,9 @@ _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _SEGMENT = 9, 13, 14, 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
 _DEEPEST = 100
-_Chunk = bytes | memoryview
+_BLOCK_NBYTES = 1 << 12
+# New bytes, or a range of those there are.
+_Chunk = bytes | range
 
 
 class OddMessageError(Exception):
@@ -49,10 +53,12 @@ def strip_weights(content: memoryview) -> Stripped:
 
     Raises:
         OddMessageError: It is no such message, or one that is left to protobuf.
+        AccessError: The file it lies in changed, or can't be read.
     """
     walker = _Walker(content)
     chunks = walker.walk_model(0, content.nbytes)
-    return Stripped(b"".join(chunks), walker.pieces)
+    kept = (bring_bytes(content[c.start : c.stop]) if isinstance(c, range) else c for c in chunks)
+    return Stripped(b"".join(kept), walker.pieces)
 
 
 class _Walker:
@@ -61,6 +67,7 @@ class _Walker:
         # Nobody who wrote the file can know it.
         self._token = secrets.token_hex(16)
         self._depth = 0
+        self._block, self._bytes = -1, memoryview(b"")
         self.pieces: dict[str, tuple[int, int]] = {}
 
     def walk_model(self, low: int, high: int) -> list[_Chunk]:
@@ -80,12 +87,12 @@ class _Walker:
         raw = [field for field in fields if field.number == _RAW_DATA and field.kind == _BYTES]
         is_plain = all(field.number not in (_EXTERNAL_DATA, _DATA_LOCATION, _SEGMENT) for field in fields)
         if len(raw) != 1 or not is_plain or raw[0].high - raw[0].low < LARGE_NBYTES:
-            return [self._content[low:high]]
+            return [range(low, high)]
         location = f"{self._token}.{len(self.pieces)}"
         self.pieces[location] = raw[0].low, raw[0].high - raw[0].low
         entry = _pack(1, b"location") + _pack(2, location.encode())
         elsewhere = _pack(_EXTERNAL_DATA, entry) + bytes((_DATA_LOCATION << 3 | _VARINT, _EXTERNAL))
-        return [self._content[low : raw[0].start], self._content[raw[0].high : high], elsewhere]
+        return [range(low, raw[0].start), range(raw[0].high, high), elsewhere]
 
     def _rewrite(self, low: int, high: int, inner: dict[int, Callable[[int, int], list[_Chunk]]]) -> list[_Chunk]:
         """Return a message with some of its fields rewritten; what is too small to hold much stays."""
@@ -97,10 +104,10 @@ class _Walker:
         for field in self._fields(low, high):
             if field.kind == _BYTES and field.number in inner and field.high - field.low >= LARGE_NBYTES:
                 parts = inner[field.number](field.low, field.high)
-                chunks += [self._content[kept : field.start], _head(field.number, sum(map(len, parts))), *parts]
+                chunks += [range(kept, field.start), _head(field.number, sum(map(len, parts))), *parts]
                 kept = field.high
         self._depth -= 1
-        return [*chunks, self._content[kept:high]]
+        return [*chunks, range(kept, high)]
 
     def _fields(self, low: int, high: int) -> Iterator[_Field]:
         at = low
@@ -125,13 +132,21 @@ class _Walker:
         """Return a number and where it ends."""
         value = shift = 0
         while at < high and shift < 64:
-            byte = self._content[at]
+            byte = self._read(at)
             at += 1
             value |= (byte & 127) << shift
             if byte < 128:
                 return value, at
             shift += 7
         raise OddMessageError("a number has no end")
+
+    def _read(self, at: int) -> int:
+        """Return a byte; of a file those around it are read with it."""
+        block, place = divmod(at, _BLOCK_NBYTES)
+        if block != self._block:
+            self._bytes = bring_bytes(self._content[at - place : at - place + _BLOCK_NBYTES])
+            self._block = block
+        return self._bytes[place]
 
 
 def _pack(number: int, content: bytes) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -16,12 +16,18 @@ from onnx import AttributeProto, TensorProto, external_data_helper, helper, nump
 from gpuexec.containers import to_strings
 from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.geometry import ceil_div
-from gpuexec.importer.origin import MAPPED_NBYTES, Origin
+from gpuexec.importer.origin import Origin
+from gpuexec.mapped import MAPPED_NBYTES, bring, bring_bytes
 from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, TensorSpec, check_size, dtype_row
 
 Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.
 _BITS_BY_NAME = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+# What 63 bits can tell, behind any zeros. Python refuses to read thousands of digits.
+_MOST_DIGITS = 19
+_NUMBER = re.compile(rf"0*[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
+_SHOWN_CHARACTERS = 40
+_LONGEST_PATH = 400
 _PACKED_BITS = {code: _BITS_BY_NAME[name] for name, code in TensorProto.DataType.items() if name in _BITS_BY_NAME}
 
 # Names that onnx's inference gives to dimensions that have none.
@@ -61,7 +67,7 @@ def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
         raise ModelError(f"{what}: the content does not fill {expected}: {error}.", value=tensor.name) from error
     if array.dtype == np.bool_:
         # Any byte but 0 is true in a file; NumPy would compute with the byte.
-        array = np.asarray(array.view(np.uint8) != 0)
+        array = np.asarray(bring(array.view(np.uint8)) != 0)
     array.flags.writeable = False
     return array
 
@@ -285,14 +291,12 @@ def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryvie
         message = f"{what} has its content in the file {location!r} beside the model; load the model from its path."
         raise ModelError(message, value=tensor.name)
     rows = {entry.key: entry.value for entry in tensor.external_data}
-    length = rows.get("length", str(expected))
-    where = f"{what}: its content in the file {location!r}"
-    if length.isdecimal() and int(length) != expected:
+    where = f"{what}: its content in the file {location[:_LONGEST_PATH]!r}"
+    length, offset = (_read_place(rows, key, where, tensor.name) for key in ("length", "offset"))
+    if length not in (None, expected):
         raise ModelError(f"{where} is {length} bytes long; expected {expected}.", value=tensor.name)
+    offset = offset or 0
     try:
-        if not length.isdecimal():
-            raise ValueError(f"{length!r} is no length.")
-        offset = int(rows.get("offset", "0"))
         whole = origin.map_external(location)
     except (OSError, ValueError, AccessError) as error:
         raise ModelError(f"{where} can't be read: {error}", value=tensor.name) from error
@@ -300,7 +304,26 @@ def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryvie
         message = f"{where} can't be read: {expected} bytes at offset {offset} of the {whole.nbytes} it has."
         raise ModelError(message, value=tensor.name)
     content = whole[offset : offset + expected]
-    return content if expected >= MAPPED_NBYTES else memoryview(bytes(content))
+    return content if expected >= MAPPED_NBYTES else bring_bytes(content)
+
+
+def _read_place(rows: Mapping[str, str], key: str, where: str, name: str) -> int | None:
+    """Return length or offset of external data, which a file gives as text of any length; None where it gives none.
+
+    Raises:
+        ModelError: It is no number of bytes that a file could have.
+    """
+    text = rows.get(key)
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text):
+        got = (
+            repr(text)
+            if len(text) <= _SHOWN_CHARACTERS
+            else f"{text[:_SHOWN_CHARACTERS]!r}... ({len(text)} characters)"
+        )
+        raise ModelError(f"{where} can't be read: its {key} is {got}, expected a number of bytes.", value=name)
+    return int(text[-_MOST_DIGITS:])
 
 
 def _read_location(tensor: TensorProto) -> str:
@@ -311,5 +334,5 @@ def _read_location(tensor: TensorProto) -> str:
 def _with_content(tensor: TensorProto, content: memoryview) -> TensorProto:
     """Return a tensor with its content inside."""
     own = TensorProto(data_type=tensor.data_type, dims=tensor.dims, name=tensor.name)
-    own.raw_data = bytes(content)
+    own.raw_data = bytes(bring_bytes(content))
     return own

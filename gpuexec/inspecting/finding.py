@@ -10,6 +10,7 @@ import numpy as np
 from gpuexec.graphs import Array, Node, Value
 from gpuexec.inspecting.exposing import Exposed
 from gpuexec.inspecting.statistics import Statistics, read_words
+from gpuexec.mapped import bring
 from gpuexec.ops.statistics import Statistics as TakeStatistics
 from gpuexec.spec import TensorSpec, dtype_row
 
@@ -135,7 +136,7 @@ def judge_host_node(node: Node, arrays: Mapping[Value, Array | None]) -> NonFini
 
 
 def _take(name: str, array: Array) -> Statistics:
-    (words,) = TakeStatistics(moments=0).compute(array)
+    (words,) = TakeStatistics(moments=0).compute(bring(array))
     return read_words(name, "", TensorSpec(array.shape, array.dtype), words)
 
 

@@ -208,6 +208,7 @@ class CastLike(_Conversion):
 class Identity(Operator):
     """x itself, as a view."""
 
+    makes_views = True
     tolerance = Tolerance.EXACT
     takes_containers = True
 

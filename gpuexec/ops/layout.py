@@ -66,6 +66,8 @@ def attributes_to_inputs(node: RawNode, *names: str, first: int = 1) -> RawNode:
 class View(Operator):
     """Base of operators whose output holds the input's elements, in order, under another shape."""
 
+    makes_views = True
+
     __slots__ = ()
     tolerance = Tolerance.EXACT
 
@@ -144,6 +146,8 @@ class Unsqueeze(View):
 @dataclass(frozen=True, slots=True)
 class Transpose(Operator):
     """Reorder the axes: axis ``i`` of the output is axis ``perm[i]`` of the input; without ``perm``, in reverse."""
+
+    makes_views = True
 
     perm: tuple[int, ...] | None = None
     tolerance = Tolerance.EXACT

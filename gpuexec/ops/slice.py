@@ -24,6 +24,7 @@ Walks = tuple[tuple[int, int, int], ...]  # first index, count and step, per axi
 class Slice(Operator):
     """Take every ``steps``-th element from ``starts`` to before ``ends`` on some axes; a negative step walks back."""
 
+    makes_views = True
     tolerance = Tolerance.EXACT
     example = "float32[4,5] int64[1]=1 int64[1]=3"
 
@@ -77,6 +78,8 @@ class Slice(Operator):
 @dataclass(frozen=True, slots=True)
 class Split(Operator):
     """Cut an axis into the parts given by ``split``, or into ``num_outputs`` equal ones (the last may be smaller)."""
+
+    makes_views = True
 
     axis: int = 0
     num_outputs: int | None = None

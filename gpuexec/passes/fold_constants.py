@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.graphs import Array, Graph, Node, Value, bodies
-from gpuexec.mapped import count_copied, find_source
+from gpuexec.mapped import bring_small, count_copied, find_source
 from gpuexec.spec import TensorSpec, is_container
 
 # What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a
@@ -77,7 +77,8 @@ def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Val
 
 
 def freeze(array: Array) -> Array:
-    """Return the array dense and closed to writing; a view of a file stays what it is."""
+    """Return the array dense and closed to writing; a large view of a file stays what it is."""
+    array = bring_small(array)
     dense = (array if find_source(array) is not None else np.asarray(array, order="C")).view()
     dense.flags.writeable = False
     return dense

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.mapped import bring
 from gpuexec.spec import dtype_row
 
 DTypes = Mapping[Value, np.dtype[Any]]
@@ -106,7 +107,7 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
         perm = getattr(operator, "perm", None)
         return perm is not None and tuple(perm) == tuple(range(len(perm)))
     if name == "Pad":
-        return second is not None and not second.any()
+        return second is not None and not bring(second).any()
     return name in _NEUTRAL and second is not None and _is_neutral(second, _NEUTRAL[name])
 
 

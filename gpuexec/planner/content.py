@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
+from gpuexec.mapped import bring
 from gpuexec.spec import HostValue, TensorSpec, is_host_object
 
 # The largest value, in bytes, that is propagated and may become part of a launch.
@@ -22,7 +23,7 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
     if first.array is second.array:
         return True
     # The bytes of a host object are addresses, and tell nothing.
-    return not is_host_object(a.dtype) and first.array.tobytes() == second.array.tobytes()
+    return not is_host_object(a.dtype) and bring(first.array).tobytes() == bring(second.array).tobytes()
 
 
 def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:

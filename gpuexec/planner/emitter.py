@@ -11,6 +11,7 @@ from gpuexec.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, Hos
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.geometry import max_offset
 from gpuexec.graphs import Node
+from gpuexec.mapped import bring
 from gpuexec.operator import describe
 from gpuexec.ops.copy import copy_commands
 from gpuexec.ops.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
@@ -132,7 +133,7 @@ class CommandEmitter:
     def constant(self, array: Array) -> Slot:
         """Return a table made while planning."""
         spec = TensorSpec(array.shape, array.dtype)
-        data = np.ascontiguousarray(array).tobytes()
+        data = np.ascontiguousarray(bring(array)).tobytes()
         return dense(self._new_buffer(DraftBuffer(Role.CONSTANT, spec.nbytes, data=data)), spec)
 
     def index_type(self, *slots: Slot) -> str:

@@ -6,7 +6,6 @@ Nothing of it needs a device, and kernels need NVRTC only where architectures ar
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ import numpy as np
 from gpuexec.command import Kernel
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, locate
 from gpuexec.graphs import Array, Graph, bodies, with_bodies
+from gpuexec.mapped import hash_content, view_bytes
 from gpuexec.model import Model
 from gpuexec.plan import Plan
 from gpuexec.programs.bounds import Bounds, declare_shapes, find_bounds
@@ -213,5 +213,4 @@ def _share(graph: Graph, known: dict[object, Array]) -> Graph:
 def _share_array(array: Array, known: dict[object, Array]) -> Array:
     if array.dtype.hasobject:
         return array
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return known.setdefault((array.dtype, array.shape, hashlib.sha256(content).digest()), array)
+    return known.setdefault((array.dtype, array.shape, hash_content(view_bytes(array))), array)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpuexec.errors import AccessError, InputError, ModelError
-from gpuexec.mapped import drop_pages
+from gpuexec.mapped import bring_bytes, hash_content, read_pieces
 from gpuexec.programs.contents import FORMAT, Contents, Verification
 from gpuexec.programs.contents_bytes import ALIGNMENT, pad
 from gpuexec.programs.contents_json import decode_contents, encode_contents
@@ -35,8 +35,7 @@ _KEY = "gpuexec"
 # Far above what three rows take; safetensors' own limit is 100 MB.
 _LARGEST_HEADER = 1 << 20
 _LONGEST_MESSAGE = 1000
-# Of a mapped file no more than this is on the host while it is looked at.
-_HASHED_NBYTES = 16 << 20
+_MOST_DIGITS = 20
 _Chunks = Sequence[memoryview]
 
 
@@ -115,8 +114,8 @@ def parse_json(text: bytes | memoryview, what: str) -> Any:
         ModelError: The text is no JSON, or nested too deep.
     """
     try:
-        decoded = bytes(text).decode()
-        data = json.loads(decoded, parse_constant=_refuse_constant, parse_float=_parse_float)
+        decoded = bytes(bring_bytes(memoryview(text))).decode()
+        data = json.loads(decoded, parse_constant=_refuse_constant, parse_float=_parse_float, parse_int=_parse_int)
         _check_texts(decoded, data)
         return data
     except (ValueError, RecursionError) as error:
@@ -140,6 +139,13 @@ def _parse_float(text: str) -> float:
     return number
 
 
+def _parse_int(text: str) -> int:
+    # More could be computed with, and then not be printed.
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"{text[:40]}... is no number of 64 bits")
+    return int(text)
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -148,7 +154,7 @@ def _read_header(loader: Any) -> tuple[dict[str, Any], int]:
     size = measure(loader)
     if size < 8:
         raise ModelError(f"The file has {size} bytes, which is no program: expected a header of safetensors.")
-    length = int.from_bytes(fetch(loader, 0, 8), "little")
+    length = int.from_bytes(bring_bytes(fetch(loader, 0, 8)), "little")
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         raise ModelError(
             f"The file is no program, or was cut: its header would take {length} bytes of {size}, expected at most "
@@ -207,11 +213,7 @@ def _find_parts(header: Mapping[str, Any], start: int, size: int) -> dict[str, t
 
 
 def _check_hash(name: str, content: memoryview, hashes: Mapping[str, Any]) -> None:
-    hashing = hashlib.sha256()
-    for first in range(0, content.nbytes, _HASHED_NBYTES):
-        hashing.update(content[first : first + _HASHED_NBYTES])
-        drop_pages(content)
-    found = hashing.hexdigest()
+    found = hash_content(content).hex()
     if found != hashes.get(name):
         raise ModelError(
             f"The program was altered or damaged: SHA-256 of its {name} is {found[:16]}..., expected "
@@ -226,7 +228,7 @@ def _align(view: memoryview) -> memoryview:
     room = np.empty(view.nbytes + 16, np.uint8)
     skip = -room.ctypes.data % 16
     copied = room[skip : skip + view.nbytes].data
-    copied[:] = view
+    copied[:] = bring_bytes(view)
     return copied.toreadonly()
 
 
@@ -246,7 +248,8 @@ def _make_header(chunks: Mapping[str, _Chunks]) -> bytes:
     for name in PARTS:
         found, nbytes = hashlib.sha256(), 0
         for chunk in chunks[name]:
-            found.update(chunk)
+            for piece in read_pieces(chunk):
+                found.update(piece)
             nbytes += chunk.nbytes
         hashes[name] = found.hexdigest()
         rows[name] = {"dtype": "U8", "shape": [nbytes], "data_offsets": [offset, offset + nbytes]}
@@ -258,7 +261,7 @@ def _make_header(chunks: Mapping[str, _Chunks]) -> bytes:
 
 
 def _write(file: Any, rows: _Chunks) -> int:
-    for row in rows:
+    for row in (piece for chunk in rows for piece in read_pieces(chunk)):
         done = file.write(row)
         while done is not None and done < row.nbytes:  # a raw file may take less
             if not done:

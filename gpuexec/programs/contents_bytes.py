@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -15,6 +14,7 @@ from gpuexec.conform import conforms
 from gpuexec.containers import describe
 from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Array
+from gpuexec.mapped import bring, bring_bytes, bring_small, hash_content, view_bytes
 from gpuexec.runtime.stored_code import StoredKernel
 from gpuexec.spec import STRING, check_size, dtype_row, is_container, is_host_object
 
@@ -66,8 +66,8 @@ class ArrayStore:
             raise InputError(f"{name} can't be stored: {error}", value=name.lstrip("%")) from None
         if is_container(array.dtype):
             raise InputError(f"{name} can't be stored: it is {describe(array)}.", value=name.lstrip("%"))
-        content = _encode_strings(array) if array.dtype == STRING else _view_bytes(array)
-        key = (row.name, array.shape, hashlib.sha256(content).digest())
+        content = _encode_strings(array) if array.dtype == STRING else view_bytes(array)
+        key = (row.name, array.shape, hash_content(content))
         if key not in self._numbers:
             self._numbers[key] = len(self.rows)
             self.rows.append([row.name, list(array.shape), self._end])
@@ -76,10 +76,6 @@ class ArrayStore:
             self.chunks += pad(content)
             self._end += content.nbytes + -content.nbytes % ALIGNMENT
         return self._numbers[key]
-
-
-def _view_bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _encode_strings(array: Array) -> memoryview:
@@ -124,8 +120,9 @@ def decode_array(row: Any, weights: memoryview, is_full: bool) -> Array:
     if offset < 0 or nbytes < 0 or offset % ALIGNMENT or offset + nbytes > weights.nbytes:
         raise ModelError(f"An array of {nbytes} bytes at {offset} is outside the {weights.nbytes} of the weights.")
     if has_size:
-        return _decode_strings(bytes(weights[offset : offset + nbytes]), shape)
+        return _decode_strings(bytes(bring_bytes(weights[offset : offset + nbytes])), shape)
     raw = np.frombuffer(weights, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
+    raw = bring(raw) if dtype == np.bool_ else bring_small(raw)
     if is_full and dtype == np.bool_ and nbytes and int(raw.max()) > 1:
         raise ModelError(f"An array of bool at {offset} has bytes other than 0 and 1.")
     array = raw.view(dtype).reshape(shape)

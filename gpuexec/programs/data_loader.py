@@ -108,12 +108,14 @@ class FileDataLoader(DataLoader):
 
 
 class MmapDataLoader(DataLoader):
-    """Maps a file: weights are read by the system where they are used, and shared by all processes that map it.
+    """Maps a file: weights stay in it until they are needed.
 
-    What goes to a device is read piece by piece on its way; a file that was written to meanwhile is refused then.
+    What goes to a device is read piece by piece on its way, what the CPU computes from is read once. Nothing is read
+    through the map, so a file that was written to or cut meanwhile is an AccessError that names it; what was read
+    before stays good. Whoever writes a file anew should put another in its place, as `Program.save` does.
 
-    Whoever writes a file anew must put another in its place, as `Program.save` does: a system ends a process that reads
-    what was cut off a map.
+    Of views that `load` gives, a caller who touches them himself has no such protection: a system ends a process that
+    reads what was cut off a map.
 
     Raises:
         InputError: ``path`` is none.

@@ -9,6 +9,7 @@ import numpy as np
 from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
+from gpuexec.mapped import bring
 from gpuexec.model import Model
 from gpuexec.pickling import not_picklable
 from gpuexec.profiling.profiler import Profiler
@@ -236,7 +237,7 @@ class Method(Setting):
             return self.state.get(name)
         for value, array in self._model.graph.constants.items():
             if value.name == name:
-                view = array.view()
+                view = bring(array).view()
                 view.flags.writeable = False
                 return view
         raise InputError(f"Method {self._meta.name!r} has no attribute {name!r}.", value=name)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import AccessError, GpuexecError
-from gpuexec.mapped import FileRange, FileSource, find_range, find_source
+from gpuexec.mapped import FileRange, FileSource, bring, find_range, find_source
 from gpuexec.progress import Progress, Tell
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Event, Memory, Region, Stream, align, begin_host_write
@@ -88,6 +88,16 @@ def check_unchanged(parcels: Sequence[Parcel]) -> None:
                 source.check_unchanged()
 
 
+def read_parcel(parcel: Parcel) -> Array:
+    """Return the content of a parcel on the host, read where it lies in a file.
+
+    Raises:
+        AccessError: The file changed since it was opened, or can't be read; names the file and the value.
+    """
+    with _naming(parcel):
+        return bring(parcel.array)
+
+
 class _Courier:
     """Fills blocks and has them copied, in turn."""
 
@@ -99,7 +109,7 @@ class _Courier:
 
     def send(self, parcel: Parcel, address: int) -> None:
         """Copy a parcel to an address, piece by piece."""
-        for at, piece in _divide(parcel.array):
+        for at, piece in _divide(parcel):
             nbytes, done = piece.nbytes, 0
             while done < nbytes:
                 block = self._find_room()
@@ -162,8 +172,9 @@ class _Courier:
         self._blocks.clear()
 
 
-def _divide(array: Array) -> Iterator[tuple[int, FileRange | Array]]:
+def _divide(parcel: Parcel) -> Iterator[tuple[int, FileRange | Array]]:
     """Yield the content of an array in order, with its place in bytes: as ranges of a file, or as bytes."""
+    array = parcel.array
     found = find_range(array)
     if found is not None:
         yield 0, found
@@ -172,7 +183,8 @@ def _divide(array: Array) -> Iterator[tuple[int, FileRange | Array]]:
     else:
         at = 0
         for part in _cut(array):
-            yield at, np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+            content = read_parcel(Parcel(parcel.name, part))
+            yield at, np.ascontiguousarray(content).reshape(-1).view(np.uint8)
             at += part.nbytes
 
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError
 from gpuexec.graphs import Graph, walk
+from gpuexec.mapped import bring
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.progress import Tell
 from gpuexec.resources.memory import BorrowedMemory
-from gpuexec.resources.upload import Parcel, check_unchanged, upload
+from gpuexec.resources.upload import Parcel, read_parcel, upload
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Event, Region, Stream
 
@@ -128,8 +129,7 @@ class Weights:
 
     def _upload(self, parcels: Sequence[Parcel], stream: Stream, tell: Tell | None) -> list[_Place]:
         if not self._backend.device.target.has_kernels:
-            check_unchanged(parcels)
-            return [(_borrow(parcel.array), None, parcel.array) for parcel in parcels]
+            return [(_borrow(parcel), None, parcel.array) for parcel in parcels]
         regions, event = upload(self._backend, parcels, stream, tell)
         return [(region, event, parcel.array) for region, parcel in zip(regions, parcels, strict=True)]
 
@@ -233,11 +233,11 @@ def _list_parcels(buffers: Sequence[Buffer], constants: Mapping[str, Array]) -> 
     return rows
 
 
-def _borrow(array: Array) -> Region:
-    """Return the bytes of an array where they lie, be it in a mapped file; a copy where they are not dense."""
-    dense = np.require(array, requirements=("C", "A"))
+def _borrow(parcel: Parcel) -> Region:
+    """Return the bytes of an array where they lie; a copy where they are not dense, or lie in a file."""
+    dense = np.require(read_parcel(parcel), requirements=("C", "A"))
     return Region(BorrowedMemory.of(dense), 0, dense.nbytes)
 
 
 def _key(array: Array) -> Key:
-    return array.tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)
+    return bring(array).tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)

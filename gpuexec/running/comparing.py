@@ -17,6 +17,7 @@ from gpuexec.command import Command
 from gpuexec.errors import GpuexecError, MismatchError, locate
 from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.exposing import Exposed
+from gpuexec.mapped import bring
 from gpuexec.plan import Plan
 from gpuexec.running.closeness import find_difference
 from gpuexec.running.held import Held
@@ -50,7 +51,7 @@ class Comparer:
         Raises:
             MismatchError: One differs by more than the operator's tolerance.
         """
-        inputs = [None if value is None else arrays[value] for value in node.inputs]
+        inputs = [None if value is None else bring(arrays[value]) for value in node.inputs]
         try:
             expected = compute_arrays(node.operator, inputs)
             for position, value in enumerate(node.outputs):

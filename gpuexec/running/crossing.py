@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.geometry import round_up
+from gpuexec.mapped import bring
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.weights import Share
 from gpuexec.running.held import Held
@@ -32,7 +33,7 @@ class Crossing:
             if held.is_weight:
                 held.region = self._weights.place_array(held.array, self._stream)
             else:
-                self._bring(held, np.ascontiguousarray(held.array).reshape(-1).view(np.uint8))
+                self._bring(held, np.ascontiguousarray(bring(held.array)).reshape(-1).view(np.uint8))
         assert held.region is not None
         return held.region
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from gpuexec.mapped import hold
 from gpuexec.planner.cut import Cut
 from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.running.bound import Bound
@@ -27,7 +28,7 @@ def compute_nodes(road: Road, bound: Bound, pacer: Pacer | None, stage: Stage, e
         is_layer = node in cut.host_calls
         if is_layer and pacer is not None and not pacer.fits(stage.times, node):
             yield pacer.take(left)
-        specs = [None if value is None else env[value].describe() for value in node.inputs]
+        specs = [None if value is None else _describe(env[value]) for value in node.inputs]
         start = time.perf_counter()
         for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
             if value is None or spec is None or spec.value is None:
@@ -51,6 +52,12 @@ def compute_nodes(road: Road, bound: Bound, pacer: Pacer | None, stage: Stage, e
             left -= 1
             if pacer.is_full:
                 yield pacer.take(left)
+
+
+def _describe(held: Held) -> TensorSpec:
+    """Return the spec of an input, with its content; a weight that lies in a file is read once."""
+    spec = held.describe()
+    return spec.with_value(hold(held.array)) if held.is_weight and held.array is not None else spec
 
 
 def count_layers(cut: Cut) -> int:

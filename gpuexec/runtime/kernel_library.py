@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuexec import knobs
 from gpuexec.command import Kernel
+from gpuexec.mapped import bring_bytes
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.code_files import cache_folder
 from gpuexec.runtime.kernel_cache import CachedCubin, KernelCache, make_key
@@ -109,7 +110,7 @@ class KernelLibrary:
         compiled = CompiledKernel(
             kernel.expression, found.lowered_name, found.registers, 0, found.shared_bytes, found.max_threads
         )
-        cubin = Cubin(kernel.source, bytes(found.image), (compiled,), "")
+        cubin = Cubin(kernel.source, bytes(bring_bytes(found.image)), (compiled,), "")
         return CachedCubin(found.key, cubin, None, was_compiled=False)
 
     def _compile_one(self, kernel: Kernel) -> CachedCubin:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gpuexec.command import Kernel
 from gpuexec.runtime.kernel_cache import make_key
 
-_NAME = re.compile(r"(sm|compute)_(\d+)([a-z]?)")
+_NAME = re.compile(r"(sm|compute)_([0-9]{2,4})([a-z]?)")
 # Systems on a chip, whose machine code serves no other architecture, nor the reverse.
 _ON_CHIP = frozenset({72, 87, 101, 110})
 

@@ -9,6 +9,7 @@ import numpy as np
 from gpuexec.editing.weights import WeightSource
 from gpuexec.errors import InputError
 from gpuexec.graphs import Array, Graph, walk
+from gpuexec.mapped import bring
 from gpuexec.model import Model, exchange_weights
 from gpuexec.operator import describe
 
@@ -31,7 +32,9 @@ def take_weights(model: Model, weights: WeightSource | Model) -> Model:
         return weights
     known, given = (list(_list_constants(each.info.graph)) for each in (model, weights))
     arrays = {
-        name: array for (name, old), (_, array) in zip(known, given, strict=True) if not np.array_equal(old, array)
+        name: array
+        for (name, old), (_, array) in zip(known, given, strict=True)
+        if not np.array_equal(bring(old), bring(array))
     }
     return exchange_weights(model, arrays) if arrays else model
 

@@ -226,6 +226,18 @@ def with_row(path: Path, key: str, value: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize("key", ["length", "offset"])
+def test_number_of_thousands_of_digits_is_told_by_its_tensor_and_field(external: Path, key: str) -> None:
+    with pytest.raises(ModelError, match=rf"%w: .*'w\.bin' can't be read: its {key} is '9999.* \(5000 char") as caught:
+        load_graph(with_row(external, key, "9" * 5000))
+    assert caught.value.value == "w" and len(str(caught.value)) < 400
+
+
+def test_number_behind_thousands_of_zeros_is_that_number(external: Path) -> None:
+    (array,) = load_graph(with_row(external, "offset", "0" * 5000 + "4")).graph.constants.values()
+    assert array.tolist() == [4, 5]
+
+
 def test_external_data_without_a_length_is_read_as_far_as_it_is_needed(external: Path) -> None:
     (array,) = load_graph(with_row(external, "offset", "4")).graph.constants.values()
     assert array.tolist() == [4, 5]
@@ -238,6 +250,13 @@ def test_external_data_without_a_length_is_read_as_far_as_it_is_needed(external:
         ("length", str(2**60)),
         ("length", "x"),
         ("length", "-1"),
+        ("length", ""),
+        ("length", "9" * 5000),
+        ("length", "0" * 5000 + "x"),
+        ("length", "\N{ARABIC-INDIC DIGIT EIGHT}"),
+        ("offset", "9" * 5000),
+        ("offset", "-" + "9" * 5000),
+        ("offset", "1_0"),
         ("offset", "12"),
         ("offset", "99999"),
         ("offset", "-4"),

@@ -57,6 +57,12 @@ def test_verification_is_none_but_what_there_is(tmp_path: Path) -> None:
         gx.Program.load(tmp_path / "small.gxp", "full")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("text", ["9" * 21, "-" + "9" * 4000, "1" * 5000])
+def test_number_that_no_field_holds_is_refused_before_anything_is_computed_with_it(text: str) -> None:
+    with pytest.raises(gx.ModelError, match="is no number of 64 bits"):
+        parse_json(f"[{text}]".encode(), "The text")
+
+
 def test_newer_major_format_is_refused_before_anything_else() -> None:
     def change(parts: Parts) -> None:
         parts.metadata["format"] = [2, 0]

@@ -150,3 +150,8 @@ def test_program_starts_without_a_compiler_and_with_an_empty_cache(tmp_path: Pat
         "sm_120": ["ptx"],
     }
     assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["sm_" + "9" * 5000, "sm_9", "sm_\N{ARABIC-INDIC DIGIT NINE}0"])
+def test_architecture_that_is_none_runs_nowhere(name: str) -> None:
+    assert not runs_on(name, "sm_90") and not runs_on("sm_90", name)

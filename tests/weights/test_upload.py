@@ -263,16 +263,20 @@ def test_new_file_in_the_place_of_the_old_one_changes_nothing(
     check(model, open_backend(gx.BackendType(kind)), source)
 
 
-def test_cpu_uses_the_file_where_it_lies(source: onnx.ModelProto, tmp_path: Path) -> None:
+def test_cpu_reads_the_file_once_for_all_workers(source: onnx.ModelProto, tmp_path: Path) -> None:
     model = gx.load(save_beside(source, tmp_path))
     backend = open_backend(gx.BackendType("cpu"))
-    with gx.Worker(model, backend=backend) as worker:
-        weights = worker._engine.site.weights
-        np.testing.assert_allclose(worker.run(X)[0], expect(source), rtol=1e-4, atol=1e-5)
-        arrays = list(model.graph.constants.values())
-        assert all(find_source(array) is not None for array in arrays)
-        addresses = {weights.place_array(array, worker._engine.stream).address for array in arrays}
-        assert addresses == {array.ctypes.data for array in arrays}
+    arrays = list(model.graph.constants.values())
+    assert all(find_source(array) is not None for array in arrays)
+    with gx.Worker(model, backend=backend) as worker, gx.Worker(model, backend=backend) as other:
+        addresses = []
+        for each in (worker, other):
+            each.schedule(X)
+            np.testing.assert_allclose(each.read_output("y"), expect(source), rtol=1e-4, atol=1e-5)
+            share, stream = each._engine.site.weights, each._engine.stream
+            addresses.append({share.place_array(array, stream).address for array in arrays})
+        assert addresses[0] == addresses[1] and addresses[0].isdisjoint(array.ctypes.data for array in arrays)
+        assert share.nbytes == NBYTES
 
 
 def test_weights_at_odd_offsets_are_copied_where_they_must_be_aligned(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -354,6 +355,6 @@ class InferenceSession(DescribesModel):
 
 def _read_workers(options: SessionOptions) -> int:
     text = options.entry("gpuexec.workers") or str(_MOST_WORKERS)
-    if not text.isdecimal() or not int(text):
-        raise make_error(InvalidArgument, f"gpuexec.workers takes a number of 1 or more, got {text!r}.")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", text, re.ASCII):
+        raise make_error(InvalidArgument, f"gpuexec.workers takes a number of 1 or more, got {text[:40]!r}.")
     return int(text)
