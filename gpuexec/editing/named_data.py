@@ -16,7 +16,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Array
 from gpuexec.importer.initializers import read_initializers
 from gpuexec.importer.outputs import shorten
-from gpuexec.mapped import MAPPED_NBYTES, bring_bytes, map_file
+from gpuexec.mapped import MAPPED_NBYTES, bring_bytes, map_file, open_regular
 from gpuexec.spec import TensorSpec, dtype_row
 
 _KINDS = {"F": "float", "I": "int", "U": "uint"}
@@ -198,7 +198,7 @@ def _open_safetensors(path: Path) -> NamedDataMap:
     """Map a file; its arrays are views of it."""
     from safetensors import SafetensorError, safe_open
 
-    content = map_file(os.open(path, os.O_RDONLY), str(path), path)
+    content = map_file(open_regular(path), str(path), path)
     try:
         with safe_open(path, framework="numpy"):
             pass  # it checks the header against the file
@@ -216,7 +216,7 @@ def _open_safetensors(path: Path) -> NamedDataMap:
             piece = content[start + low : start + high]
             piece = piece if piece.nbytes >= MAPPED_NBYTES else bring_bytes(piece)
             arrays[name] = np.frombuffer(piece, dtype).reshape(row["shape"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} holds no weights: {error}.") from error
     return _hold(arrays, str(path))
 

@@ -18,6 +18,8 @@ from gpuexec.importer.outputs import shorten
 from gpuexec.mapped import find_source
 from gpuexec.spec import name_dtype
 
+# Of what is wrong with weights no more is told one by one.
+_MOST_TOLD = 10
 WeightSource = Mapping[str, Any] | NamedDataMap | str | os.PathLike[str]
 
 
@@ -43,7 +45,7 @@ def replace_weights(graph: Graph, arrays: Mapping[str, Array]) -> Graph:
         arrays: By name, at least one; what a body holds goes by its name there.
 
     Raises:
-        InputError: There is no weight of that name, several bodies have one, or type or shape is another; all that is
+        InputError: There is no weight of that name, several bodies have one, or type or shape is another; what is
             wrong is told, and nothing was done.
     """
     found = find_weights(graph)
@@ -52,18 +54,20 @@ def replace_weights(graph: Graph, arrays: Mapping[str, Array]) -> Graph:
     for name, array in arrays.items():
         rows = found.get(name, [])
         if not rows:
-            wrong.append(f"the model has no weight {name!r}")
+            wrong.append(f"the model has no weight {name!r:.100}")
         elif len(rows) > 1:
-            wrong.append(f"{len(rows)} bodies have a weight {name!r}")
+            wrong.append(f"{len(rows)} bodies have a weight {name!r:.100}")
         elif (array.dtype, array.shape) != (rows[0].dtype, rows[0].shape):
-            wrong.append(f"{name!r} is {_describe(rows[0])}, got {_describe(array)}")
+            wrong.append(f"{name!r:.100} is {_describe(rows[0])}, got {_describe(array)}")
         else:
             given[name] = array
     if wrong:
         lacking = [name for name in arrays if name not in found]
         known = f" It has {shorten(sorted(found))}." if lacking else ""
         value = next(name for name in arrays if name not in given)
-        raise InputError(f"The weights don't fit {graph.name!r}: {'; '.join(wrong)}.{known}", value=value)
+        more = f"; and {len(wrong) - _MOST_TOLD} more" if len(wrong) > _MOST_TOLD else ""
+        told = "; ".join(wrong[:_MOST_TOLD]) + more
+        raise InputError(f"The weights don't fit {graph.name!r}: {told}.{known}", value=value)
     return _replace(graph, given)
 
 

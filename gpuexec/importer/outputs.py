@@ -10,6 +10,7 @@ from gpuexec.errors import InputError
 from gpuexec.importer.order import walk_graphs, walk_nodes
 
 _NAMES_SHOWN = 8
+_CHARACTERS_SHOWN = 100
 
 
 def choose_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
@@ -63,5 +64,7 @@ def _find_needed(graph: onnx.GraphProto, origins: dict[str, int], names: Sequenc
 
 
 def shorten(names: list[str]) -> str:
-    """Return the first names, for a message."""
-    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    """Return the first names, for a message; of long ones the beginning."""
+    return ", ".join(f"{name:.{_CHARACTERS_SHOWN}}" for name in names[:_NAMES_SHOWN]) + (
+        ", ..." if len(names) > _NAMES_SHOWN else ""
+    )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError
+from gpuexec.importer.outputs import shorten
 from gpuexec.memories import Memory
 from gpuexec.model import Model
 from gpuexec.phases import phase
@@ -188,7 +189,7 @@ class State:
         names = [memory.input for memory in self._model.memories]
         if set(arrays) != set(names):
             raise InputError(
-                f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; the model's memories are {', '.join(names)}."
+                f"{path} holds {shorten(sorted(arrays)) or 'nothing'}; the model's memories are {', '.join(names)}."
             )
         self.set(arrays)
 

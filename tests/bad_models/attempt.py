@@ -54,12 +54,12 @@ class Outcome:
         return self.kind == "bad"
 
 
-def attempt(path: Path, seed: int) -> Outcome:
-    """Load a model, plan it for a GPU, run it on the CPU with random inputs; say what became of it."""
+def attempt(path: Path, seed: int, device: str = "cpu") -> Outcome:
+    """Load a model, plan it for a GPU, run it on a device with random inputs; say what became of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         try:
-            return _run(path, seed)
+            return _run(path, seed, gx.BackendType(device))
         except BaseException as error:
             return judge(error)
 
@@ -83,7 +83,7 @@ def judge(error: BaseException) -> Outcome:
     return Outcome("refused", kind, text)
 
 
-def _run(path: Path, seed: int) -> Outcome:
+def _run(path: Path, seed: int, device: gx.BackendType) -> Outcome:
     model = gx.load(path)
     rng = np.random.default_rng(seed)
     extents = {name: int(rng.choice(_FREE_EXTENTS)) for name in "NMBST"}
@@ -93,7 +93,7 @@ def _run(path: Path, seed: int) -> Outcome:
         contextlib.suppress(gx.UnsupportedError),
     ):  # an operator that has no kernels
         gpu.prepare(shapes)
-    with gx.Worker(model, backend=gx.BackendType.CPU) as worker:
+    with gx.Worker(model, backend=device) as worker:
         nbytes = [int(np.prod(shapes[p.name], dtype=object)) * p.spec.dtype.itemsize for p in model.inputs]
         if sum(nbytes) > _LARGEST_RUN_BYTES:
             worker.prepare(shapes)

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.bad_models.attempt import Outcome
 from tests.bad_models.seeds import ROOT
@@ -20,18 +19,35 @@ CHILD = (sys.executable, "-m", "tests.bad_models.child")
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """How mutants are tried: a folder of more seeds, if any, and the type of device they run on."""
+
+    folder: str = ""
+    device: str = "cpu"
+
+    @staticmethod
+    def read(text: str) -> Settings:
+        """Return the settings that a process was given as its first argument."""
+        return Settings(*json.loads(text))
+
+    def __str__(self) -> str:
+        return json.dumps([self.folder, self.device])
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """A mutant in words, with its number, what became of it, and how long that took."""
+    """A mutant in words, with its number, what became of it, how long that took, and the process's peak of memory."""
 
     number: int
     mutant: str
     outcome: Outcome
     seconds: float = LIMIT_S
+    peak_nbytes: int = 0
 
 
 def try_mutants(
     numbers: Sequence[int],
-    folder: Path | None = None,
+    settings: Settings = Settings(),
     *,
     child: Sequence[str] = CHILD,
     limit_s: float = LIMIT_S,
@@ -39,7 +55,7 @@ def try_mutants(
     """Yield what becomes of each mutant. One that ends or blocks its process counts as bad, and the rest goes on."""
     left = list(numbers)
     while left:
-        command = [*child, str(folder or ""), *map(str, left)]
+        command = [*child, str(settings), *map(str, left)]
         for row in _try_in_one_process(command, limit_s):
             left.remove(row.number)
             yield row
@@ -67,9 +83,8 @@ def _try_in_one_process(command: Sequence[str], limit_s: float) -> Iterator[Row]
                     begun = row
                     continue
                 assert begun is not None
-                yield Row(
-                    row["end"], begun["mutant"], Outcome(row["kind"], row["error"], row["message"]), row["seconds"]
-                )
+                outcome = Outcome(row["kind"], row["error"], row["message"])
+                yield Row(row["end"], begun["mutant"], outcome, row["seconds"], row.get("peak", 0))
                 begun = None
         except queue.Empty:
             child.kill()

@@ -10,8 +10,8 @@ import pytest
 
 import gpuexec as gx
 import tests.bad_models.mutations  # noqa: F401  (fills the table)
-from tests.bad_models.__main__ import describe, tabulate
 from tests.bad_models.attempt import Outcome, attempt, judge
+from tests.bad_models.command import describe, tabulate
 from tests.bad_models.mutant import make_mutant
 from tests.bad_models.pool import Row, try_mutants
 from tests.bad_models.seeds import build_text, list_seeds

@@ -19,12 +19,12 @@ _LONGEST_RUN_S = 2.0
 _LARGEST_RUN_BYTES = 32 << 20
 
 
-def attempt(mutant: Mutant, good: bytes) -> Outcome:
+def attempt(mutant: Mutant, good: bytes, device: str = "cpu") -> Outcome:
     """Read a program in full and with the least checks, plan and run its methods; say what became of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of arithmetic with weights that may be anything
         try:
-            return _attempt(mutant, good)
+            return _attempt(mutant, good, gx.BackendType(device))
         except BaseException as error:
             return judge(error)
 
@@ -39,7 +39,7 @@ def judge(error: BaseException) -> Outcome:
     return Outcome("refused", kind, text)
 
 
-def _attempt(mutant: Mutant, good: bytes) -> Outcome:
+def _attempt(mutant: Mutant, good: bytes, device: gx.BackendType) -> Outcome:
     contents = read_contents(BufferDataLoader(mutant.content))
     if mutant.keeps_hashes:
         # What was changed can't have mattered: what was read must be the good program.
@@ -51,15 +51,15 @@ def _attempt(mutant: Mutant, good: bytes) -> Outcome:
     minimal = read_contents(BufferDataLoader(mutant.content), gx.Verification.MINIMAL)
     if list(minimal.methods) != list(contents.methods):
         return Outcome("bad", "minimal", "read otherwise with the least checks")
-    outcomes = [_run(method) for method in contents.methods.values()]
+    outcomes = [_run(method, device) for method in contents.methods.values()]
     refused = [each for each in outcomes if each.kind != "ran"]
     return refused[0] if refused else Outcome("ran")
 
 
-def _run(method: StoredMethod) -> Outcome:
-    """Run the cases on the CPU; what a changed graph can't do it must say."""
+def _run(method: StoredMethod, device: gx.BackendType) -> Outcome:
+    """Run the cases on a device; what a changed graph can't do it must say."""
     kind = "ran"
-    with gx.Worker(method.model, backend=gx.BackendType.CPU) as worker:
+    with gx.Worker(method.model, backend=device) as worker:
         for case in method.cases:
             try:
                 worker.prepare(dict(case.inputs))

@@ -1,18 +1,15 @@
 """The process in which bad programs are tried: limited memory, one line of JSON before and after each.
 
-python -m tests.bad_programs.child "" NUMBER...
+python -m tests.bad_programs.child SETTINGS NUMBER...
 """
 
 from __future__ import annotations
 
-import dataclasses
-import resource
 import sys
-import time
-from pathlib import Path
+from functools import partial
 
-from tests.bad_models.attempt import Outcome
-from tests.bad_models.child import read_peak, say
+from tests.bad_models.child import serve
+from tests.bad_models.pool import Settings
 from tests.bad_programs.attempt import attempt
 from tests.bad_programs.mutant import make_mutant
 from tests.program_seeds import program_bytes
@@ -24,17 +21,13 @@ _PEAK_BYTES = 512 << 20
 
 def main(arguments: list[str]) -> None:
     """Try the mutants of these numbers."""
-    good = program_bytes()
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + _ROOM_BYTES,) * 2)
-    for number in map(int, arguments[1:]):
+    settings, good = Settings.read(arguments[0]), program_bytes()
+
+    def make(number: int):  # type: ignore[no-untyped-def]
         mutant = make_mutant(number, good)
-        say({"begin": number, "mutant": str(mutant)})
-        before, start = read_peak(), time.perf_counter()
-        outcome = attempt(mutant, good)
-        if read_peak() - before > _PEAK_BYTES and not outcome.is_bad:
-            outcome = Outcome("bad", "memory", f"{read_peak() - before} bytes more than before: {outcome}")
-        say({"end": number, "seconds": time.perf_counter() - start, **dataclasses.asdict(outcome)})
+        return str(mutant), partial(attempt, mutant, good, settings.device)
+
+    serve(make, arguments[1:], settings, _ROOM_BYTES, _PEAK_BYTES)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def set_length(content: bytes, rng: random.Random) -> bytes:
 def move_block(content: bytes, rng: random.Random) -> bytes:
     """Copy a stretch of the file over another."""
     changed = bytearray(content)
-    size = rng.randrange(1, 2000)
+    size = rng.randrange(1, max(2, min(2000, len(content) // 2)))
     source, target = rng.randrange(len(content) - size), rng.randrange(len(content) - size)
     changed[target : target + size] = content[source : source + size]
     return bytes(changed)

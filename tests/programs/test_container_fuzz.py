@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import gpuexec as gx
-from tests.bad_models.__main__ import describe
+from tests.bad_models.command import describe
 from tests.bad_models.pool import Row
 from tests.bad_programs.__main__ import try_programs
 from tests.bad_programs.attempt import attempt, judge

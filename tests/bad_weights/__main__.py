@@ -1,0 +1,36 @@
+"""Try many bad files of weights and states, and print what became of them.
+
+python -m tests.bad_weights --count 3000 [--seed 0] [--device simulator] [--only NUMBER]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bad_models.command import run_command
+from tests.bad_models.pool import Settings
+from tests.bad_weights.attempt import attempt
+from tests.bad_weights.mutant import make_mutant
+
+CHILD = (sys.executable, "-m", "tests.bad_weights.child")
+
+
+def main() -> int:
+    """Return 1 if a mutant was bad."""
+    return run_command("tests.bad_weights", "files of weights and states", CHILD, try_here)
+
+
+def try_here(number: int, settings: Settings) -> int:
+    """Try one mutant in this process."""
+    mutant = make_mutant(number)
+    print(mutant)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = attempt(mutant, Path(folder), settings.device)
+    print(outcome.kind, outcome.error, outcome.message, sep="\n")
+    return int(outcome.is_bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
