@@ -43,7 +43,14 @@ def judge(error: BaseException, mutant: Mutant, path: Path) -> Outcome:
         return Outcome("bad", kind, text[:600])
     if not text or len(text) > _LONGEST_MESSAGE:
         return Outcome("bad", "message", f"{kind} of {len(text)} characters: {text[:600]}")
-    names = (path.name, *(f"%{name}" for name in WEIGHTS), *(repr(name) for name in WEIGHTS), "held", "don't fit")
+    names = (
+        path.name,
+        *(f"%{name}" for name in WEIGHTS),
+        *(repr(name) for name in WEIGHTS),
+        "'held'",
+        "memory",
+        "don't fit",
+    )
     if not any(name in text for name in names):
         return Outcome("bad", "message", f"{kind} names neither file nor weight: {text[:600]}")
     return Outcome("refused", kind, text)
@@ -75,7 +82,7 @@ def _open_weights(mutant: Mutant, path: Path) -> gx.NamedDataMap:
 def load_state(mutant: Mutant, path: Path, device: gx.BackendType) -> Outcome:
     """Have a Worker's memory hold the state of the file."""
     change(mutant, path)
-    model = gx.load(make_model()).bind_state({"held": "y"})
+    model = gx.load(make_model()).bind_state({"next": "held"})
     with gx.Worker(model, backend=device) as worker:
         return _use(worker, lambda: worker.state.load(path), mutant, path)
 

@@ -24,15 +24,16 @@ def make_arrays(seed: int) -> dict[str, np.ndarray]:
 
 @functools.cache
 def make_model() -> onnx.ModelProto:
-    """Return ``held' = held + (x @ w + b) @ h``, ``y = held'``, which keeps ``held`` from run to run."""
+    """Return ``next = held + (x @ w + b) @ h`` and ``y = -next``; ``next`` may be kept as ``held`` from run to run."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"], name="first"),
         helper.make_node("Add", ["p", "b"], ["q"], name="shift"),
         helper.make_node("Cast", ["h"], ["wide"], name="widen", to=TensorProto.FLOAT),
         helper.make_node("MatMul", ["q", "wide"], ["r"], name="second"),
-        helper.make_node("Add", ["held", "r"], ["y"], name="sum"),
+        helper.make_node("Add", ["held", "r"], ["next"], name="sum"),
+        helper.make_node("Neg", ["next"], ["y"], name="turn"),
     ]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, WIDTH]) for name in ("x", "held", "y")]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, WIDTH]) for name in ("x", "held", "next", "y")]
     initializers = [numpy_helper.from_array(array, name) for name, array in make_arrays(0).items()]
     graph = helper.make_graph(nodes, "weighted", ports[:2], ports[2:], initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

@@ -20,6 +20,7 @@ import gpuexec as gx
 from gpuexec.runtime.backend import Backend
 from tests.features.programs import build, expect_layers, load, read, save
 from tests.small_models import CPU, expect_affine, ramp
+from tests.weights.models import make_chain, save_program
 
 STORED = Path(__file__).resolve().parent.parent / "programs" / "format_1_0.gxp"
 X = ramp(2, 3)
@@ -164,8 +165,8 @@ def test_e6_a_program_keeps_its_loader_and_its_bytes(path: Path) -> None:
     np.testing.assert_array_equal(run(mapped), expect_layers(X))
 
 
-def test_e4_e14_weights_are_views_of_a_mapped_file(path: Path) -> None:
-    loader = gx.MmapDataLoader(path)
+def test_e4_e14_weights_are_views_of_a_mapped_file(tmp_path: Path) -> None:
+    loader = gx.MmapDataLoader(save_program(make_chain(2), tmp_path))
     whole = np.frombuffer(loader.load(0, loader.size()), np.uint8)
     program = gx.Program.load(loader, backend=CPU)
     arrays = [a for a in program.contents.methods["forward"].model.graph.constants.values() if a.nbytes]

@@ -9,7 +9,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.mapped import find_source
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.runtime.backend import Backend
 from tests.features.marks import is_tracer
 from tests.weights.models import SIDE, make_chain, save_beside, save_inside
 
@@ -42,15 +42,14 @@ def test_e5_b18_weights_in_files_take_nothing_of_the_host_after_the_upload(tmp_p
         again.run(X)
 
 
-def test_e14_weights_in_files_are_used_where_they_lie_on_the_cpu(tmp_path: Path) -> None:
+def test_e14_weights_in_files_stay_there_until_a_device_reads_them(tmp_path: Path, backend: Backend) -> None:
     model = gx.load(save_beside(make_chain(2), tmp_path))
-    backend = open_backend(gx.BackendType.CPU)
     with gx.Worker(model, backend=backend) as worker:
-        worker.run(X)
-        stream = worker._engine.stream
-        for array in model.graph.constants.values():
-            region = worker._engine.site.weights.place_array(array, stream)
-            assert region.address == array.ctypes.data and find_source(array) is not None
+        (before,) = worker.run(X)
+        assert all(find_source(array) is not None for array in model.graph.constants.values())
+        assert worker._engine.site.weights.nbytes == 2 * SIDE * SIDE * 4
+        (tmp_path / "weights.bin").write_bytes(b"")
+        np.testing.assert_array_equal(worker.run(X)[0], before)
 
 
 def test_s11_progress_of_weights_is_told(tmp_path: Path, backend: Backend) -> None:
