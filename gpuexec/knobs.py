@@ -18,7 +18,10 @@ from gpuexec.errors import InputError
 
 PREFIX = "GPUEXEC_"
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_NUMBER = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
+_NUMBERS = {
+    int: re.compile(r"[+-]?[0-9]{1,30}", re.ASCII),
+    float: re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?", re.ASCII),
+}
 _SHOWN_CHARACTERS = 40
 
 
@@ -28,7 +31,7 @@ class Knob:
 
     Attributes:
         name: Of the variable.
-        kind: The Python type of its values: bool, int or str. Texts may be empty, which is as if they were not set.
+        kind: The Python type of its values: bool, int, float or str. An empty text is as if it were not set.
         default: Its value where it is not set; None: found where it is used, as ``default_text`` tells.
         meaning: One sentence.
         least: Of a number.
@@ -37,8 +40,8 @@ class Knob:
     """
 
     name: str
-    kind: type[bool] | type[int] | type[str]
-    default: bool | int | None
+    kind: type[bool] | type[int] | type[float] | type[str]
+    default: bool | int | float | None
     meaning: str
     least: int = 0
     most: int = 0
@@ -46,15 +49,17 @@ class Knob:
 
     def describe_default(self) -> str:
         """Return the default as it would be typed, or in words."""
-        return self.default_text or (str(int(self.default)) if self.default is not None else "not set")
+        return self.default_text or ("not set" if self.default is None else f"{float(self.default):.20g}")
 
     def describe_values(self) -> str:
         """Return what the variable takes, in words."""
         if self.kind is bool:
             return "1 or 0 (also true, yes, on; false, no, off)"
-        return "a text" if self.kind is str else f"a whole number from {self.least} to {self.most}"
+        if self.kind is str:
+            return "a text"
+        return f"a {'whole ' if self.kind is int else ''}number from {self.least} to {self.most}"
 
-    def parse(self, text: str) -> bool | int | str | None:
+    def parse(self, text: str) -> bool | int | float | str | None:
         """Return the value of a text; None for an empty one where texts are taken.
 
         Raises:
@@ -65,15 +70,17 @@ class Knob:
             return text or None
         if self.kind is bool and word.lower() in _FLAGS:
             return _FLAGS[word.lower()]
-        if self.kind is int and _NUMBER.fullmatch(word) and self.least <= int(word) <= self.most:
-            return int(word)
+        if self.kind in _NUMBERS and _NUMBERS[self.kind].fullmatch(word):
+            number = int(word) if self.kind is int else float(word)
+            if self.least <= number <= self.most:
+                return number
         got = repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
         raise InputError(
             f"The environment variable {self.name} takes {self.describe_values()}, got {got or 'nothing'}."
             f" Unset it for the default: {self.describe_default()}."
         )
 
-    def read(self) -> bool | int | str | None:
+    def read(self) -> bool | int | float | str | None:
         """Return the value of the environment, or the default.
 
         Raises:
@@ -97,6 +104,12 @@ KNOBS: Mapping[str, Knob] = {
             "GPUEXEC_GRAPH_BYTES", int, 512 << 20, "Bytes that the graphs of a Worker may take, by estimate; 0: none.",
             0, _MOST_BYTES,
         ),
+        Knob(
+            "GPUEXEC_POOL_BYTES", int, 512 << 20, "Freed bytes a GPU keeps to use again, and as many pinned.",
+            0, _MOST_BYTES,
+        ),
+        Knob("GPUEXEC_PACKED_LAUNCH", bool, True, "Launch through the driver with a prepared block, not by RawKernel."),
+        Knob("GPUEXEC_SPIN_US", float, 50.0, "Microseconds that waits poll before they block; 0: none.", 0, 10**9),
         Knob("GPUEXEC_THREADS", int, None, "Threads of the CPU device.", 1, 4096, _CORES),
         Knob("GPUEXEC_BUILD_JOBS", int, None, "Compilers that run at once.", 1, 4096, _CORES),
         Knob("GPUEXEC_CXX", str, None, "C++17 compiler of the simulator.", default_text="g++, then clang++"),
@@ -211,12 +224,12 @@ def packed_launch() -> bool:
 
     Off, each launch goes through CuPy's RawKernel, which computes the same and costs the host more.
     """
-    return read_flag("GPUEXEC_PACKED_LAUNCH", default=True)
+    return read_flag("GPUEXEC_PACKED_LAUNCH")
 
 
 def spin_us() -> float:
     """GPUEXEC_SPIN_US: for how many microseconds waits poll before they block (default: 50; 0: they block at once)."""
-    return float(os.environ.get("GPUEXEC_SPIN_US") or 50)
+    return float(KNOBS["GPUEXEC_SPIN_US"].read() or 0)
 
 
 def graph_bytes() -> int:
@@ -226,7 +239,7 @@ def graph_bytes() -> int:
 
 def pool_bytes() -> int:
     """GPUEXEC_POOL_BYTES: how many freed bytes a GPU keeps to use again, and as many pinned (default: 512 MiB)."""
-    return int(os.environ.get("GPUEXEC_POOL_BYTES") or (512 << 20))
+    return read_number("GPUEXEC_POOL_BYTES") or 0
 
 
 def cxx() -> str | None:

@@ -19,9 +19,15 @@ from gpuexec.runtime.backend import BackendType, open_backend
 PACKAGE = Path(knobs.__file__).parent
 NONSENSE = {
     bool: ["", "maybe", "2", "-1", "nan", " "],
+    float: ["", "lots", "-1", "nan", "inf", "1e3", "9" * 5000, " ", "1_0.0"],
     int: ["", "lots", "-1", "nan", "1.5", "1e3", "0x10", "9" * 5000, "\N{ARABIC-INDIC DIGIT ONE}", " ", "1_000"],
 }
-TAKEN = {bool: [("1", True), (" Off ", False), ("no", False)], int: [("7", 7), (" 12 ", 12)], str: [("any", "any")]}
+TAKEN = {
+    bool: [("1", True), (" Off ", False), ("no", False)],
+    int: [("7", 7), (" 12 ", 12)],
+    float: [("0.5", 0.5), ("7", 7.0)],
+    str: [("any", "any")],
+}
 CASES = [(knob, text) for knob in KNOBS.values() for text in NONSENSE.get(knob.kind, ())]
 
 
