@@ -33,8 +33,8 @@ class Model:
 
     It pickles, for other processes of the same release, with its edits, memories and dimensions. Weights that were in
     the model's own file are in the pickle. Those in files beside it, or of a program, go by path, time of writing and
-    size, and are mapped again: a process takes memory for them once it reads them for its device. Copies, deep ones too,
-    share graphs and weights, which never change.
+    size, and are mapped again: a process takes memory for them once it reads them for its device. Copies, deep ones
+    too, share graphs and weights, which never change.
 
     Attributes:
         graph: The graph after the load passes.
