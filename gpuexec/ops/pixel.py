@@ -76,6 +76,7 @@ _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 # has a blit for each, by the position of the argument.
 _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "batch_norm.cu": {"normalize_channels": ""},
+    "cdist.cu": {"distances": ""},
     "conv.cu": {
         **dict.fromkeys(("conv_gemm", "conv_direct"), "conv"),
         **dict.fromkeys(("conv_gemm_narrow", "conv_direct_narrow"), "conv_narrow"),

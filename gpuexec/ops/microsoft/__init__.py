@@ -1,6 +1,7 @@
 """The operators of com.microsoft: what ONNX Runtime's optimizer and quantizers make of a model's own operators."""
 
 from gpuexec.ops.microsoft import attention as attention
+from gpuexec.ops.microsoft import cdist as cdist
 from gpuexec.ops.microsoft import conv as conv
 from gpuexec.ops.microsoft import crop_and_resize as crop_and_resize
 from gpuexec.ops.microsoft import decoder as decoder

@@ -14,6 +14,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "BiasGelu": ("A B", "C"),
     "BiasSoftmax": ("data bias", "output"),
     "BiasSplitGelu": ("X bias", "Y"),
+    "CDist": ("A B", "C"),
     "CropAndResize": ("X rois batch_indices crop_size", "Y"),
     "DecoderMaskedMultiHeadAttention": (
         "query key? value? mask_index? attention_bias? past_key? past_value? past_sequence_length? "

@@ -1,0 +1,130 @@
+"""CDist: distances between the rows of two matrices, by a metric; nearest neighbours and Gaussian processes begin so.
+
+The names of metrics are SciPy's, and those that scikit-learn has for the same:
+https://docs.scipy.org/doc/scipy-1.16.2/reference/generated/scipy.spatial.distance.cdist.html.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.command import Kernel
+from gpuexec.errors import InputError
+from gpuexec.geometry import ceil_div
+from gpuexec.instances import instantiate
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ops.checks import check_dtype
+from gpuexec.ops.layout import Slots
+from gpuexec.ops.matmul_launch import TILE
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.spec import TensorSpec, dtype_row
+
+_SOURCE = "cdist.cu"
+_THREADS = 256
+_FLOATS = tuple(np.dtype(t) for t in (np.float32, np.float64))
+_PAIRS_AT_ONCE = 1 << 20  # differences that the host holds at a time
+
+# From rows [rows, 1, inner] and [1, columns, inner], and the power of Minkowski's.
+Distances = Callable[[Array, Array, float], Array]
+
+
+def _divide(a: Array, b: Array) -> Array:
+    return np.asarray(np.divide(np.abs(a - b), size := np.abs(a) + np.abs(b), out=np.zeros_like(size), where=size != 0))
+
+
+def _cosine(a: Array, b: Array, p: float) -> Array:
+    lengths = np.sqrt((a * a).sum(-1)) * np.sqrt((b * b).sum(-1))
+    return np.asarray(1 - (a * b).sum(-1) / lengths)
+
+
+# By functor of cdist.cu.
+_METRICS: Mapping[str, Distances] = {
+    "SquaredEuclidean": lambda a, b, p: np.square(a - b).sum(-1),
+    "Euclidean": lambda a, b, p: np.sqrt(np.square(a - b).sum(-1)),
+    "CityBlock": lambda a, b, p: np.abs(a - b).sum(-1),
+    "Chebyshev": lambda a, b, p: np.abs(a - b).max(-1, initial=0),
+    "Minkowski": lambda a, b, p: (np.abs(a - b) ** a.dtype.type(p)).sum(-1) ** (1 / a.dtype.type(p)),
+    "Canberra": lambda a, b, p: _divide(a, b).sum(-1),
+    "Hamming": lambda a, b, p: (a != b).sum(-1, dtype=a.dtype) / a.dtype.type(a.shape[-1]),
+    "BrayCurtis": lambda a, b, p: np.abs(a - b).sum(-1) / np.abs(a + b).sum(-1),
+    "Cosine": _cosine,
+}
+# The names of `metric`, and the functor of each.
+METRICS: Mapping[str, str] = {
+    "sqeuclidean": "SquaredEuclidean",
+    **dict.fromkeys(("euclidean", "l2"), "Euclidean"),
+    **dict.fromkeys(("cityblock", "manhattan", "l1"), "CityBlock"),
+    "chebyshev": "Chebyshev",
+    **dict.fromkeys(("minkowski", "p"), "Minkowski"),
+    "canberra": "Canberra",
+    "hamming": "Hamming",
+    "braycurtis": "BrayCurtis",
+    "cosine": "Cosine",
+}
+instantiate(_SOURCE, [f"distances<{functor}, {dtype_row(dtype).cuda}>" for functor in _METRICS for dtype in _FLOATS])
+
+
+@operator("CDist", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class CDist(Operator):
+    """``y[i, j]``: the distance between row i of a and row j of b, summed over differences.
+
+    ``p`` is the power of ``minkowski``; onnxruntime has no such attribute and knows the Euclidean metrics alone.
+    """
+
+    metric: str = "sqeuclidean"
+    p: float = 2.0
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise InputError(f"{self.name} expects metric to be one of {', '.join(METRICS)}, got {self.metric!r}.")
+        if not self.p > 0:
+            raise InputError(f"{self.name} expects p to be above 0, got {self.p}.")
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return a distance for each pair of rows.
+
+        Raises:
+            InputError: The inputs are no matrices of one float type and with as many columns.
+        """
+        a = check_dtype(self.name, inputs[0], _FLOATS, "A")
+        b = check_dtype(self.name, inputs[1], (a.dtype,), "B")
+        if a.rank != 2 or b.rank != 2 or a.shape[1] != b.shape[1]:
+            raise InputError(f"{self.name} expects A [rows, size] and B [others, size], got {a} and {b}.")
+        return (a.with_shape((a.shape[0], b.shape[0])),)
+
+    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+        """Take some rows of a at a time."""
+        a, b = inputs
+        measure = _METRICS[self._functor]
+        y = np.empty((len(a), len(b)), a.dtype)
+        step = max(1, _PAIRS_AT_ONCE // max(1, b.size))
+        with np.errstate(all="ignore"):
+            for first in range(0, len(a), step):
+                y[first : first + step] = measure(a[first : first + step, None], b[None], self.p)
+        return (y,)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch once, a block for each tile."""
+        (a, b), y = inputs, outputs[0]
+        assert a is not None and b is not None and y is not None
+        rows, columns = y.shape
+        packed = struct.pack("<7q", rows, columns, a.shape[1], *a.strides, *b.strides)
+        kernel = Kernel(_SOURCE, f"distances<{self._functor}, {dtype_row(y.dtype).cuda}>")
+        tiles = max(1, ceil_div(rows, TILE) * ceil_div(columns, TILE))
+        emit.launch(kernel, (tiles, 1, 1), (_THREADS, 1, 1), [a, b, y, packed, np.float64(self.p)], writes=[2])
+
+    @property
+    def _functor(self) -> str:
+        """Return the metric; of Minkowski's those that have a form of their own."""
+        functor = METRICS[self.metric]
+        if functor == "Minkowski":
+            return {1.0: "CityBlock", 2.0: "Euclidean", math.inf: "Chebyshev"}.get(self.p, functor)
+        return functor
