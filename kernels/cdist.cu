@@ -142,7 +142,7 @@ struct Pairs {
 // Needs     nothing of alignment
 // Numerics  sums of differences in T, coordinates in order; of no coordinates 0, or NaN where a metric divides
 template <class Metric, class T>
-__global__ void __launch_bounds__(256, 1) distances(
+__global__ void __launch_bounds__(256, sizeof(T) == 4 ? 2 : 1) distances(
     const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y, Pairs pairs, double p) {
   typedef typename Metric::template Sums<T> Sums;
   const TilePlace place(pairs.rows, pairs.columns, kTile);

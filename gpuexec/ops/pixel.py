@@ -98,6 +98,7 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "matmul.cu": {"gemm": "", "gemm_narrow": ""},
     "matmul_nbits.cu": {"matmul_nbits": ""},
     "mean_variance.cu": {"normalize_mean_variance": ""},
+    "murmur_hash3.cu": {"murmur_hash3": ""},
     "norm.cu": {"normalize_rows": ""},
     "one_hot.cu": {"one_hot": ""},
     "pad.cu": {"pad": ""},

@@ -35,6 +35,15 @@ LARGER: Mapping[str, Budget] = {
     "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
     "attention.cu:attend<double>": Budget(184, "the same in doubles, half as many; one block of 256 threads fits"),
     "attention.cu:attention_scores<double>": Budget(72, "two rows and the running sum of a softmax, in doubles"),
+    "cdist.cu:distances": Budget(128, "4 x 4 sums and two slabs of rows in flight; two blocks of 256 threads fit"),
+    **{
+        f"cdist.cu:distances<{metric}, double>": Budget(registers, "the same in doubles; one block of 256 threads fits")
+        for registers, metrics in (
+            (160, ("SquaredEuclidean", "Euclidean", "CityBlock", "Chebyshev", "Minkowski", "Canberra", "Hamming")),
+            (208, ("BrayCurtis", "Cosine")),  # two or three sums each
+        )
+        for metric in metrics
+    },
     "col2im.cu:columns_to_image": Budget(96, "a loop for each of up to six axes"),
     "conv.cu:conv_direct": Budget(72, "a thread keeps four sums beside two walks over a window"),
     "conv.cu:conv_gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),

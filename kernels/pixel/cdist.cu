@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_distances(
   draw<T>(y, pairs.rows * pairs.columns, [&](i64 index) {
     const i64 row = index / pairs.columns * pairs.a_row, column = index % pairs.columns * pairs.b_row;
     typename Metric::template Sums<T> sums = {};
+#pragma unroll 1
     for (i64 k = 0; k < pairs.inner; ++k) {
       Metric::add(sums, a[row + k * pairs.a_inner], b[column + k * pairs.b_inner], T(p));
     }

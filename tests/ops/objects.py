@@ -51,16 +51,19 @@ class ObjectCase:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     expected: list[Any] | None = None
     opset: int = NEWEST
+    domain: str = ""
 
     def make_model(self) -> onnx.ModelProto:
         """Return the model of the node."""
         names = ["" if kind is None else f"x{index}" for index, kind in enumerate(self.types)]
         results = [f"y{index}" for index in range(len(self.outputs))]
-        node = helper.make_node(self.op_type, names, results, name="node", **self.attributes)
+        node = helper.make_node(self.op_type, names, results, name="node", domain=self.domain, **self.attributes)
         given = [helper.make_value_info(name, kind) for name, kind in zip(names, self.types, strict=True) if kind]
         made = [helper.make_value_info(name, kind) for name, kind in zip(results, self.outputs, strict=True)]
         graph = helper.make_graph([node], "case", given, made)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        opsets = {"": NEWEST, self.domain: self.opset}
+        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
     def name_inputs(self) -> dict[str, Any]:
         """Return what the model is given."""

@@ -14,6 +14,7 @@ from gpuexec.ops.microsoft import grouped as grouped
 from gpuexec.ops.microsoft import inverse as inverse
 from gpuexec.ops.microsoft import matmul as matmul
 from gpuexec.ops.microsoft import matmul_nbits as matmul_nbits
+from gpuexec.ops.microsoft import murmur_hash3 as murmur_hash3
 from gpuexec.ops.microsoft import norm as norm
 from gpuexec.ops.microsoft import packing as packing
 from gpuexec.ops.microsoft import position as position
@@ -26,3 +27,4 @@ from gpuexec.ops.microsoft import quantized_matmul as quantized_matmul
 from gpuexec.ops.microsoft import quantized_ordered as quantized_ordered
 from gpuexec.ops.microsoft import renamed as renamed
 from gpuexec.ops.microsoft import rotary as rotary
+from gpuexec.ops.microsoft import tokenizer as tokenizer

@@ -6,6 +6,7 @@ were met before are found again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError
@@ -35,18 +36,26 @@ class Automaton:
 
     def matches(self, text: str) -> bool:
         """Return whether all of a text matches."""
-        kinds = [*map(_kind, text), _EDGE]
-        states = self._close({self.start}, _EDGE, kinds[0])
-        for index, char in enumerate(text):
-            key = (states, char, kinds[index + 1])
+        end, is_end = -1, False
+        for end, is_end in enumerate(self.follow(text)):  # noqa: B007  the last is asked
+            pass
+        return is_end and end == len(text)
+
+    def follow(self, text: str, start: int = 0) -> Iterator[bool]:
+        """Yield whether ``text[start:end]`` matches, for each end from ``start`` on, as long as one may match."""
+        states = self._close({self.start}, _kind(text[start - 1 : start]), _kind(text[start : start + 1]))
+        yield 0 in states
+        for index in range(start, len(text)):
+            char, behind = text[index], _kind(text[index + 1 : index + 2])
+            key = (states, char, behind)
             following = self._steps.get(key)
             if following is None:
-                following = self._close(self._take(states, char), kinds[index], kinds[index + 1])
+                following = self._close(self._take(states, char), _kind(char), behind)
                 self._keep(key, following)
             states = following
             if not states:
-                return False
-        return 0 in states
+                return
+            yield 0 in states
 
     def add(self, tree: Tree, end: int) -> int:
         """Add states for a tree before a state; return the first.
@@ -126,6 +135,9 @@ def build_automaton(tree: Tree) -> Automaton:
 
 
 def _kind(char: str) -> int:
+    """Return what a character is; none is the edge of the text."""
+    if not char:
+        return _EDGE
     if char == "\n":
         return _NEWLINE
     return _WORD if char.isascii() and (char.isalnum() or char == "_") else _OTHER
