@@ -1,4 +1,4 @@
-// Inverse of square matrices, by elimination with rows exchanged for the largest pivot.
+// Inverses of square matrices and systems of equations, by elimination with rows exchanged for the largest pivot.
 #include "types.cuh"
 
 constexpr int kThreads = 256;
@@ -6,27 +6,12 @@ constexpr int kThreads = 256;
 template <class A>
 __device__ inline A magnitude(A x) { return x < A(0) ? -x : x; }
 
-// Computes y = the inverse of each x.
-// Shapes   x, y [batch, n, n] dense; work [batch, n, 2 n].
-// Grid     one block per matrix.
-// Needs    nothing of alignment.
-// Numerics in Acc<T>, each product and difference rounded, one rounding to T; of equal pivots the first row's is taken.
-//          A matrix without inverse gives infinities and NaN.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 1) invert(
-    const T* __restrict__ x, Acc<T>* __restrict__ work, T* __restrict__ y, i64 n) {
-  typedef Acc<T> A;
+// Brings work [n, width], of which the first n columns are a matrix, to its solution in the columns behind them. A block
+// works on one matrix; its threads have written work before a barrier, and may read it behind this.
+template <class A>
+__device__ inline void eliminate(A* work, i64 n, i64 width) {
   __shared__ A sizes[kThreads];
   __shared__ i64 rows[kThreads];
-  const i64 matrix = blockIdx.x, width = 2 * n;
-  x += matrix * n * n;
-  y += matrix * n * n;
-  work += matrix * n * width;
-  for (i64 i = threadIdx.x; i < n * width; i += kThreads) {
-    const i64 row = i / width, column = i % width;
-    work[i] = column < n ? widen(x[row * n + column]) : column - n == row ? A(1) : A(0);
-  }
-  __syncthreads();
   for (i64 step = 0; step < n; ++step) {
     A largest = A(-1);
     i64 pivot = step;
@@ -69,5 +54,49 @@ __global__ void __launch_bounds__(kThreads, 1) invert(
     }
     __syncthreads();
   }
+}
+
+// Computes y = the inverse of each x.
+// Shapes   x, y [batch, n, n] dense; work [batch, n, 2 n].
+// Grid     one block per matrix.
+// Needs    nothing of alignment.
+// Numerics in Acc<T>, each product and difference rounded, one rounding to T; of equal pivots the first row's is taken.
+//          A matrix without inverse gives infinities and NaN.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) invert(
+    const T* __restrict__ x, Acc<T>* __restrict__ work, T* __restrict__ y, i64 n) {
+  typedef Acc<T> A;
+  const i64 matrix = blockIdx.x, width = 2 * n;
+  x += matrix * n * n;
+  y += matrix * n * n;
+  work += matrix * n * width;
+  for (i64 i = threadIdx.x; i < n * width; i += kThreads) {
+    const i64 row = i / width, column = i % width;
+    work[i] = column < n ? widen(x[row * n + column]) : column - n == row ? A(1) : A(0);
+  }
+  __syncthreads();
+  eliminate(work, n, width);
   for (i64 i = threadIdx.x; i < n * n; i += kThreads) y[i] = cast<T>(work[i / n * width + n + i % n]);
+}
+
+// Computes y of a y = b for each a and b.
+// Shapes   a [batch, n, n], b, y [batch, n, columns] dense; work [batch, n, n + columns].
+// Grid     one block per matrix.
+// Needs    nothing of alignment.
+// Numerics as invert, in T.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) solve(
+    const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ work, T* __restrict__ y, i64 n, i64 columns) {
+  const i64 matrix = blockIdx.x, width = n + columns;
+  a += matrix * n * n;
+  b += matrix * n * columns;
+  y += matrix * n * columns;
+  work += matrix * n * width;
+  for (i64 i = threadIdx.x; i < n * width; i += kThreads) {
+    const i64 row = i / width, column = i % width;
+    work[i] = column < n ? a[row * n + column] : b[row * columns + column - n];
+  }
+  __syncthreads();
+  eliminate(work, n, width);
+  for (i64 i = threadIdx.x; i < n * columns; i += kThreads) y[i] = work[i / columns * width + n + i % columns];
 }

@@ -55,6 +55,7 @@ LARGER: Mapping[str, Budget] = {
     "cumulative.cu:cumulative<Product, u64>": Budget(112, "16 terms are held; a 64-bit product is three 32-bit ones"),
     "fourier.cu:fourier": Budget(80, "a butterfly of four complex doubles; three blocks of 256 threads fit"),
     "inverse.cu:invert<double>": Budget(72, "two walks over a matrix and a pivot in doubles"),
+    "inverse.cu:solve<double>": Budget(72, "as invert"),
     "linear_attention.cu:linear_attention": Budget(
         128, "a thread holds 16 rows of a column; two blocks of 256 threads fit"
     ),

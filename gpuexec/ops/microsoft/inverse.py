@@ -1,4 +1,4 @@
-"""Inverse of square matrices."""
+"""Inverse of square matrices, and Solve: systems of equations, by one elimination."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import numpy as np
 
 from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
+from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.renamed import EVERY_VERSION
 from gpuexec.spec import TensorSpec, accumulator, dtype_row
 
 _SOURCE = "inverse.cu"
 _THREADS = 256  # kThreads of inverse.cu
 _FLOATS = tuple(np.dtype(t) for t in (np.float32, np.float16, np.float64))
+_SOLVED = tuple(np.dtype(t) for t in (np.float32, np.float64))
 instantiate(_SOURCE, [f"invert<{dtype_row(t).cuda}>" for t in _FLOATS])
+instantiate(_SOURCE, [f"solve<{dtype_row(t).cuda}>" for t in _SOLVED])
 
 
 @operator("Inverse", DOMAIN)
@@ -46,24 +50,8 @@ class Inverse(Operator):
         x = inputs[0]
         assert x is not None
         n, acc = x.shape[-1], accumulator(x.dtype)
-        count = prod(x.shape[:-2])
-        work = np.zeros((count, n, 2 * n), acc)
-        work[:, :, :n] = x.reshape(count, n, n)
-        work[:, np.arange(n), n + np.arange(n)] = 1
-        every = np.arange(count)
-        with np.errstate(all="ignore"):
-            for step in range(n):
-                sizes = np.abs(work[:, step:, step])
-                pivot = step + np.argmax(np.where(np.isnan(sizes), acc.type(-1), sizes), axis=1)
-                row = work[every, pivot] / work[every, pivot, step][:, np.newaxis]
-                work[every, pivot] = work[:, step]
-                work[:, step] = row
-                factors = work[:, :, step].copy()
-                factors[:, step] = 0
-                change = factors[:, :, np.newaxis] * row[:, np.newaxis, step + 1 :]
-                change[:, step] = 0
-                work[:, :, step + 1 :] -= change
-            return (work[:, :, n:].reshape(x.shape).astype(x.dtype),)
+        one = np.broadcast_to(np.eye(n, dtype=acc), x.shape)
+        return (_eliminate(x.astype(acc, copy=False), one).astype(x.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a block per matrix."""
@@ -74,3 +62,76 @@ class Inverse(Operator):
         arguments: list[Argument] = [emit.contiguous(x), work, y, np.int64(n)]
         kernel = Kernel(_SOURCE, f"invert<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, (max(1, count), 1, 1), (_THREADS, 1, 1), arguments, writes=[1, 2])
+
+
+@operator("Solve", DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Solve(Operator):
+    """y of ``a @ y = b``, for each matrix a and the vector or matrix b; with ``transposed``, of ``a.T @ y = b``.
+
+    skl2onnx writes it for Gaussian processes; onnxruntime has no such operator. A matrix without inverse gives infinities
+    and NaN.
+    """
+
+    transposed: int = 0
+    tolerance = Tolerance.REDUCTION
+    example = "float32[2,2] float32[2,2]"
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the spec of b.
+
+        Raises:
+            InputError: Matrices are not square, b does not fit them, or the types differ or are no floats.
+        """
+        a = check_dtype(self.name, inputs[0], _SOLVED, "A")
+        b = check_dtype(self.name, inputs[1], (a.dtype,), "Y")
+        if a.rank < 2 or a.shape[-1] != a.shape[-2]:
+            raise InputError(f"{self.name} expects square matrices, got {a}.")
+        if a.shape[:-1] not in (b.shape, b.shape[:-1]):
+            raise InputError(f"{self.name} expects Y {[*a.shape[:-1]]} or {[*a.shape[:-1], 'columns']}, got {b}.")
+        return (b.with_shape(b.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        """Eliminate with NumPy, all matrices at a time, in the order of the kernel."""
+        a, b = inputs
+        assert a is not None and b is not None
+        columns = b.reshape(*a.shape[:-1], prod(b.shape[a.ndim - 1 :]))
+        return (_eliminate(a.swapaxes(-1, -2) if self.transposed else a, columns).reshape(b.shape),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a block per matrix."""
+        (a, b), y = inputs, outputs[0]
+        assert a is not None and b is not None and y is not None
+        n, count, columns = a.shape[-1], prod(a.shape[:-2]), prod(y.shape[a.spec.rank - 1 :])
+        if self.transposed:
+            a = window(a, a.shape, (*a.strides[:-2], a.strides[-1], a.strides[-2]))
+        work = emit.temp((count, n, n + columns), y.dtype)
+        arguments: list[Argument] = [emit.contiguous(a), emit.contiguous(b), work, y, np.int64(n), np.int64(columns)]
+        kernel = Kernel(_SOURCE, f"solve<{dtype_row(y.dtype).cuda}>")
+        emit.launch(kernel, (max(1, count), 1, 1), (_THREADS, 1, 1), arguments, writes=[2, 3])
+
+
+@upgrade(f"{DOMAIN}.Solve", below=EVERY_VERSION)
+def _drop_triangle(node: RawNode) -> RawNode:
+    """SciPy's ``lower`` says which triangle of a symmetric matrix is read; here all of any matrix is."""
+    return node.without("lower")
+
+
+def _eliminate(a: Array, b: Array) -> Array:
+    """Return y of ``a @ y = b``, matrices in the last two axes, all at a time and in the order of the kernel."""
+    n, count = a.shape[-1], prod(a.shape[:-2])
+    work = np.concatenate((a, b), axis=-1).reshape(count, n, n + b.shape[-1])
+    every = np.arange(count)
+    with np.errstate(all="ignore"):
+        for step in range(n):
+            sizes = np.abs(work[:, step:, step])
+            pivot = step + np.argmax(np.where(np.isnan(sizes), a.dtype.type(-1), sizes), axis=1)
+            row = work[every, pivot] / work[every, pivot, step][:, np.newaxis]
+            work[every, pivot] = work[:, step]
+            work[:, step] = row
+            factors = work[:, :, step].copy()
+            factors[:, step] = 0
+            change = factors[:, :, np.newaxis] * row[:, np.newaxis, step + 1 :]
+            change[:, step] = 0
+            work[:, :, step + 1 :] -= change
+    return work[:, :, n:].reshape(b.shape)

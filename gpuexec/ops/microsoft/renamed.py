@@ -12,7 +12,13 @@ from gpuexec.ops.microsoft.activation import DOMAIN
 
 EVERY_VERSION = 1 << 31  # below which every version of the domain is
 # By name, the operator of ai.onnx with the same inputs, outputs and attributes.
-SAME = {"Gelu": "Gelu", "GatherND": "GatherND", "Trilu": "Trilu", "SampleOp": "Identity"}
+SAME = {
+    "Gelu": "Gelu",
+    "GatherND": "GatherND",
+    "QLinearMatMul": "QLinearMatMul",  # which the quantizer writes for floats of 8 bits
+    "SampleOp": "Identity",
+    "Trilu": "Trilu",
+}
 _INT64 = 7  # ONNX's code
 _SAMPLING_MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 

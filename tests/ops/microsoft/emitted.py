@@ -16,8 +16,8 @@ EMITTED = (
     *("Range", "RelativePositionBias", "RemovePadding", "RestorePadding", "RotaryEmbedding", "SkipGroupNorm"),
     *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu", "Unique"),
 )
-# Operators of the domain that exporters wrote before ONNX had the like.
-FURTHER = ("CropAndResize", "Inverse", "SampleOp")
+# Operators of the domain that exporters wrote before ONNX had the like, and those of skl2onnx.
+FURTHER = ("CropAndResize", "Inverse", "SampleOp", "CDist", "MurmurHash3", "Solve", "Tokenizer")
 # Operators that stand in ai.onnx, where ONNX has none of that name.
 EMITTED_IN_ONNX = ("SimplifiedLayerNormalization",)
 LEFT_OUT = {

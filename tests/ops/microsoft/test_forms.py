@@ -13,6 +13,8 @@ from gpuexec.operator import operator_names, upgraded_names
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.forms import FORMS
 
+# Written by skl2onnx, and by onnxruntime's quantizer for floats of 8 bits; onnxruntime has no schema of theirs.
+_WITHOUT_SCHEMA = {"Solve", "QLinearMatMul"}
 _MARKS = {"Single": "", "Optional": "?", "Variadic": "*"}
 
 
@@ -35,7 +37,10 @@ def test_every_operator_has_the_form_that_onnxruntime_gives_it() -> None:
     schemas = {each.name: each for each in runtime.get_all_operator_schema() if each.domain == DOMAIN}
     names = {name.removeprefix(f"{DOMAIN}.") for name in (*operator_names(), *upgraded_names()) if DOMAIN in name}
     assert set(FORMS) == names
-    assert {name: (describe(schemas[name].inputs), describe(schemas[name].outputs)) for name in names} == FORMS
+    assert not _WITHOUT_SCHEMA & set(schemas)
+    names -= _WITHOUT_SCHEMA
+    forms = {name: form for name, form in FORMS.items() if name not in _WITHOUT_SCHEMA}
+    assert {name: (describe(schemas[name].inputs), describe(schemas[name].outputs)) for name in names} == forms
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -1,4 +1,4 @@
-"""Inverse, by NumPy's and where there is none; and CropAndResize, by onnxruntime."""
+"""Inverse and Solve, by NumPy's and where there is none; and CropAndResize, by onnxruntime."""
 
 from __future__ import annotations
 
@@ -40,6 +40,47 @@ def inverse(name: str, x: Array, y: Array | None) -> Case:
     """Return a case of Inverse."""
     y = np.linalg.inv(x.astype(DOUBLE)).astype(x.dtype) if y is None else y
     return Case(name, "Inverse", (x,), opset=1, expected=(y,), terms=64, domain=DOMAIN)
+
+
+def solve_cases() -> list[Case]:
+    """Cases of Solve: vectors, matrices, batches, and systems that have no solution."""
+    cases = []
+    for dtype in (SINGLE, DOUBLE):
+        for shape, columns in (((3, 3), (3, 2)), ((5, 5), (5,)), ((1, 1), (1, 4)), ((2, 3, 4, 4), (2, 3, 4, 3))):
+            a = (sample(*shape) + 3 * np.eye(shape[-1])).astype(dtype)
+            cases.append(solve(f"{dtype}-{shape}-{columns}", a, sample(*columns, dtype=dtype, seed=1)))
+    a = sample(40, 40) + 9 * np.eye(40, dtype=SINGLE)
+    turned, long = np.eye(4, dtype=SINGLE)[[2, 0, 3, 1]], sample(300, 300) + 60 * np.eye(300, dtype=SINGLE)
+    none = np.array([[1, 2], [2, 4]], SINGLE)
+    fields = {"lower": 0, "transposed": 1}
+    return [
+        *cases,
+        solve("vectors", sample(3, 2, 2) + 2 * np.eye(2, dtype=SINGLE), sample(3, 2)),
+        solve("turned", turned, sample(4, 3)),
+        solve("transposed", a, sample(40, 3), **fields),
+        solve("transposed-vectors", np.stack([a[:6, :6], a[6:12, 6:12]]), sample(2, 6), **fields),
+        solve("as-skl2onnx-writes", np.tril(a), sample(40, 70), lower=0, transposed=0),
+        solve("lower", a, sample(40, 3), lower=1),
+        solve("many-columns", a[:3, :3], sample(3, 700)),
+        solve("long", long, sample(300, 2)),
+        solve("strided", a[::2, ::2].T, sample(6, 20)[::-2].T),
+        solve("strided-transposed", a[::2, ::2], sample(20, 6)[:, ::-3], **fields),
+        solve("no-columns", a[:3, :3], sample(3, 0)),
+        solve("no-rows", a[:0, :0], sample(0, 3)),
+        solve("no-matrices", sample(0, 3, 3), sample(0, 3, 2)),
+        solve("none", none, np.array([[1], [3]], SINGLE), np.array([[np.inf], [-np.inf]], SINGLE)),
+    ]
+
+
+def solve(name: str, a: Array, b: Array, y: Array | None = None, **fields: int) -> Case:
+    """Return a case of Solve, by NumPy in double."""
+    if y is None:
+        left = a.swapaxes(-1, -2) if fields.get("transposed") else a
+        is_vector = b.ndim < a.ndim
+        right = b[..., None] if is_vector else b
+        found = np.linalg.solve(left.astype(DOUBLE), right.astype(DOUBLE)).astype(a.dtype)
+        y = found[..., 0] if is_vector else found
+    return Case(name, "Solve", (a, b), fields, opset=1, expected=(y,), terms=64, domain=DOMAIN)
 
 
 def crop_cases() -> list[Case]:
@@ -93,7 +134,9 @@ def crop_cases() -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("case", [*inverse_cases(), *crop_cases()], ids=lambda case: f"{case.op}-{case.id}")
+@pytest.mark.parametrize(
+    "case", [*inverse_cases(), *solve_cases(), *crop_cases()], ids=lambda case: f"{case.op}-{case.id}"
+)
 def test_matrices(case: Case) -> None:
     run_case(case)
 
@@ -104,6 +147,13 @@ def test_what_does_not_fit_is_refused() -> None:
         build(f"{DOMAIN}.Inverse", {}).infer(spec)
     with pytest.raises(InputError, match="type float32, float16, float64"):
         build(f"{DOMAIN}.Inverse", {}).infer(TensorSpec((2, 2), np.dtype(np.int32)))
+    system = build(f"{DOMAIN}.Solve", {})
+    with pytest.raises(InputError, match="square matrices"):
+        system.infer(spec, spec)
+    with pytest.raises(InputError, match=r"Y \[2, 3\] or \[2, 3, 'columns'\], got float32\[3,3\]"):
+        system.infer(TensorSpec((2, 3, 3), SINGLE), TensorSpec((3, 3), SINGLE))
+    with pytest.raises(InputError, match="Y of type float32"):
+        system.infer(TensorSpec((2, 2), SINGLE), TensorSpec((2,), DOUBLE))
     with pytest.raises(InputError, match="mode to be one of"):
         build(f"{DOMAIN}.CropAndResize", {"mode": "cubic"})
     image, rows, at = TensorSpec((1, 1, 2, 2), SINGLE), TensorSpec((2, 4), SINGLE), TensorSpec((2,), np.dtype(np.int32))

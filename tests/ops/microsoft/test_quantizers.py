@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -22,7 +23,7 @@ import gpuexec.ops
 from gpuexec.importer.expand import is_runnable
 from gpuexec.operator import find_operator
 from tests.ops.harness import Array
-from tests.ops.microsoft.quantizable import images, layers, moved, recurrent
+from tests.ops.microsoft.quantizable import floats, images, layers, make_model, moved, recurrent
 
 MICROSOFT = "com.microsoft"
 # What the quantizers of onnxruntime 1.31 (`onnxruntime/quantization`: the registry's operators, the dynamic, n-bit and
@@ -37,7 +38,7 @@ EMITTED = {
         *("QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearConcat", "QLinearWhere"),
         *("QLinearReduceMean", "QLinearConv", "QGemm", "QAttention", "QEmbedLayerNormalization"),
         *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "Gelu"),
-        *("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"),
+        *("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized", "QLinearMatMul"),
     ),
 }
 
@@ -217,3 +218,61 @@ def test_quantized_models_answer_as_onnxruntime_does(sample: Sample, tmp_path: P
             got = worker.run(sample.inputs)[0]
             assert not worker.report().host_calls
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=sample.atol, err_msg=f"{sample.id} on {backend}")
+
+
+class _Samples(quantization.CalibrationDataReader):
+    """Inputs by which a model is calibrated."""
+
+    def __init__(self) -> None:
+        self.left = [{"x": floats(4, 8)} for _ in range(3)]
+
+    def get_next(self) -> dict[str, Array] | None:
+        return self.left.pop() if self.left else None
+
+
+@pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda backend: backend.name)
+def test_products_of_8_bit_floats_as_the_quantizer_writes_them(backend: gx.BackendType, tmp_path: Path) -> None:
+    weights = {"v": floats(8, 16), "w": floats(16, 4)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"], "first"),
+        helper.make_node("MatMul", ["h", "w"], ["y"], "last"),
+    ]
+    x = floats(3, 8)
+    onnx.save(make_model(nodes, {"x": x}, weights, opset=19), tmp_path / "floats.onnx")
+    kind = quantization.QuantType.QFLOAT8E4M3FN
+    quantization.quantize_static(
+        str(tmp_path / "floats.onnx"),
+        str(tmp_path / "quantized.onnx"),
+        _Samples(),
+        quantization.QuantFormat.QOperator,
+        activation_type=kind,
+        weight_type=kind,
+        calibrate_method=quantization.CalibrationMethod.Distribution,
+    )
+    model = onnx.load(tmp_path / "quantized.onnx")
+    assert [node.domain for node in model.graph.node if node.op_type == "QLinearMatMul"] == [MICROSOFT] * 2
+    with gx.Worker(gx.load(model.SerializeToString()), backend=backend) as worker:
+        (y,) = worker.run({"x": x})
+    expected = _follow_float8(model, x)
+    np.testing.assert_array_equal(y, expected)
+    assert np.unique(expected).size > 4
+
+
+def _follow_float8(model: onnx.ModelProto, x: Array) -> Array:
+    """Return what a chain of quantised products gives, node by node in NumPy; a product is of floats, rounded once."""
+    values = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer} | {"x": x}
+    for node in model.graph.node:
+        given = [values[name] for name in node.input]
+        if node.op_type == "QuantizeLinear":
+            made = _round_float8(given[0] / given[1])
+        elif node.op_type == "DequantizeLinear":
+            made = given[0].astype(np.float32) * given[1]
+        else:
+            a, a_scale, _, b, b_scale, _, y_scale, _ = given
+            made = _round_float8((a.astype(np.float32) * a_scale) @ (b.astype(np.float32) * b_scale) / y_scale)
+        values[node.output[0]] = made
+    return values[model.graph.output[0].name]
+
+
+def _round_float8(x: Array) -> Array:
+    return np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn)
