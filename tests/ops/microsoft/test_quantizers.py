@@ -23,7 +23,8 @@ import gpuexec.ops
 from gpuexec.importer.expand import is_runnable
 from gpuexec.operator import find_operator
 from tests.ops.harness import Array
-from tests.ops.microsoft.quantizable import floats, images, layers, make_model, moved, recurrent
+from tests.ops.microsoft.quantizable import images, layers, make_model, moved, recurrent
+from tests.ops.microsoft.samples import sample
 
 MICROSOFT = "com.microsoft"
 # What the quantizers of onnxruntime 1.31 (`onnxruntime/quantization`: the registry's operators, the dynamic, n-bit and
@@ -220,30 +221,20 @@ def test_quantized_models_answer_as_onnxruntime_does(sample: Sample, tmp_path: P
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=sample.atol, err_msg=f"{sample.id} on {backend}")
 
 
-class _Samples(quantization.CalibrationDataReader):
-    """Inputs by which a model is calibrated."""
-
-    def __init__(self) -> None:
-        self.left = [{"x": floats(4, 8)} for _ in range(3)]
-
-    def get_next(self) -> dict[str, Array] | None:
-        return self.left.pop() if self.left else None
-
-
 @pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda backend: backend.name)
 def test_products_of_8_bit_floats_as_the_quantizer_writes_them(backend: gx.BackendType, tmp_path: Path) -> None:
-    weights = {"v": floats(8, 16), "w": floats(16, 4)}
+    weights = {"v": sample(8, 16), "w": sample(16, 4)}
     nodes = [
         helper.make_node("MatMul", ["x", "v"], ["h"], "first"),
         helper.make_node("MatMul", ["h", "w"], ["y"], "last"),
     ]
-    x = floats(3, 8)
+    x = sample(3, 8)
     onnx.save(make_model(nodes, {"x": x}, weights, opset=19), tmp_path / "floats.onnx")
     kind = quantization.QuantType.QFLOAT8E4M3FN
     quantization.quantize_static(
         str(tmp_path / "floats.onnx"),
         str(tmp_path / "quantized.onnx"),
-        _Samples(),
+        Reader({"x": x}),
         quantization.QuantFormat.QOperator,
         activation_type=kind,
         weight_type=kind,
