@@ -69,8 +69,8 @@ class Inverse(Operator):
 class Solve(Operator):
     """y of ``a @ y = b``, for each matrix a and the vector or matrix b; with ``transposed``, of ``a.T @ y = b``.
 
-    skl2onnx writes it for Gaussian processes; onnxruntime has no such operator. A matrix without inverse gives infinities
-    and NaN.
+    skl2onnx writes it for Gaussian processes; onnxruntime has no such operator. A matrix without inverse gives
+    infinities and NaN.
     """
 
     transposed: int = 0

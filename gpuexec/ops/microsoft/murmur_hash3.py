@@ -30,7 +30,7 @@ instantiate(_SOURCE, [f"murmur_hash3<{bits}>" for bits in _BITS.values()])
 @operator("MurmurHash3", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class MurmurHash3(Operator):
-    """The hash of each element's bytes, of a string's in UTF-8; as uint32 where ``positive``, else the same bits as int32.
+    """The hash of each element's bytes, of a string's in UTF-8: uint32 where ``positive``, else the same bits as int32.
 
     Of ``seed`` the low 32 bits count.
     """

@@ -1,4 +1,4 @@
-"""CDist: by onnxruntime where it has the metric, else pair by pair in Python; and nearest neighbours as skl2onnx writes."""
+"""CDist: by onnxruntime where it has the metric, else pair by pair in Python; and neighbours as skl2onnx writes."""
 
 from __future__ import annotations
 
@@ -157,14 +157,14 @@ def test_what_does_not_fit_is_refused() -> None:
         op.infer(a, TensorSpec((2, 3), DOUBLE))
     with pytest.raises(InputError, match="A of type float32, float64"):
         op.infer(TensorSpec((2, 3), HALF), a)
-    with pytest.raises(InputError, match="metric to be one of sqeuclidean, .* got 'yule'"):
+    with pytest.raises(InputError, match=r"metric to be one of sqeuclidean, .* got 'yule'"):
         build(f"{DOMAIN}.CDist", {"metric": "yule"})
     with pytest.raises(InputError, match="p to be above 0"):
         build(f"{DOMAIN}.CDist", {"metric": "minkowski", "p": 0.0})
 
 
 def neighbours(metric: str) -> onnx.ModelProto:
-    """Return a classifier by nearest neighbours as skl2onnx writes it with ``optim="cdist"``: votes of three of forty."""
+    """Return a classifier by nearest neighbours as skl2onnx writes it with ``optim="cdist"``: three of forty vote."""
     weights = [
         numpy_helper.from_array(sample(40, 4, seed=3), "training"),
         numpy_helper.from_array(np.array([3], np.int64), "k"),

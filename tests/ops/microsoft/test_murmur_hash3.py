@@ -75,5 +75,5 @@ def test_the_low_bits_of_a_seed_count() -> None:
 
 
 def test_what_has_no_hash_is_refused() -> None:
-    with pytest.raises(InputError, match="MurmurHash3 expects input of type int32, .*string, got bool"):
+    with pytest.raises(InputError, match=r"MurmurHash3 expects input of type int32, .*string, got bool"):
         build(f"{DOMAIN}.MurmurHash3", {}).infer(TensorSpec((2,), np.dtype(np.bool_)))
