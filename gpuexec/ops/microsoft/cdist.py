@@ -2,6 +2,7 @@
 
 The names of metrics are SciPy's, and those that scikit-learn has for the same:
 https://docs.scipy.org/doc/scipy-1.16.2/reference/generated/scipy.spatial.distance.cdist.html.
+So are the formulas: ``braycurtis`` divides by the sum of ``abs(a + b)``, and ``cosine`` of a row of zeros is NaN.
 """
 
 from __future__ import annotations
