@@ -50,7 +50,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "GroupNorm": ("X gamma beta", "Y"),
     "GroupQueryAttention": (
         "query key? value? past_key? past_value? seqlens_k total_sequence_length cos_cache? sin_cache? "
-        "position_ids? attention_bias? head_sink? k_scale? v_scale? q_norm_weight? k_norm_weight?",
+        "position_ids? attention_bias? head_sink? k_scale? v_scale? q_norm_weight? k_norm_weight? query_seqlens?",
         "output present_key? present_value? output_qk?",
     ),
     "Inverse": ("X", "Y"),

@@ -29,7 +29,7 @@ class GroupQueryAttention(Composite):
     root mean square.
     """
 
-    inputs: ClassVar[int] = 16
+    inputs: ClassVar[int] = 17
     kv_num_heads: int
     num_heads: int
     causal: int = 1
@@ -65,7 +65,7 @@ class GroupQueryAttention(Composite):
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
         """Take heads apart, turn them, put them into the buffers, and attend."""
         query, key, value, past_key, past_value, last, total, cosines, sines, positions = inputs[:10]
-        bias, sinks, _, _, q_norm, k_norm = inputs[10:]
+        bias, sinks, _, _, q_norm, k_norm = inputs[10:16]
         self._check(inputs)
         expected = GroupedInput(self.num_heads, self.kv_num_heads)
         query = sketch.add(expected, query, key, value, past_key, past_value, last, bias, q_norm, k_norm)
@@ -109,6 +109,8 @@ class GroupQueryAttention(Composite):
             raise InputError(f"{self.name} expects cos_cache and sin_cache with do_rotary.")
         if inputs[12] is not None or inputs[13] is not None:
             raise InputError(f"{self.name} expects no k_scale and v_scale (caches of narrow types).")
+        if inputs[16] is not None:
+            raise InputError(f"{self.name} expects no query_seqlens (chunks that are padded on the right).")
         if (inputs[14] is None) != (inputs[15] is None):
             raise InputError(f"{self.name} expects q_norm_weight and k_norm_weight together.")
 

@@ -183,6 +183,12 @@ WRONG: list[tuple[str, tuple[Array | None, ...], dict[str, Any], str]] = [
     ("GroupQueryAttention", (Q, Q, Q, None, None, None, ints(1)), {"num_heads": 2, "kv_num_heads": 2}, "seqlens_k"),
     (
         "GroupQueryAttention",
+        (Q, Q, Q, None, None, ints(1), ints(1), *[None] * 9, ints(1)),
+        {"num_heads": 2, "kv_num_heads": 2},
+        "no query_seqlens",
+    ),
+    (
+        "GroupQueryAttention",
         (Q, Q, Q, None, None, ints(0), ints(1)),
         {"num_heads": 2, "kv_num_heads": 2, "do_rotary": 1},
         "cos_cache and sin_cache",

@@ -38,9 +38,12 @@ def test_every_operator_has_the_form_that_onnxruntime_gives_it() -> None:
     names = {name.removeprefix(f"{DOMAIN}.") for name in (*operator_names(), *upgraded_names()) if DOMAIN in name}
     assert set(FORMS) == names
     assert not _WITHOUT_SCHEMA & set(schemas)
-    names -= _WITHOUT_SCHEMA
-    forms = {name: form for name, form in FORMS.items() if name not in _WITHOUT_SCHEMA}
-    assert {name: (describe(schemas[name].inputs), describe(schemas[name].outputs)) for name in names} == forms
+    for name in names - _WITHOUT_SCHEMA:
+        theirs = describe(schemas[name].inputs), describe(schemas[name].outputs)
+        for ours, other in zip(FORMS[name], theirs, strict=True):
+            # Releases add inputs behind the others, which may be left out: some know more of them than others do.
+            short, long = sorted((ours.split(), other.split()), key=len)
+            assert long[: len(short)] == short and all(each.endswith("?") for each in long[len(short) :]), name
 
 
 @pytest.mark.parametrize("name", FORMS)
