@@ -13,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.running.comparing import Observe
+from gpuexec.running.lists import split_inputs, to_array
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import is_host_object
 
@@ -61,14 +62,18 @@ def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
             " before they were bound, and give them as inputs."
         )
     if isinstance(inputs, Mapping):
-        return {str(name): np.asarray(array) for name, array in inputs.items()}
-    given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        named = {port.name: port for port in model.inputs}
+        return {
+            str(name): to_array(item, named[name].spec) if name in named else np.asarray(item)
+            for name, item in inputs.items()
+        }
+    given = split_inputs(model.inputs, inputs)
     if len(given) != len(model.inputs):
         raise InputError(
             f"The model takes {len(model.inputs)} inputs ({', '.join(port.name for port in model.inputs)}), got"
             f" {len(given)}."
         )
-    return {port.name: np.asarray(array) for port, array in zip(model.inputs, given, strict=True)}
+    return {port.name: to_array(item, port.spec) for port, item in zip(model.inputs, given, strict=True)}
 
 
 def _check_numbers(model: Model) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpuexec.engine import Engine
@@ -21,6 +21,7 @@ from gpuexec.resources.alignment import find_alignment
 from gpuexec.resources.frames import Frame
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import GivenInput, HostArray, check_ports
+from gpuexec.running.lists import split_inputs
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
 
@@ -68,7 +69,7 @@ class Setting:
             StateError: A run is in the middle of its steps.
         """
         if not isinstance(inputs, Mapping):
-            items: Sequence[object] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            items = split_inputs(self._model.inputs, inputs)
             if len(items) != len(self._model.inputs):
                 raise InputError(f"Method {self._meta.name!r} has {len(self._model.inputs)} inputs, got {len(items)}.")
             inputs = dict(enumerate(items))

@@ -17,6 +17,7 @@ from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_ports import Key
 from gpuexec.programs.program import Program
 from gpuexec.results.outputs import Outputs
+from gpuexec.running.lists import split_inputs
 from gpuexec.runtime.backend import BackendLike, check_backend
 
 Array = np.ndarray[Any, Any]
@@ -148,8 +149,8 @@ class Module:
     # ---- running
 
     def forward(self, *inputs: object, clone: bool = True, stream: object = None) -> Outputs:
-        """Run the method ``forward``; see `execute`. A single mapping gives inputs by name."""
-        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else inputs
+        """Run the method ``forward``; see `execute`. Each argument is one input; or one mapping gives all by name."""
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else dict(enumerate(inputs))
         return self.execute(FORWARD, given, clone=clone, stream=stream)
 
     def execute(self, name: str, inputs: object = (), *, clone: bool = True, stream: object = None) -> Outputs:
@@ -157,7 +158,8 @@ class Module:
 
         Args:
             name: Of the method, which is loaded if need be.
-            inputs: By position, fewer than there are if the others were set before; or a mapping, or one array.
+            inputs: By position, fewer than there are if the others were set before; or a mapping, or one array. Lists
+                are taken as by `Worker.run`.
             clone: False returns Tensors on the device in place of NumPy arrays.
             stream: A stream of yours in whose order the run is; see `Method.execute`.
         """
@@ -215,7 +217,7 @@ class Module:
         if isinstance(inputs, Mapping):
             method.set_inputs(inputs)
             return
-        items: Sequence[object] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        items = split_inputs(method._model.inputs, inputs)
         if items:
             method.set_inputs(dict(enumerate(items)))
 

@@ -11,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ports import ModelPort
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import Acceptor, GivenInput, HostArray, check_shapes, name_inputs
+from gpuexec.running.lists import check_count
 from gpuexec.spec import TensorSpec
 
 
@@ -33,7 +34,13 @@ def describe_inputs(acceptor: Acceptor, inputs: object) -> tuple[dict[str, Given
         InputError: One is missing, misspelt, or of the wrong dtype or shape.
     """
     model = acceptor.model
-    named = name_inputs(model, [inputs] if is_shape(inputs) else inputs)
+    if isinstance(inputs, (list, tuple)):
+        # A tuple of whole numbers is a shape here, and no array of one axis.
+        inputs = [inputs] if is_shape(inputs) else inputs
+        if any(map(is_shape, inputs)):
+            check_count(model.inputs, inputs)
+            inputs = {port.name: item for port, item in zip(model.inputs, inputs, strict=False)}
+    named = name_inputs(model, inputs)
     unknown = sorted(set(named) - {port.name for port in model.ports})
     if unknown:
         raise InputError(

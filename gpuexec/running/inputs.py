@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import check_no_objects, pack
+from gpuexec.containers import pack
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
@@ -18,6 +18,7 @@ from gpuexec.results.exchange import import_cuda, import_dlpack
 from gpuexec.results.place import Place
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.results.tensor import Tensor
+from gpuexec.running.lists import check_count, split_inputs, to_array
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
 from gpuexec.spec import TensorSpec, holds_numbers, is_host_object, name_dtype
@@ -79,7 +80,8 @@ class Acceptor:
         """Return every input of the model by name: those given, and for the rest those of the run before.
 
         Args:
-            inputs: One array, a list or tuple of them in the model's order, a mapping by name, or None.
+            inputs: One array, a list or tuple of them in the model's order, a mapping by name, or None. Nested lists
+                are arrays as NumPy takes them; `split_inputs` says which list is one input.
             kept: Inputs of the run before.
             copy: Whether host arrays will be copied before the call returns; otherwise they are borrowed.
 
@@ -155,8 +157,7 @@ class Acceptor:
         if hasattr(item, "__cuda_array_interface__"):
             spec, region, fence = import_cuda(item, self.backend)
             return DeviceArray(Place(port.name, spec, region), item, fence)
-        array = np.asarray(item)
-        check_no_objects(item, array, port.spec)
+        array = to_array(item, port.spec)
         return HostArray(TensorSpec(array.shape, array.dtype), array)
 
     def _take_tensor(self, tensor: Tensor) -> GivenInput:
@@ -223,7 +224,7 @@ def _misfit(port: ModelPort, spec: TensorSpec, why: str) -> InputError:
 
 
 def name_inputs(model: Model, inputs: object) -> dict[str, object]:
-    """Return inputs by name: given so, or as one, or several in the model's order; any name will do.
+    """Return inputs by name: given so, or as one, or several in the model's order (`split_inputs`); any name will do.
 
     Raises:
         InputError: There are more than the model has.
@@ -232,9 +233,8 @@ def name_inputs(model: Model, inputs: object) -> dict[str, object]:
         return {}
     if isinstance(inputs, Mapping):
         return dict(inputs)
-    given: Sequence[object] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    if len(given) > len(model.inputs):
-        raise InputError(f"The model has {len(model.inputs)} inputs, got {len(given)}.")
+    given = split_inputs(model.inputs, inputs)
+    check_count(model.inputs, given)
     return {port.name: item for port, item in zip(model.inputs, given, strict=False)}
 
 
