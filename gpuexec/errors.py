@@ -59,12 +59,35 @@ class ErrorCode(IntEnum):
     DELEGATE_INVALID_HANDLE = 0x32
 
 
+class NodeName(str):
+    """Name of a node that knows the line of the exporter's source it stems from; equal to the same text without.
+
+    ``source`` is as Python shows a frame: ``File "net.py", line 12, in forward``, and the code on a line of its own.
+    Plans and recordings hand names on, so whatever fails for a node can quote its line.
+    """
+
+    __slots__ = ("source",)
+    source: str
+
+    def __new__(cls, text: str, source: str = "") -> NodeName:
+        """Make a name of a text."""
+        name = super().__new__(cls, text)
+        name.source = source
+        return name
+
+
+def name_after(text: str, other: str) -> str:
+    """Return a name for a node that is made of another: it stems from the same line."""
+    source = getattr(other, "source", "")
+    return NodeName(text, source) if source else text
+
+
 class GpuexecError(Exception):
     """Base of all errors of this package.
 
     Args:
         message: What is wrong, where, expected, got, what to do; one or two sentences.
-        node: Name of the node concerned, if any.
+        node: Name of the node concerned, if any. Where that is a `NodeName`, the text ends with the line of source.
         value: Name of the value (tensor) concerned, if any.
     """
 
@@ -75,13 +98,22 @@ class GpuexecError(Exception):
         self.node = node
         self.value = value
 
+    @property
+    def message(self) -> str:
+        """The text without the line of source."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        source = getattr(self.node, "source", "")
+        return f"{self.message}\n  {source}" if source else self.message
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.args, dict(self.__dict__)))
 
 
 def locate(error: GpuexecError, where: object, node: str | None = None) -> GpuexecError:
     """Return the error itself with the place put before its message."""
-    error.args = (f"{where}: {error}", *error.args[1:])
+    error.args = (f"{where}: {error.message}", *error.args[1:])
     error.node = error.node or node
     return error
 

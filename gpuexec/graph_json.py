@@ -15,7 +15,7 @@ import numpy as np
 from gpuexec.conform import conforms, field_types
 from gpuexec.errors import GpuexecError, InputError, ModelError, UnsupportedError, locate
 from gpuexec.graphs import Array, Graph, Node, Value
-from gpuexec.operator import Operator, build, describe, find_operator
+from gpuexec.operator import Operator, build, describe, find_operator, suggest_name
 from gpuexec.spec import MOST_AXES, DeclaredSpec, dtype_row, is_container
 
 # Takes a constant and what to call it in messages, and returns its number.
@@ -64,9 +64,10 @@ def decode_graph(data: Any, arrays: Sequence[Array]) -> Graph:
     graph = _decode_graph(data, arrays, unknown, 0)
     if unknown:
         rows = ", ".join(f"{name} ({node!r})" for name, node in sorted(unknown.items()))
+        near = " ".join(filter(None, map(suggest_name, sorted(unknown))))
         raise UnsupportedError(
-            f"Graph {graph.name!r} uses operators that are not registered here: {rows}. "
-            "Import the package that brings them, or use the version of gpuexec that wrote the program."
+            f"Graph {graph.name!r} uses operators that are not registered here: {rows}. Import the package that brings"
+            f" them, or use the version of gpuexec that wrote the program. {near}".rstrip()
         )
     return graph
 

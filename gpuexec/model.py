@@ -221,6 +221,7 @@ class Model:
         *,
         external_data: bool | str | None = None,
         allow_custom: bool = False,
+        keep_sources: bool = False,
     ) -> None:
         """Write this model as an ONNX file, which takes its place whole.
 
@@ -232,6 +233,8 @@ class Model:
             external_data: Put weights into a file beside it, of this name or of the model's with ``.data`` behind it.
                 None: where they don't fit one file of ONNX, 2 GB.
             allow_custom: Write operators registered by others than gpuexec too, which other engines may not know.
+            keep_sources: Write the line of source that each node stems from too, where its exporter gave one. Left out
+                by default, since it names files of the machine that the model was exported on.
 
         Raises:
             InputError: An operator has no form in ONNX, or weights don't fit the file; names the nodes.
@@ -239,7 +242,9 @@ class Model:
         """
         fixed = {name: bound for name, bound in self.dims.items() if isinstance(bound, int)}
         graph = naming.fix_dims(self._parts().graph, fixed)
-        save_graph(graph, path, self.info, external_data=external_data, allow_custom=allow_custom)
+        save_graph(
+            graph, path, self.info, external_data=external_data, allow_custom=allow_custom, keep_sources=keep_sources
+        )
 
     def _join(self, other: Model, connections: joining.Connections | None, *, is_behind: bool) -> Model:
         """Return this model with another one behind or in front."""

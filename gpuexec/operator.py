@@ -17,6 +17,7 @@ other way.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -31,6 +32,11 @@ from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
 Array = np.ndarray[Any, Any]
+OWN_OPERATORS = (
+    "`gpuexec ops` lists what is supported. Operators of your own are registered before loading: ARCHITECTURE.md,"
+    " Adding an operator; examples/snake.py."
+)
+_NAMES_SUGGESTED = 3
 
 
 class Tolerance(Enum):
@@ -203,6 +209,25 @@ def operator_names() -> tuple[str, ...]:
     return tuple(sorted(_OPERATORS))
 
 
+def suggest_name(name: str) -> str:
+    """Return a sentence with the registered names nearest to a qualified one; empty where none is near.
+
+    The same name in another domain is nearest.
+    """
+    domain, _, short = name.rpartition(".")
+    known = [each for each in {*_OPERATORS, *_UPGRADES, "Constant"} if each.partition(".")[0] != "gpuexec"]
+    by_short: dict[str, list[str]] = {}
+    for each in sorted(known):
+        by_short.setdefault(each.rpartition(".")[2].lower(), []).append(each)
+    shorts = difflib.get_close_matches(short.lower(), by_short, n=2, cutoff=0.75)
+    if short.lower() in by_short:
+        shorts = [short.lower()]
+    found = [each for near in shorts for each in by_short[near] if each != name]
+    found.sort(key=lambda each: each.rpartition(".")[0] != domain)
+    where = [f"{each!r} of {each.rpartition('.')[0] or 'ai.onnx'}" for each in found[:_NAMES_SUGGESTED]]
+    return f"Did you mean {' or '.join(where)}?" if where else ""
+
+
 def build(name: str, attributes: Mapping[str, Any]) -> Operator:
     """Make an operator from its qualified name and attributes (JSON or ONNX values: lists become tuples).
 
@@ -211,7 +236,7 @@ def build(name: str, attributes: Mapping[str, Any]) -> Operator:
     """
     cls = find_operator(name)
     if cls is None:
-        raise InputError(f"Operator {name!r} is not registered.")
+        raise InputError(f"Operator {name!r} is not registered. {suggest_name(name)}".rstrip())
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(attributes) - set(fields))
     if unknown:

@@ -20,7 +20,7 @@ from gpuexec.array_program.symbolic import SymbolicArray
 from gpuexec.array_program.trials import Declared, Trials
 from gpuexec.errors import InputError, UnsupportedError
 from gpuexec.graphs import Array, Node, Value
-from gpuexec.operator import Operator, build, find_operator
+from gpuexec.operator import Operator, build, find_operator, suggest_name
 from gpuexec.spec import DeclaredSpec, Dim, dtype_row
 
 _CURRENT: ContextVar[Tracer] = ContextVar("tracer")
@@ -159,7 +159,7 @@ class Tracer:
         """
         if isinstance(op, str):
             if find_operator(op) is None:
-                raise UnsupportedError(f"Operator {op} is not supported.")
+                raise UnsupportedError(f"Operator {op} is not supported. {suggest_name(op)}".rstrip())
             op = build(op, {key: value for key, value in (attributes or {}).items() if value is not None})
         taken = tuple(None if array is None else self.take(array) for array in inputs)
         key = (op, taken, count)

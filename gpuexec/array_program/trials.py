@@ -178,4 +178,4 @@ class Trials:
     def _explain(self, error: InputError) -> InputError:
         tried = ", ".join(f"{name} = {sizes[0]}" for name, sizes in self._named.items())
         note = f" (Free dimensions are tried with {tried}.)" if tried else ""
-        return InputError(f"{error}{note}", node=error.node, value=error.value)
+        return InputError(f"{error.message}{note}", node=error.node, value=error.value)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuexec.editing.parts import Parts
 from gpuexec.editing.values import copy_graph, exchange
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, name_after
 from gpuexec.graphs import Graph, Node, Value, take_free
 from gpuexec.operator import build
 from gpuexec.planner.classes import DeclaredDims, fix_dim
@@ -208,7 +208,7 @@ def _name_nodes(graph: Graph, titles: set[str]) -> Graph:
     nodes = []
     for node in graph.nodes:
         name = take_free(node.name, titles)
-        nodes.append(node if name == node.name else replace(node, name=name))
+        nodes.append(node if name == node.name else replace(node, name=name_after(name, node.name)))
     return replace(graph, nodes=tuple(nodes))
 
 

@@ -20,6 +20,7 @@ from gpuexec.importer.growth import check_growth
 from gpuexec.importer.inlining import Opsets, inline_functions, read_version
 from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
+from gpuexec.importer.source_lines import copy_source
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
 from gpuexec.operator import find_operator, qualified, upgrades_for
 from gpuexec.spec import DeclaredSpec
@@ -135,6 +136,7 @@ def _label(nodes: Sequence[onnx.NodeProto], expanded: Sequence[onnx.NodeProto], 
             part = left.pop()
             missing.difference_update(part.output)
             part.metadata_props.add(key=_PART_OF, value=whole)
+            copy_source(node, part)
 
 
 def read_label(node: onnx.NodeProto) -> str:

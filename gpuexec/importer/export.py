@@ -16,6 +16,7 @@ from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
+from gpuexec.importer.source_lines import write_source
 from gpuexec.mapped import bring
 from gpuexec.operator import describe
 from gpuexec.ops.control import count_own_inputs
@@ -49,7 +50,9 @@ def choose_opset(graph: Graph) -> int:
     return EXPORT_OPSET
 
 
-def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = None) -> onnx.ModelProto:
+def to_model(
+    graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = None, keep_sources: bool = False
+) -> onnx.ModelProto:
     """Return the graph as an ONNX model, constants as initializers.
 
     Names stay as they are; where two values share one, in whatever bodies, the later gets a number. What bodies capture
@@ -59,6 +62,7 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
         graph: What to write; every input must have a declared type.
         opset: Version to declare for ai.onnx. Operators are written in their newest form whatever it says.
         store: Makes a tensor of a constant and its name; None: with the content inside.
+        keep_sources: Write the line of source that a node stems from.
 
     Raises:
         InputError: An input has no declared type, or an attribute has no form in this opset.
@@ -66,7 +70,7 @@ def to_model(graph: Graph, opset: int = EXPORT_OPSET, *, store: Store | None = N
     names: dict[Value, str] = {}
     _name_values(graph, names, set())
     versions = {**_choose_versions(graph), "": opset}
-    form = _Form(names, versions, store or store_inside)
+    form = _Form(names, versions, store or store_inside, keep_sources)
     nodes = [proto for node in graph.nodes for proto in _write_node(node, form)]
     domains = {node.domain: versions.get(node.domain, 1) for node in walk_nodes(nodes) if node.domain}
     proto = helper.make_graph(
@@ -95,6 +99,7 @@ class _Form:
     names: dict[Value, str]
     versions: dict[str, int]
     store: Store
+    keeps_sources: bool = False
 
 
 def _is_known(name: str, attributes: tuple[tuple[str, Any], ...], opset: int) -> bool:
@@ -179,6 +184,8 @@ def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
             raise InputError(message, node=node.name)
         proto.attribute.append(_write_attribute(node, key, value, schema.attribute_types[key] if schema else None))
     unbind_gradient(proto)
+    if form.keeps_sources:
+        write_source(proto, node.name)
     return _write_flattened(proto, given.get("axis", -1)) if is_flat else [proto]
 
 

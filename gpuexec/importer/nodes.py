@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gpuexec.errors import InputError, ModelError
+from gpuexec.errors import InputError, ModelError, name_after
 from gpuexec.forms import find_form
 from gpuexec.graphs import Array, Node, RawNode, Value, bodies
 from gpuexec.importer.bodies import BODIES, has_bodies, read_control
@@ -20,9 +20,10 @@ from gpuexec.importer.order import describe_node
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.schemas import check_counts, check_form, find_schema
+from gpuexec.importer.source_lines import name_node
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
-from gpuexec.operator import build, qualified, upgrades_for
+from gpuexec.operator import build, qualified, suggest_name, upgrades_for
 from gpuexec.spec import STRING, DeclaredSpec
 
 _PLAIN_CONSTANTS: Mapping[str, Any] = {
@@ -116,7 +117,7 @@ class NodeReader:
             name = self._name(proto, index, given)
             domain = "" if proto.domain == "ai.onnx" else proto.domain
             raw = None
-            with self.problems.noting(self.path):
+            with self.problems.noting(self.path, name):
                 raw = self._read_raw(proto, name, domain)
             if raw is None:
                 self._make_outputs(proto.output)
@@ -131,14 +132,15 @@ class NodeReader:
         if name in self._taken or (not proto.name and name in given):
             name = next(new for new in (f"{name}_{i}" for i in count(2)) if new not in self._taken and new not in given)
         self._taken.add(name)
-        return name
+        return name_after(name, name_node(proto))
 
     def _read_raw(self, proto: onnx.NodeProto, name: str, domain: str) -> RawNode | None:
         """Return the node with Python attributes in its newest form, or None where that can't be had."""
         opset = read_version(proto) or self._opsets.get(domain, 1)
         place = f" ({domain} {opset})" if domain else ""
         if not is_runnable(proto.op_type, domain, opset):
-            self.problems.add(f"operator {proto.op_type}{place}", self.path + name)
+            cure = suggest_name(qualified(proto.op_type, domain))
+            self.problems.add(f"operator {proto.op_type}{place}", self._locate(name), cure)
             return None
         schema = find_schema(proto.op_type, domain, opset)
         if schema is not None:
@@ -164,21 +166,25 @@ class NodeReader:
                 )
             except UnsupportedFormError as error:
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: {error}"
-                self.problems.add(what, self.path + name)
+                self.problems.add(what, self._locate(name))
                 return None
             if schema is not None and attribute.name not in schema.attribute_types:
                 # A later opset may have it; this one gives it neither a type nor a meaning.
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: unknown to opset {opset}"
-                self.problems.add(what, self.path + name)
+                self.problems.add(what, self._locate(name))
                 return None
         return RawNode(proto.op_type, domain, name, inputs, outputs, attributes, opset)
+
+    def _locate(self, name: str) -> str:
+        """Return the name of a node with the body it is in."""
+        return name_after(self.path + name, name)
 
     def _read_constant(self, raw: RawNode) -> None:
         """Make a constant of a Constant node."""
         outputs = self._make_outputs(raw.outputs)
         key = next(iter(raw.attributes), "no attribute")
         if len(raw.attributes) != 1 or key not in ("value", "sparse_value", *_PLAIN_CONSTANTS):
-            self.problems.add(f"operator Constant with {', '.join(raw.attributes) or key}", self.path + raw.name)
+            self.problems.add(f"operator Constant with {', '.join(raw.attributes) or key}", self._locate(raw.name))
             return
         array: Array = np.asarray(raw.attributes[key], _PLAIN_CONSTANTS.get(key))
         array.flags.writeable = False
@@ -194,7 +200,7 @@ class NodeReader:
         except (ValueError, TypeError, LookupError) as error:
             # Nobody has held nodes against a schema that ONNX does not have.
             form = "" if isinstance(error, InputError) else "of another form: "
-            self.problems.add(f"{label}: {form}{str(error).rstrip('.')}", self.path + raw.name)
+            self.problems.add(f"{label}: {form}{str(error).rstrip('.')}", self._locate(raw.name))
             self._make_outputs(raw.outputs)
             return
         added = {name: self._add_constant(name, array) for name, array in raw.constants.items()}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import onnx
 
 from gpuexec.errors import ModelError
+from gpuexec.importer.source_lines import name_node
 
 _NAMES_SHOWN = 8
 
@@ -34,7 +35,7 @@ def sort_nodes(
     if lost:
         rows = [f"{describe_node(node)}: input %{name} is made by no node" for node, name in lost[:_NAMES_SHOWN]]
         more = f"; and {len(lost) - _NAMES_SHOWN} more" if len(lost) > _NAMES_SHOWN else ""
-        raise ModelError(f"{'; '.join(rows)}{more}.", node=lost[0][0].name, value=lost[0][1])
+        raise ModelError(f"{'; '.join(rows)}{more}.", node=name_node(lost[0][0]), value=lost[0][1])
     if all(producer < index for index, producers in enumerate(needs) for producer in producers):
         return list(nodes)
     order: list[int] = []
@@ -51,7 +52,7 @@ def sort_nodes(
             state[index] = 1
             if state[missing[0]] == 1:
                 cycle = [nodes[each] for each in stack[stack.index(missing[0]) :]]
-                raise ModelError(_describe_cycle(cycle), node=cycle[0].name, value=cycle[0].output[0])
+                raise ModelError(_describe_cycle(cycle), node=name_node(cycle[0]), value=cycle[0].output[0])
             stack.append(missing[0])
     return [nodes[index] for index in order]
 
@@ -68,7 +69,7 @@ def _origins(nodes: Sequence[onnx.NodeProto], given: Iterable[str]) -> dict[str,
             if name in origin:
                 other = describe_node(nodes[origin[name]]) if origin[name] >= 0 else "an input or initializer"
                 message = f"{describe_node(node)}: output %{name} is made by {other} already."
-                raise ModelError(message, node=node.name, value=name)
+                raise ModelError(message, node=name_node(node), value=name)
             origin[name] = index
     return origin
 

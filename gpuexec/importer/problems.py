@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuexec.errors import ModelError, UnsupportedError, locate
+from gpuexec.operator import OWN_OPERATORS
 
 _NAMES_SHOWN = 4
 _ERRORS_SHOWN = 20
@@ -17,18 +18,27 @@ class Problems:
     """Nodes and values by what they ask for and is not supported, and contradictions, each in the order found."""
 
     rows: dict[str, list[str]] = field(default_factory=dict)
+    cures: dict[str, str] = field(default_factory=dict)
     errors: list[ModelError] = field(default_factory=list)
 
-    def add(self, what: str, where: str) -> None:
-        """Note that ``what`` is not supported, at a node or value."""
+    def add(self, what: str, where: str, cure: str | None = None) -> None:
+        """Note that ``what`` is not supported, at a node or value; of an operator, ``cure`` says what may help."""
         self.rows.setdefault(what, []).append(where)
+        if cure is not None:
+            self.cures[what] = cure
 
     @contextmanager
-    def noting(self, path: str = "") -> Iterator[None]:
-        """Note a contradiction instead of raising it, so that reading goes on; ``path`` says in which body it is."""
+    def noting(self, path: str = "", node: str = "") -> Iterator[None]:
+        """Note a contradiction instead of raising it, so that reading goes on.
+
+        Args:
+            path: In which body it is.
+            node: At which node, where the error does not say.
+        """
         try:
             yield
         except ModelError as error:
+            error.node = node if error.node in (None, "", node) and node else error.node
             if path:
                 locate(error, path.rstrip("/"))
             self.errors.append(error)
@@ -40,7 +50,9 @@ class Problems:
             ModelError: The model contradicts itself; lists each contradiction, and after them what is not supported.
             UnsupportedError: Lists each thing that is not supported with its count and the first names.
         """
-        lines = [f"  {what}: {len(names)} ({_shorten(names)})" for what, names in self.rows.items()]
+        lines = [line for what, names in self.rows.items() for line in _describe(what, names, self.cures.get(what, ""))]
+        if self.cures:
+            lines.append(f"  {OWN_OPERATORS}")
         if not self.errors:
             if lines:
                 raise UnsupportedError(f"{model} uses what is not supported:\n" + "\n".join(lines))
@@ -54,7 +66,14 @@ class Problems:
         if lines:
             shown += ["and uses what is not supported:", *lines]
         text = f"{model} contradicts itself:\n" + "\n".join(shown)
-        raise ModelError(text, node=first.node, value=first.value) from first
+        raise ModelError(text, node=first.node and str(first.node), value=first.value) from first
+
+
+def _describe(what: str, names: list[str], cure: str) -> list[str]:
+    """Return the lines about what is not supported: where, what may help, and the source of the first place."""
+    lines = [f"  {what}: {len(names)} ({_shorten(names)})"]
+    source = next((source for source in (getattr(name, "source", "") for name in names) if source), "")
+    return [*lines, *(f"    {part}" for part in (*source.splitlines(), *cure.splitlines()))]
 
 
 def _shorten(names: list[str]) -> str:

@@ -35,6 +35,7 @@ def save_graph(
     external_data: bool | str | None = None,
     external_from_nbytes: int = _SMALL_NBYTES,
     allow_custom: bool = False,
+    keep_sources: bool = False,
 ) -> None:
     """Write a graph as an ONNX file, which takes its place whole, as does the file of its weights before it.
 
@@ -45,6 +46,7 @@ def save_graph(
         external_data: Whether weights lie in a file beside it, or the name of that; None: where they must.
         external_from_nbytes: From which size on they do; smaller ones stay with the graph.
         allow_custom: Write operators that neither ONNX nor gpuexec defines.
+        keep_sources: Write the line of source that each node stems from, with its path.
 
     Raises:
         InputError: The path is none, operators have no form in ONNX, or weights don't fit.
@@ -63,7 +65,8 @@ def save_graph(
                 if beside is None
                 else _Beside(stack.enter_context(replacing(beside)), beside.name, external_from_nbytes)
             )
-            model = to_model(graph, choose_opset(graph), store=store_inside if weights is None else weights.store)
+            store = store_inside if weights is None else weights.store
+            model = to_model(graph, choose_opset(graph), store=store, keep_sources=keep_sources)
             model.doc_string = info.description
             helper.set_model_props(model, dict(info.metadata))
             content = model.SerializeToString()

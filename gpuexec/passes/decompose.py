@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpuexec.errors import name_after
 from gpuexec.graphs import Graph, Node
 from gpuexec.operator import decomposition_for
 
@@ -22,5 +23,7 @@ def decompose(graph: Graph) -> Graph:
     for node in graph.nodes:
         function = decomposition_for(node.operator.name)
         parts = (node,) if function is None else function(node)
-        nodes.extend(part if part is node else replace(part, part_of=node.part_of or f"{node}") for part in parts)
+        for part in parts:
+            name, whole = name_after(part.name, node.name), node.part_of or f"{node}"
+            nodes.append(part if part is node else replace(part, name=name, part_of=whole))
     return replace(graph, nodes=tuple(nodes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, name_after
 from gpuexec.geometry import broadcast
 from gpuexec.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.operator import build, describe
@@ -96,7 +96,8 @@ class _Fusing:
         for chain in self._chains:
             if chain.length:
                 nodes = chain.nodes[: chain.length + 1]
-                fused[nodes[0]] = _make_node(chain, take_free("+".join(node.name for node in nodes), taken))
+                name = take_free("+".join(node.name for node in nodes), taken)
+                fused[nodes[0]] = _make_node(chain, name_after(name, nodes[0].name))
                 gone.update(nodes[1:])
         if not fused:
             return self._graph

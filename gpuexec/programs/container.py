@@ -70,7 +70,7 @@ def read_contents(loader: Any, verification: Verification = Verification.FULL) -
         raise ModelError("The program's text is nested too deep.") from error
     except ModelError as error:
         # A file may give its nodes names of any length.
-        text, half = str(error), _LONGEST_MESSAGE // 2
+        text, half = error.message, _LONGEST_MESSAGE // 2
         if len(text) > _LONGEST_MESSAGE:
             error.args = (f"{text[:half]} ... {text[-half:]}",)
         raise

@@ -106,7 +106,7 @@ def decode_contents(
         except ModelError as error:
             raise locate(error, where, error.node) from None
         except GpuexecError as error:
-            raise ModelError(f"{where}: {error}", node=error.node, value=error.value) from error
+            raise ModelError(f"{where}: {error.message}", node=error.node, value=error.value) from error
         # Equal constants are one array, so what lies on a device of them may be one too.
         method.model.slabs, method.model.lock, method.model.code = slabs, lock, stored
         methods[name] = method

@@ -121,7 +121,7 @@ class Acceptor:
         try:
             found = self._take(port, item, copy=copy)
         except GpuexecError as error:
-            error.args = (f"Input {port.name!r}: {error}",)
+            error.args = (f"Input {port.name!r}: {error.message}",)
             raise
         except Exception as error:
             raise InputError(

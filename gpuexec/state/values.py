@@ -33,7 +33,7 @@ def take_value(memory: Memory, item: object, backend: Backend) -> Carried:
         return _take(memory, item, backend)
     except GpuexecError as error:
         if repr(memory.input) not in str(error):
-            error.args = (f"Memory {memory.input!r}: {error}",)
+            error.args = (f"Memory {memory.input!r}: {error.message}",)
         raise
     except Exception as error:
         raise InputError(

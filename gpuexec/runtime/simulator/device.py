@@ -102,6 +102,7 @@ class SimulatorDevice:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._lost: str | None = None
+        self._lost_at: str | None = None  # the node whose operation it was
         self._findings: tuple[Finding, ...] = ()
         self._is_closed = False
 
@@ -235,7 +236,10 @@ class SimulatorDevice:
             ClosedError: The device was closed.
         """
         if self._lost is not None:
-            raise CheckError(self._lost, self._findings) if self._findings else DeviceLostError(self._lost)
+            node = self._lost_at
+            if self._findings:
+                raise CheckError(self._lost, self._findings, node=node)
+            raise DeviceLostError(self._lost, node=node)
         if self._is_closed:
             raise ClosedError(f"{self.name} was closed.")
 
@@ -281,7 +285,7 @@ class SimulatorDevice:
 
     def lose(self, operation: Operation, error: Exception) -> None:
         """End the device for a failed operation; the first one counts."""
-        what = str(error) if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
+        what = error.message if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
         if isinstance(error, GridError) and error.fault_address:
             what = f"{what}: {self._blocks.describe(error.fault_address)}"
         findings = error.findings if isinstance(error, FindingsError) else ()
@@ -289,7 +293,7 @@ class SimulatorDevice:
             what = f"{operation.name}: {describe(findings)}"
         with self._lock:
             if self._lost is None:
-                self._findings = findings
+                self._findings, self._lost_at = findings, operation.node or None
                 self._lost = f"{self.name}: {what.rstrip('.')}. The device is lost; make a new one."
 
     def _table_of(self, source: str) -> tuple[str, ...]:

@@ -30,11 +30,12 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something to do on a device, its name for messages, and the bytes it uses."""
+    """Something to do on a device, its name for messages, the bytes it uses, and the node it stems from, if known."""
 
     name: str
     run: Callable[[], None]
     accesses: tuple[Access, ...] = ()
+    node: str = ""
 
 
 def make_launch(
@@ -65,7 +66,7 @@ def make_launch(
 
     name = _name(f"launch of {function}", arguments.origin)
     device.check_not_freed(arguments, name)
-    return Operation(name, run, _find_accesses(device, arguments))
+    return Operation(name, run, _find_accesses(device, arguments), arguments.origin)
 
 
 def make_copy(
@@ -101,7 +102,7 @@ def make_copy(
         ctypes.memmove(destination, source, nbytes)
 
     return Operation(
-        _name(name, origin), run, _drop_empty(Access(source, nbytes, False), Access(destination, nbytes, True))
+        _name(name, origin), run, _drop_empty(Access(source, nbytes, False), Access(destination, nbytes, True)), origin
     )
 
 
@@ -122,7 +123,7 @@ def make_fill(device: SimulatorDevice, address: int, pattern: bytes, count: int,
         device.check_range(address, nbytes, name, is_running=True)
         load_runtime().gpuexec_fill(address, pattern, len(pattern), count)
 
-    return Operation(_name(name, origin), run, _drop_empty(Access(address, nbytes, True)))
+    return Operation(_name(name, origin), run, _drop_empty(Access(address, nbytes, True)), origin)
 
 
 def _find_accesses(device: SimulatorDevice, arguments: PackedArguments) -> tuple[Access, ...]:
