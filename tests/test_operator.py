@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from gpuexec.demands import require_const
-from gpuexec.errors import InputError, NeedsHostValue
+from gpuexec.errors import InputError, NeedsHostValue, UnsupportedError
 from gpuexec.graphs import RawNode
+from gpuexec.loading import load
 from gpuexec.operator import (
     Operator,
     build,
@@ -18,6 +20,7 @@ from gpuexec.operator import (
     operator,
     operator_names,
     qualified,
+    suggest_name,
     upgrade,
     upgrades_for,
 )
@@ -99,3 +102,31 @@ def test_operator_without_infer_or_compute_says_so() -> None:
     for method in ("infer", "compute"):
         with pytest.raises(TypeError, match=f"Plain lacks {method}"):
             getattr(Plain(0), method)()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Convv", "Did you mean 'Conv' of ai.onnx?"),
+        ("relu", "Did you mean 'Relu' of ai.onnx?"),
+        ("FusedMatmul", "Did you mean 'com.microsoft.FusedMatMul' of com.microsoft?"),
+        ("FusedMatMul", "Did you mean 'com.microsoft.FusedMatMul' of com.microsoft?"),
+        ("com.microsoft.Softmax", "Did you mean 'Softmax' of ai.onnx?"),
+        ("ai.onnx.ml.LabelEncodr", "Did you mean 'ai.onnx.ml.LabelEncoder' of ai.onnx.ml?"),
+        ("com.example.Nothing", ""),
+    ],
+)
+def test_nearest_names_are_suggested_other_domains_too(name: str, sentence: str) -> None:
+    assert suggest_name(name) == sentence
+
+
+def test_unknown_operator_says_what_is_near_and_how_to_add_one() -> None:
+    node = helper.make_node("Convv", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", 1, None)])
+    graph.input.append(helper.make_tensor_value_info("x", 1, ["n"]))
+    with pytest.raises(UnsupportedError) as caught:
+        load(helper.make_model(graph))
+    text = str(caught.value)
+    assert "operator Convv: 1 (Convv_0)\n    Did you mean 'Conv' of ai.onnx?" in text and "examples/snake.py" in text
+    with pytest.raises(InputError, match=r"not registered\. Did you mean 'Conv' of ai\.onnx"):
+        build("Convv", {})

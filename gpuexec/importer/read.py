@@ -23,6 +23,9 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | on
 # What protobuf can hold in one message; larger weights lie in files of their own.
 _LARGEST_BYTES = 2**31 - 1
 _PIECE_BYTES = 1 << 20
+# A program's header is JSON behind 8 bytes for its length, and the entry that tells it from others stands in it.
+_PROGRAM_ENTRY = b'"gpuexec"'
+_HEADER_NBYTES = 4096
 # A repository checked out without its large files has this text in their place.
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -126,6 +129,11 @@ def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> 
         raise ModelError(f"{where}: expected an ONNX model, got more than the {_LARGEST_BYTES} bytes one can have.")
     if bring_bytes(whole[: len(_LFS_POINTER)]) == _LFS_POINTER:
         raise ModelError(f"{where}: expected an ONNX model, got a Git LFS pointer. Fetch the file: git lfs pull.")
+    if bytes(whole[8:9]) == b"{" and _PROGRAM_ENTRY in bytes(whole[:_HEADER_NBYTES]):
+        raise ModelError(
+            f"{where}: expected an ONNX model, got a program of gpuexec. Read it with gpuexec.Program.load(path), or"
+            " run it with gpuexec.Module(path); on the command line, programs are files that end in .gxp."
+        )
     model = onnx.ModelProto()
     try:
         model.ParseFromString(bytes(bring_bytes(content)))

@@ -36,6 +36,9 @@ _KEY = "gpuexec"
 _LARGEST_HEADER = 1 << 20
 _LONGEST_MESSAGE = 1000
 _MOST_DIGITS = 20
+# How a ModelProto begins: ``ir_version``, one of its first fields, and any other field of its behind it.
+_IR_VERSION_TAG = 0x08
+_ONNX_TAGS = frozenset({0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA})
 _Chunks = Sequence[memoryview]
 
 
@@ -54,7 +57,16 @@ def read_contents(loader: Any, verification: Verification = Verification.FULL) -
     """
     if not isinstance(verification, Verification):
         raise InputError(f"verification takes a Verification (FULL, MINIMAL), got {verification!r}.")
-    header, start = _read_header(loader)
+    try:
+        header, start = _read_header(loader)
+    except ModelError as error:
+        if _is_onnx(loader):
+            raise ModelError(
+                "Expected a program, got an ONNX model. Load it with gpuexec.load(path), run it with"
+                " gpuexec.Module('model.onnx'), or make a program of it: gpuexec.Program.build({'forward': path}), or"
+                " `gpuexec compile` on the command line, where programs are files that end in .gxp."
+            ) from error
+        raise
     version, hashes = _read_metadata(header)
     places = _find_parts(header, start, measure(loader))
     parts = {}
@@ -164,6 +176,12 @@ def _read_header(loader: Any) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ModelError("The file is no program: its header is no JSON object.")
     return header, 8 + length
+
+
+def _is_onnx(loader: Any) -> bool:
+    """Return whether a file that is no program begins as ONNX models do: the IR version, and the tag of a field."""
+    first = bytes(fetch(loader, 0, min(measure(loader), 3)))
+    return len(first) == 3 and first[0] == _IR_VERSION_TAG and first[1] < 64 and first[2] in _ONNX_TAGS
 
 
 def _read_metadata(header: Mapping[str, Any]) -> tuple[tuple[int, int], Mapping[str, Any]]:
