@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,11 +12,15 @@ from gpuexec.runtime.cuda import CudaDevice
 from gpuexec.runtime.driver import probe
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from tests.runtime.cuda.launching import EXPRESSIONS, SOURCE
-from tests.runtime.cupy_standin import Standin, install
+
+if TYPE_CHECKING:
+    from tests.runtime.cupy_standin import Standin
 
 
 @pytest.fixture
 def standin() -> Iterator[Standin]:
+    from tests.runtime.cupy_standin import Standin
+
     below = SimulatorDevice(lambda source: EXPRESSIONS)
     yield Standin(below)
     below.close()
@@ -31,6 +35,8 @@ def packed(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def device(standin: Standin, packed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CudaDevice]:
     """A device over the stand-in."""
+    from tests.runtime.cupy_standin import install
+
     install(monkeypatch, standin)
     monkeypatch.setenv("GPUEXEC_CACHE_DIR", str(tmp_path / "cache"))
     made = CudaDevice(packed_launch=packed)

@@ -16,11 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cupy
 import numpy as np
 import pytest
-from cuda.bindings import driver
-from cuda.pathfinder import DynamicLibNotFoundError
 
 import gpuexec.runtime
 from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
@@ -32,6 +29,10 @@ from gpuexec.runtime.driver import probe
 from gpuexec.runtime.prepared import PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
+from tests import cuda_wheels
+
+cupy, driver = cuda_wheels.load("cupy"), cuda_wheels.load("cuda.bindings.driver")
+DynamicLibNotFoundError = cuda_wheels.load("cuda.pathfinder").DynamicLibNotFoundError
 
 LAUNCH = Launch(Kernel("a.cu", "f"), (1, 1, 1), (32, 1, 1), (np.int32(1), np.float32(2)), writes=())
 RUNTIME = Path(gpuexec.runtime.__file__).parent

@@ -5,6 +5,10 @@ answers through gpuexec's own device protocol only. Statuses are CUDA's; a handl
 graph nodes are the real classes of cuda.bindings, and a graph runs in a random order that its edges allow.
 """
 
-from tests.runtime.cupy_standin.standin import Standin, install
+from tests.cuda_wheels import require
+
+require()  # whoever imports the stand-in is skipped without the wheels
+
+from tests.runtime.cupy_standin.standin import Standin, install  # noqa: E402
 
 __all__ = ["Standin", "install"]

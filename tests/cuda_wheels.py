@@ -1,0 +1,42 @@
+"""The wheels of CUDA (CuPy, cuda.bindings, NVRTC): tests that need them are skipped where they are not installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+_INSTALL = "pip install 'gpuexec[cuda13]'"
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def _tell_missing() -> str:
+    """Return why tests of GPU code can't run here, in a sentence; empty where they can."""
+    names = {"CuPy": "cupy", "cuda.bindings": "cuda.bindings", "NVRTC": "nvidia"}
+    missing = [title for title, name in names.items() if not _is_there(name)]
+    return f"{' and '.join(missing)} not installed: {_INSTALL}." if missing else ""
+
+
+MISSING = _tell_missing()
+# For a test, or as a module's ``pytestmark``.
+needs_cuda_wheels = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def require() -> None:
+    """Skip the module that is being imported, or the test that runs, unless the wheels are installed."""
+    if MISSING:
+        pytest.skip(MISSING, allow_module_level=True)
+
+
+def load(name: str) -> Any:
+    """Return a module of the wheels; skips as `require` does."""
+    require()
+    return import_module(name)
