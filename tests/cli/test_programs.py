@@ -17,6 +17,7 @@ from gpuexec.programs.cases import Case
 from gpuexec.programs.container import read_contents
 from gpuexec.programs.contents import Allowance
 from gpuexec.programs.data_loader import MmapDataLoader
+from tests.cuda_wheels import needs_cuda_wheels
 from tests.state_models import running_sum
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,7 @@ def compile_digits(tmp_path: Path) -> str:
     return path
 
 
+@needs_cuda_wheels
 def test_program_is_compiled_shown_verified_and_run(capsys: Out, tmp_path: Path) -> None:
     program = compile_digits(tmp_path)
     text = capsys.readouterr().out
@@ -63,6 +65,7 @@ def test_program_is_compiled_shown_verified_and_run(capsys: Out, tmp_path: Path)
     assert np.load(written)["logits"].shape == (4, 10)
 
 
+@needs_cuda_wheels
 def test_verify_compares_and_says_what_is_off(program: str, capsys: Out, tmp_path: Path) -> None:
     image = np.zeros((2, 1, 8, 8), np.float32)
     np.savez(tmp_path / "case.npz", image=image, logits=np.ones((2, 10), np.float32))
@@ -154,6 +157,7 @@ def test_each_case_of_a_model_with_memories_starts_from_nothing(capsys: Out, tmp
     assert "first case" in (text := capsys.readouterr().out) and "float32[2,3] = Add(" in text
 
 
+@needs_cuda_wheels
 def test_explain_takes_a_method_of_a_program(program: str, capsys: Out) -> None:
     assert main(["explain", program, "--target", "sm_80", "--method", "forward", "--dims", "batch=2"]) == 0
     text = capsys.readouterr().out
@@ -162,11 +166,13 @@ def test_explain_takes_a_method_of_a_program(program: str, capsys: Out) -> None:
     assert "has no method 'backward'; it has forward" in capsys.readouterr().err
 
 
+@needs_cuda_wheels
 def test_check_of_a_program_names_verify(program: str, capsys: Out) -> None:
     assert main(["run", program, "--backend", "cpu", "--check"]) == 1
     assert "a program is checked by: gpuexec verify" in capsys.readouterr().err
 
 
+@needs_cuda_wheels
 def test_altered_program_is_told(program: str, capsys: Out) -> None:
     content = bytearray(Path(program).read_bytes())
     content[-1] ^= 1

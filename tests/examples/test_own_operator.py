@@ -19,6 +19,7 @@ from gpuexec.instances import instantiations
 from gpuexec.operator import find_operator
 from gpuexec.runtime.kernel_source import find_source, flatten
 from gpuexec.runtime.nvrtc import compile_cubin
+from tests.cuda_wheels import needs_cuda_wheels
 from tests.ops.harness import Case, run_case
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
@@ -69,6 +70,7 @@ def test_registration_and_kernel_are_short() -> None:
     assert len((folder / "snake.cu").read_text().splitlines()) < 20
 
 
+@needs_cuda_wheels
 def test_kernel_compiles_for_a_gpu_with_our_headers() -> None:
     (kernel,) = compile_cubin(
         flatten(find_source(snake.KERNEL.source)), [snake.KERNEL.expression], "sm_90", source="snake.cu"
@@ -76,6 +78,7 @@ def test_kernel_compiles_for_a_gpu_with_our_headers() -> None:
     assert kernel.spill_bytes == 0 and kernel.registers <= 64
 
 
+@needs_cuda_wheels
 def test_program_file_keeps_the_operator_and_its_kernel(tmp_path: Path) -> None:
     shapes = {"forward": {"x": (2, 3, 70)}}
     gx.Program.build({"forward": make_model()}, shapes=shapes, architectures=["sm_90"]).save(tmp_path / "snake.gxp")

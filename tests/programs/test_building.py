@@ -13,12 +13,14 @@ from gpuexec.planner.verify import verify
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.cases import Case, make_case
 from gpuexec.runtime.kernel_cache import KernelCache
+from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import load_linear, load_nested, load_text, load_twin
 
 Array = np.ndarray[Any, Any]
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
+@needs_cuda_wheels
 def test_plans_are_laid_out_at_the_upper_ends() -> None:
     contents = build_contents({"m": load_linear(dims={"n": (1, 8)})}, architectures=["sm_80", "sm_90", "sm_80"])
     plans = contents.methods["m"].plans
@@ -41,6 +43,7 @@ def test_method_without_bounds_has_no_plans() -> None:
     assert contents.methods["m"].plans == {"cpu": ()}
 
 
+@needs_cuda_wheels
 def test_code_is_machine_code_of_each_and_ptx_of_the_newest() -> None:
     contents = build_contents({"m": load_linear(dims={"n": 2})}, architectures=["sm_90", "sm_80"])
     assert contents.code.architectures == ("compute_90", "sm_80", "sm_90")
@@ -167,6 +170,7 @@ def test_case_without_names_is_refused(inputs: Any, outputs: Any) -> None:
         Case(inputs, outputs)
 
 
+@needs_cuda_wheels
 def test_model_in_parts_has_a_plan_of_its_first_part_or_none() -> None:
     contents = build_contents({"m": load_nested(dims={"n": 3, "k": 4})}, architectures=["sm_80"])
     for rows in contents.methods["m"].plans.values():

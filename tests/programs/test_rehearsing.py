@@ -20,6 +20,7 @@ from gpuexec.runtime.kernel_cache import KernelCache
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.target import Target
 from tests.control_models import MODELS as CONTROL
+from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import load_text
 from tests.staged_models import MODELS as STAGED
 
@@ -137,6 +138,7 @@ def test_loop_without_end_is_left() -> None:
     assert any("Exp" in kernel.expression for kernel in kernels)
 
 
+@needs_cuda_wheels
 def test_method_in_parts_runs_from_a_file_without_a_compiler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = STAGED["many"].load()
     contents = build_contents({"m": model}, architectures=["sm_80", "sm_90"], cases={"m": [Case(make(3, 5))]})

@@ -13,6 +13,7 @@ from gpuexec.instances import kernel_table
 from gpuexec.runtime import compile_all
 from gpuexec.runtime.compile_all import ARCHITECTURES, CHUNK, compile_programs, find_problems, split_table
 from gpuexec.runtime.kernel_cache import KernelCache
+from tests.cuda_wheels import needs_cuda_wheels
 
 GOOD = "template <int N> __global__ void __launch_bounds__(256) good(float* x) { x[threadIdx.x] += N; }\n"
 UNBOUNDED = 'extern "C" __global__ void unbounded(float* x) { x[threadIdx.x] += 1; }\n'
@@ -57,6 +58,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[st
     return rows
 
 
+@needs_cuda_wheels
 def test_main_passes_and_reads_the_cache_when_run_again(
     table: dict[str, tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +72,7 @@ def test_main_passes_and_reads_the_cache_when_run_again(
     assert "4 programs, 0 of them compiled" in capsys.readouterr().out
 
 
+@needs_cuda_wheels
 @pytest.mark.parametrize(
     ("source", "expression", "says"),
     [
@@ -97,6 +100,7 @@ def test_main_fails_when_there_is_nothing_to_compile(table: dict[str, tuple[str,
     assert compile_all.main(["--arch", "sm_90"]) == 1
 
 
+@needs_cuda_wheels
 def test_main_fails_when_nvrtc_does_not_know_an_architecture(
     table: dict[str, tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +109,7 @@ def test_main_fails_when_nvrtc_does_not_know_an_architecture(
     assert re.search(r"nvrtc-\d+\.\d+ can't compile for sm_999; it knows sm_75, ", capsys.readouterr().err)
 
 
+@needs_cuda_wheels
 def test_main_compiles_what_plans_launch_and_names_the_rest(
     table: dict[str, tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +127,7 @@ def test_main_compiles_what_plans_launch_and_names_the_rest(
     ]
 
 
+@needs_cuda_wheels
 def test_compile_programs_gives_every_instance_of_a_chunk(tmp_path: Path) -> None:
     (tmp_path / "good.cu").write_text(GOOD)
     table = {str(tmp_path / "good.cu"): tuple(f"good<{n}>" for n in range(3))}
@@ -129,6 +135,7 @@ def test_compile_programs_gives_every_instance_of_a_chunk(tmp_path: Path) -> Non
     assert [kernel.expression for kernel in outcome.kernels] == ["good<0>", "good<1>", "good<2>"]
 
 
+@needs_cuda_wheels
 def test_kernels_of_one_file_keep_their_budgets_on_the_oldest_and_the_newest_architecture(tmp_path: Path) -> None:
     programs = split_table({"softmax.cu": kernel_table()["softmax.cu"]}, [ARCHITECTURES[0], ARCHITECTURES[-1]])
     outcomes = compile_programs(programs, KernelCache(tmp_path))

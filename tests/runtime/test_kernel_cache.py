@@ -18,6 +18,7 @@ from gpuexec.errors import KernelError
 from gpuexec.runtime.kernel_cache import KernelCache, make_key
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
+from tests.cuda_wheels import needs_cuda_wheels
 
 CUBIN = Cubin("f.cu", b"\x7fELF" + bytes(range(256)), (CompiledKernel("f<int>", "_Z1f", 8, 0, 16, 256),), "log")
 EXPRESSIONS = ("add<float>", "add<double>", "add<int>")
@@ -76,6 +77,7 @@ def count_compiles(tmp_path: Path, processes: int) -> list[str]:
     return compiled
 
 
+@needs_cuda_wheels
 def test_cache_compiles_each_kernel_once_when_eight_processes_start_empty(tmp_path: Path) -> None:
     assert count_compiles(tmp_path, 8) == sorted(EXPRESSIONS)
     assert count_compiles(tmp_path, 1) == []
@@ -92,6 +94,7 @@ def test_cache_recompiles_an_entry_that_describes_kernels_by_other_fields(tmp_pa
     assert not KernelCache(tmp_path).get("key", lambda: CUBIN).was_compiled
 
 
+@needs_cuda_wheels
 @pytest.mark.parametrize("suffix", [".cubin", ".json"])
 def test_cache_recompiles_only_the_damaged_kernel_when_eight_processes_find_it(tmp_path: Path, suffix: str) -> None:
     count_compiles(tmp_path, 1)
@@ -202,6 +205,7 @@ def test_make_key_differs_in_each_of_its_parts() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@needs_cuda_wheels
 def test_library_counts_compiles_and_keeps_instances_apart(tmp_path: Path) -> None:
     source = tmp_path / "add.cu"
     source.write_text(SOURCE)

@@ -8,6 +8,7 @@ import pytest
 
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.runtime import nvrtc
+from tests.cuda_wheels import needs_cuda_wheels
 
 SOURCE = r"""
 #include <cuda_fp16.h>
@@ -34,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
 """
 
 
+@needs_cuda_wheels
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90a", "sm_100", "sm_120"])
 def test_compile_cubin_gives_an_elf_image_for_each_architecture(architecture: str) -> None:
     cubin = nvrtc.compile_cubin(SOURCE, ["scale<float>"], architecture)
@@ -41,6 +43,7 @@ def test_compile_cubin_gives_an_elf_image_for_each_architecture(architecture: st
     assert cubin.kernels[0].lowered_name.encode() in cubin.image
 
 
+@needs_cuda_wheels
 def test_compile_cubin_reports_what_each_kernel_takes() -> None:
     cubin = nvrtc.compile_cubin(SOURCE, ["plain", "scale<__half>", "scale<float>"], "sm_90")
     assert [kernel.expression for kernel in cubin.kernels] == ["plain", "scale<__half>", "scale<float>"]
@@ -50,10 +53,12 @@ def test_compile_cubin_reports_what_each_kernel_takes() -> None:
     assert all(0 < kernel.registers <= 255 and kernel.spill_bytes == 0 for kernel in cubin.kernels)
 
 
+@needs_cuda_wheels
 def test_compile_cubin_reports_spills_when_registers_do_not_suffice() -> None:
     assert nvrtc.compile_cubin(SPILLING, ["spills"], "sm_80").kernels[0].spill_bytes > 0
 
 
+@needs_cuda_wheels
 def test_compile_cubin_contracts_nothing_unless_asked() -> None:
     text = 'extern "C" __global__ void f(float* x) { x[0] = x[1] * x[2] + x[3]; }'
     strict = nvrtc.compile_cubin(text, ["f"], "sm_90")
@@ -61,6 +66,7 @@ def test_compile_cubin_contracts_nothing_unless_asked() -> None:
     assert strict.image != contracted.image
 
 
+@needs_cuda_wheels
 def test_compile_cubin_names_file_line_and_instance_when_source_is_wrong() -> None:
     with pytest.raises(KernelError, match=r"(?s)norm\.cu:f does not compile for sm_90.*norm\.cu\(7\): error"):
         nvrtc.compile_cubin(
@@ -68,16 +74,19 @@ def test_compile_cubin_names_file_line_and_instance_when_source_is_wrong() -> No
         )
 
 
+@needs_cuda_wheels
 def test_compile_cubin_names_the_instance_when_it_does_not_exist() -> None:
     with pytest.raises(KernelError, match=r"kernel\.cu:scale<Nothing> does not compile"):
         nvrtc.compile_cubin(SOURCE, ["scale<Nothing>"], "sm_90")
 
 
+@needs_cuda_wheels
 def test_compile_cubin_says_so_when_architecture_is_unknown() -> None:
     with pytest.raises(KernelError, match=r"can't compile for sm_999; it knows sm_75, .*sm_120"):
         nvrtc.compile_cubin(SOURCE, ["plain"], "sm_999")
 
 
+@needs_cuda_wheels
 @pytest.mark.parametrize(("name", "since"), [("sm_100", "12.8"), ("sm_120", "12.8"), ("sm_110", "13.0")])
 def test_check_architecture_names_the_version_when_nvrtc_is_too_old(
     monkeypatch: pytest.MonkeyPatch, name: str, since: str
@@ -128,6 +137,7 @@ def test_load_nvrtc_names_the_command_when_bindings_are_missing(monkeypatch: pyt
         nvrtc.load_nvrtc()
 
 
+@needs_cuda_wheels
 def test_load_nvrtc_names_the_command_when_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import nvrtc as bindings
     from cuda.pathfinder import DynamicLibNotFoundError
@@ -141,6 +151,7 @@ def test_load_nvrtc_names_the_command_when_library_is_missing(monkeypatch: pytes
         nvrtc.load_nvrtc()
 
 
+@needs_cuda_wheels
 def test_compile_cubin_names_the_command_when_headers_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "_include_options", lambda: ())
     with pytest.raises(KernelError, match=r"(?s)cuda_fp16\.h.*pip install 'gpuexec\[kernels\]'"):

@@ -16,6 +16,7 @@ from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.nvrtc import OPTIONS, compile_cubin
 from gpuexec.runtime.stored_code import StoredCode, runs_on
+from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import KERNEL, make_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,12 +80,14 @@ def test_stored_code_lies_in_a_file_for_the_driver(tmp_path: Path) -> None:
     cache.close()
 
 
+@needs_cuda_wheels
 def test_kernel_that_is_not_stored_is_compiled(tmp_path: Path) -> None:
     library = KernelLibrary("sm_75", KernelCache(tmp_path))
     assert library.compile([KERNEL], make_code())[KERNEL].was_compiled
     assert library.compile_count == 1
 
 
+@needs_cuda_wheels
 def test_ptx_is_text_that_names_the_symbol() -> None:
     made = compile_cubin(TEXT, [KERNEL.expression], "compute_80", source=KERNEL.source)
     assert b".target sm_80" in made.image and made.image.endswith(b"\0")
@@ -125,6 +128,7 @@ print(json.dumps(found))
 """
 
 
+@needs_cuda_wheels
 def test_program_starts_without_a_compiler_and_with_an_empty_cache(tmp_path: Path) -> None:
     from gpuexec.programs.building import build_contents
     from gpuexec.programs.container import write_contents

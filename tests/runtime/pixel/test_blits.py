@@ -13,6 +13,7 @@ from gpuexec.instances import kernel_table
 from gpuexec.ops.pixel import find_blits
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.nvrtc import compile_cubin
+from tests.cuda_wheels import needs_cuda_wheels
 
 BLITS = {
     (source, expression.partition("<")[0]): expression
@@ -25,6 +26,7 @@ _TABLE = re.compile(r"ld\.(?:global|const)\S* .*\[(?:__cudart|(%rd\d+))")
 _ADDRESS = re.compile(r"(?:mov|add|cvta)\S* (%rd\d+), (?:__cudart|(%rd\d+))")
 
 
+@needs_cuda_wheels
 @pytest.mark.parametrize(("source", "name"), sorted(BLITS))
 def test_blit_touches_memory_by_textures_and_surfaces_alone(source: str, name: str) -> None:
     text, expression = flatten(kernels_dir() / source), BLITS[source, name]

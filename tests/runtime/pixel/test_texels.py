@@ -11,6 +11,7 @@ import pytest
 from gpuexec.runtime.kernel_source import flatten
 from gpuexec.runtime.nvrtc import compile_cubin
 from gpuexec.runtime.simulator.module import load_file
+from tests.cuda_wheels import needs_cuda_wheels
 
 SOURCE = Path(__file__).with_name("texels.cu")
 TYPES: dict[str, Any] = {"u8": np.uint8, "u16": np.uint16, "half": np.float16, "float": np.float32, "u64": np.uint64}
@@ -66,6 +67,7 @@ def test_elements_that_a_blit_leaves_out_stay(kernels: Any, name: str) -> None:
     np.testing.assert_array_equal(memory, np.where(np.arange(50) % 3 == 0, 9, 1))
 
 
+@needs_cuda_wheels
 def test_a_gpu_reads_by_textures_and_writes_by_surfaces() -> None:
     (kernel,) = compile_cubin(flatten(SOURCE), ["count_up<u32>"], "compute_75", source="texels.cu").kernels
     assert kernel.max_threads == 256
