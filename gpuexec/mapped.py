@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import AccessError, NotFoundError
+from gpuexec.system_files import read_at
 
 Array = np.ndarray[Any, Any]
 # Content from here on stays in its file; smaller content is read when its model is.
@@ -96,7 +97,7 @@ class FileSource:
         done = 0
         while done < buffer.nbytes:
             try:
-                count = os.preadv(self._file, [buffer[done:]], offset + done)
+                count = read_at(self._file, buffer[done:], offset + done)
             except OSError as error:
                 raise AccessError(f"{self.name} can't be read: {error.strerror or error}.") from error
             if not count:

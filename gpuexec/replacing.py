@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -50,7 +51,10 @@ def replacing(target: str | os.PathLike[str], *, mode: int | None = None, sync: 
         if sync:
             _sync_folder(path.parent)
     except OSError as error:
-        raise AccessError(f"{os.fsdecode(target)} can't be written: {error.strerror or error}.") from error
+        reason = error.strerror or error
+        if sys.platform == "win32" and isinstance(error, PermissionError):
+            reason = f"{reason} (on Windows no file is replaced while a model or program read from it is held)"
+        raise AccessError(f"{os.fsdecode(target)} can't be written: {reason}.") from error
     finally:
         if scratch is not None:
             with contextlib.suppress(OSError, ValueError):

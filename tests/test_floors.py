@@ -21,7 +21,7 @@ HELD = (
     "images",
 )
 FLOORS = (
-    ("errors", "phases", "version"),
+    ("errors", "phases", "system_files", "version"),
     ("array_files", "attributes", "extensions", "forms", "geometry", "knobs", "replacing")
     + ("spec", "target", "progress", "mapped"),
     ("command", "containers", "pickling"),

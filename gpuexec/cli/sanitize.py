@@ -172,6 +172,6 @@ def _show_party(party: Party, files: Mapping[str, Path]) -> None:
     print(f"  {party.access or 'here'} by thread ({thread}) of block ({block})")
     for number, (file, line) in enumerate(((party.file, party.line), *party.within)):
         if file:
-            source = files[file].read_text().splitlines() if file in files else []
+            source = files[file].read_text(encoding="utf-8").splitlines() if file in files else []
             text = source[line - 1].strip() if 0 < line <= len(source) else ""
             print(f"    {'in ' if number else ''}{file}:{line}  {text}".rstrip())

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from gpuexec.errors import AccessError, ClosedError, GpuexecError, InputError, NotFoundError
 from gpuexec.mapped import map_file
+from gpuexec.system_files import read_at
 
 
 class DataLoader(ABC):
@@ -91,7 +92,7 @@ class FileDataLoader(DataLoader):
                 raise ClosedError(f"The loader of {self._where} is closed.")
             done = 0
             while done < size:
-                count = os.preadv(self._file, [room[done:size]], offset + done)
+                count = read_at(self._file, room[done:size], offset + done)
                 if not count:
                     raise _short(self._where, offset, size, done)
                 done += count

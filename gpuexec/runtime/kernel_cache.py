@@ -13,7 +13,6 @@ let two processes lock different files of one name.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import threading
@@ -26,6 +25,7 @@ from gpuexec.errors import AccessError, KernelError
 from gpuexec.replacing import write_file
 from gpuexec.runtime.code_files import make_folder, private_folder, read_code
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
+from gpuexec.system_files import lock_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class KernelCache:
                 if self.fallback is None:
                     make_folder(self.folder)
                     file = stack.enter_context(open(self.folder / f"{key}.lock", "ab"))
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    lock_file(file.fileno())
             except (OSError, AccessError) as error:
                 self._fall_back(error)
             yield

@@ -84,7 +84,7 @@ def _inline(path: Path, seen: set[Path]) -> list[str]:
         return []
     seen.add(path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise KernelError(f"Kernel source {path.name} can't be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

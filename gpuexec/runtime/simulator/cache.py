@@ -8,7 +8,6 @@ into place. Lock files stay: removing one would let two processes lock different
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from gpuexec.errors import AccessError
 from gpuexec.replacing import write_file
 from gpuexec.runtime.code_files import make_folder, read_code
+from gpuexec.system_files import lock_file
 
 _DIGEST_BYTES = 32
 
@@ -92,5 +92,5 @@ def is_whole(path: Path) -> bool:
 def _hold(path: Path) -> Iterator[None]:
     """Hold a lock against other threads and processes; a process that dies lets go of it."""
     with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file.fileno())
         yield

@@ -123,5 +123,5 @@ def _hash_headers(check: bool) -> str:
 def _hash(paths: Sequence[Path], text: str = "") -> str:
     digest = hashlib.sha256(text.encode())
     for path in paths:
-        digest.update(f"{path.name}\n{path.read_text()}".encode())
+        digest.update(f"{path.name}\n{path.read_text(encoding='utf-8')}".encode())
     return digest.hexdigest()
