@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec import knobs
+from tests import absent_packages
 from tests.devices.opening import open_device, why_no_gpu
 from tests.small_models import CPU, affine
 
@@ -35,6 +36,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return absent_packages.skip_collected((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return absent_packages.skip_run((yield), call.excinfo.value if call.excinfo is not None else None)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ _INSTALL = "pip install 'gpuexec[cuda13]'"
 def _is_there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except (ModuleNotFoundError, ValueError):  # of the package around it; blocked, None in sys.modules
         return False
 
 

@@ -30,7 +30,8 @@ MAPPING = ("MAP_SHARED", "MAP_PRIVATE", "MAP_POPULATE", "PROT_READ", "PROT_WRITE
 BLOCK = """
 import asyncio, ctypes, importlib.metadata, logging, mmap, os, pathlib, platform, shutil, signal, subprocess, sys
 import tempfile, types, typing, uuid
-import numpy, numpy.testing, onnx, onnx.inliner, onnx.reference, ml_dtypes, safetensors.numpy, rich.console, rich.table, rich.progress
+import numpy, numpy.testing, onnx, onnx.inliner, onnx.reference, ml_dtypes, safetensors.numpy
+import rich.console, rich.table, rich.progress
 
 platform_name, modules, lacks, signals, mapping = {taken!r}
 for name in modules:
