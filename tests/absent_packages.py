@@ -1,4 +1,4 @@
-"""Packages of the extra ``test`` that are not installed: what fails for want of one is skipped, and says so."""
+"""Packages of the extra ``test`` and a C++ compiler: what fails for want of one is skipped, and says so."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from importlib.util import find_spec
 
 import pytest
 
+from gpuexec.errors import GpuexecError
+
 # By module, the package to install.
 _PACKAGES = {"onnxruntime": "onnxruntime", "PIL": "pillow"}
+# What the simulator says where it finds none.
+_NO_COMPILER = "neither g++ nor clang++ is there"
 _TOLD = re.compile(r"No module named '(\w+)|import of (\w+) halted")
 
 
@@ -33,6 +37,8 @@ def skip_run(report: pytest.TestReport, error: BaseException | None) -> pytest.T
     """Return a report of a test that is a skip where a package was missing."""
     while error is not None and report.outcome == "failed":
         reason = explain(str(error)) if isinstance(error, ModuleNotFoundError) else ""
+        if isinstance(error, GpuexecError) and _NO_COMPILER in str(error):
+            reason = f"The simulator needs a C++ compiler: {_NO_COMPILER}."
         if reason:
             report.outcome, report.longrepr = "skipped", (*report.location[:1], report.location[1] or 0, reason)
         error = error.__cause__
