@@ -92,9 +92,15 @@ class Acceptor:
         ports = {port.name: port for port in self.model.inputs}
         # What memories hold need not be given, and does not stay set.
         ports.update({port.name: port for port in self.model.ports if port.name in named})
-        unknown = [name for name in named if name not in ports]
+        header = self.model.info.header
+        # An initializer that is an input too and that no node reads may be given, and has no effect.
+        unknown = [name for name in named if name not in ports and name not in header.idle]
         if unknown:
-            raise InputError(f"The model has no input {unknown[0]!r}; it has {', '.join(ports)}.", value=unknown[0])
+            is_weight = unknown[0] in header.overridable
+            weight = " That is a weight: Worker.replace_weights gives it other content." if is_weight else ""
+            raise InputError(
+                f"The model has no input {unknown[0]!r}; it has {', '.join(ports)}.{weight}", value=unknown[0]
+            )
         missing = [port for name, port in ports.items() if name not in named and name not in kept]
         if missing:
             raise InputError(

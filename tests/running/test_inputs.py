@@ -11,7 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import gpuexec as gx
 from tests.control_models import ControlModel
@@ -272,3 +272,15 @@ def test_what_was_run_once_is_held_no_longer() -> None:
         del x, memory
         worker.trim()
         assert [each() is not None for each in held] == [False] * 5 + [True]
+
+
+def test_an_initializer_that_is_an_input_too_has_no_effect_where_nothing_reads_it() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+        g (float[2] x, float[2] w, float[2] idle) => (float[2] y) <float[2] w = {1, 2}, float[2] idle = {1, 2}>
+        { y = Add(x, w) }"""
+    x = np.ones(2, np.float32)
+    with gx.Worker(parser.parse_model(text), backend=CPU) as worker:
+        (y,) = worker.run({"x": x, "idle": x})
+        np.testing.assert_array_equal(y, [2, 3])
+        with pytest.raises(gx.InputError, match=r"no input 'w'; it has x\. That is a weight: Worker\.replace_weights"):
+            worker.run({"x": x, "w": x})
