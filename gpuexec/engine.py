@@ -7,12 +7,15 @@ after it meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuexec.errors import StateError
+from gpuexec import knobs
+from gpuexec.errors import GpuexecError, StateError
 from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
 from gpuexec.plan import Plan
@@ -20,16 +23,17 @@ from gpuexec.profiling.profiler import Profiler, find_profiler, watching
 from gpuexec.resources.caller_stream import CallerStream, check_not_capturing
 from gpuexec.resources.entrance import Entrance
 from gpuexec.resources.syncs import SyncLog
+from gpuexec.resources.unclosed import find_caller
 from gpuexec.resources.weights import weights_of
 from gpuexec.run_binder import RunBinder, check_strict
 from gpuexec.running.bound import Bound
 from gpuexec.running.comparing import Comparer, Observe, Observer
 from gpuexec.running.inputs import Acceptor, GivenInput
-from gpuexec.running.issuer import Issuer
+from gpuexec.running.issuer import GivingUp, Issuer
 from gpuexec.running.part import Stage
 from gpuexec.running.plan_cache import Choice
 from gpuexec.running.profiled import following, profile_run
-from gpuexec.running.release import close_storage, trim_storage
+from gpuexec.running.release import close_storage, settle_storage, trim_storage
 from gpuexec.running.road import Road
 from gpuexec.running.run import Run, Step
 from gpuexec.running.site import Site
@@ -114,6 +118,8 @@ class Engine:
             backend,
             f"Another caller is inside this {owner}; make one {owner} per thread (they share the model's weights).",
             f"The {owner} is closed.",
+            owner,
+            lambda: self._issuer.break_off(f"Its {owner} was closed by an interrupt."),
         )
         self.holdings = watch_memory(storage, weights, self.site.graphs, backend)
         self._stepping = Stepping(self._issuer, stopwatch, self.holdings, self._entrance)
@@ -145,6 +151,11 @@ class Engine:
         """Return the context that admits one caller at a time; see `Entrance`."""
         return self._entrance
 
+    def closing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which to `close`; what an interrupt broke admits whoever closes it."""
+        self._entrance.recover()
+        return contextlib.nullcontext() if self._entrance.is_broken else self._entrance
+
     # ---- running
 
     def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
@@ -167,7 +178,8 @@ class Engine:
         if not is_issued and (bound.caller is not None or not self._owns_stream):
             # What the caller puts on the stream next must come after the run.
             self.syncs.note_wait(f"run {bound.run.number}", "what the run has to wait for, on a stream of the caller's")
-            self._issuer.driver.synchronize()
+            with self._entrance.at_rest(), self.giving_up(bound.run.number):
+                self._issuer.driver.synchronize()
         self.holdings.observe(bound.run.number)
         return bound.run
 
@@ -193,11 +205,12 @@ class Engine:
 
     def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         given = dict(given)
-        self.states.fill(given, None)
-        stage, choice = self._runs.choose(given)
-        if choice is None or stage.plans is None:
-            return None
-        self._runs.check_limit(stage, choice, given)
+        with self._entrance.at_rest():
+            self.states.fill(given, None)
+            stage, choice = self._runs.choose(given)
+            if choice is None or stage.plans is None:
+                return None
+            self._runs.check_limit(stage, choice, given)
         # A run half scheduled keeps its recording as it is.
         self._runs.reserve_all(stage, choice, records=self._stepping.bound is None)
         self.holdings.observe(self.turns.number - 1 if self.turns.number else None)
@@ -219,7 +232,8 @@ class Engine:
             raise StateError(f"Run {number} is half scheduled; finish or cancel it first.")
         if self._issuer.driver.is_busy():
             self.syncs.note_wait(f"run {self.turns.number - 1}", "weights are replaced once runs before are issued")
-            self._issuer.driver.synchronize()
+            with self._entrance.at_rest():
+                self._issuer.driver.synchronize()
         with self._issuer.lock:
             limit = self.site.limit
             admit = None if limit is None else limit.admit
@@ -238,27 +252,98 @@ class Engine:
 
         Freed memory that the device keeps goes back to the driver, whoever freed it.
         """
-        self._stepping.drop("a trim")
-        self._issuer.driver.synchronize()
-        with self._issuer.lock:
+        with self._entrance.midway():
+            self._stepping.drop("a trim")
+        with self._entrance.at_rest():
+            self._issuer.driver.synchronize()
+            settle_storage(self._storage, self.backend, self.stream)
+        with self._entrance.midway(), self._issuer.lock:
             trim_storage(self._storage, self.site, self.stream)
         self.backend.keeper.prune()
         self.backend.staging.trim()
         self.backend.device.trim()
 
-    def close(self) -> None:
-        """Wait for all work, then give everything back. Twice is harmless."""
+    def close(self, *, cancels: bool = False) -> bool:
+        """Wait for all work, then give everything back. Twice is harmless.
+
+        A run that is not wholly on the stream after a while (`knobs.close_grace_s`) is cancelled, unless somebody waits
+        for it, and a warning says so. One that does not stop then either is left behind, as is all that is under way
+        when an interrupt ends the wait: what it uses goes when it is done and the engine is let go of.
+
+        Args:
+            cancels: Cancel all runs at once, and quietly.
+
+        Returns:
+            Whether all work is done.
+        """
         if self.is_closed:
-            return
-        self._stepping.drop("the Worker's end")
-        for replay in list(self.replays):
-            replay.close()
+            return True
+        if self._entrance.is_broken:
+            self.abandon()
+            return False
         self._entrance.is_closed = True
-        self._issuer.driver.synchronize()
+        told: list[str] = []
+        try:
+            self._stepping.drop("the Worker's end")
+            if cancels:
+                self._issuer.give_up_since(0, "It was closed.")
+            is_settled = self._finish_runs(told, is_cancelled=cancels)
+            for replay in list(self.replays):
+                replay.close()
+            if is_settled:
+                self._issuer.driver.close()
+                close_storage(self._storage, self.site, self.stream)
+                if self._owns_stream:
+                    close_stream(self.stream)
+        except BaseException:
+            self.abandon()
+            raise
+        if not is_settled:
+            self.abandon()
+        if told and not cancels:
+            file, line = find_caller()
+            warnings.warn_explicit(" ".join(told), RuntimeWarning, file, line)
+        return is_settled
+
+    def abandon(self) -> None:
+        """Let nobody in any more, and leave what is under way behind; nothing is waited for. Twice is harmless."""
+        self._entrance.is_closed = self.turns.is_closed = True
+        self._issuer.break_off(f"Its {self.turns.owner} was closed.")
         self._issuer.driver.close()
-        close_storage(self._storage, self.site, self.stream)
-        if self._owns_stream:
-            close_stream(self.stream)
+        with contextlib.suppress(GpuexecError):
+            event = self.backend.device.create_event()
+            self.stream.record(event)
+            self.backend.keeper.hold(event, self.arena, self.frames, self.pool, self.site.weights)
+
+    def _finish_runs(self, told: list[str], *, is_cancelled: bool) -> bool:
+        """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
+
+        Args:
+            told: What to warn of is added here.
+            is_cancelled: Whether runs were cancelled already.
+        """
+        grace_s, owner = knobs.close_grace_s(), f"a {self.turns.owner} of {self.model.graph.name!r}"
+        while not self._issuer.driver.synchronize(grace_s):
+            given_up = self._issuer.give_up_unwanted(f"Its {self.turns.owner} was closed.")
+            if given_up:
+                is_cancelled = True
+                runs = ", ".join(map(str, given_up))
+                told.append(
+                    f"close() of {owner} cancelled run {runs}: not done after {grace_s:g} s, and nobody waits for it."
+                    " Wait for runs before, or set GPUEXEC_CLOSE_GRACE to more seconds."
+                )
+            elif is_cancelled and not self._issuer.is_wanted():
+                told.append(f"close() of {owner} left a run behind that was cancelled and has not stopped yet.")
+                return False
+        return True
+
+    def giving_up(self, number: int | None = None) -> GivingUp:
+        """Return a context for a call that waits for its own run: whatever ends the call cancels the run too.
+
+        Args:
+            number: Of the run; None: the next.
+        """
+        return GivingUp(self._issuer, self.turns.number if number is None else number)
 
     # ---- binding
 
@@ -273,15 +358,17 @@ class Engine:
         caller = None if stream is None else CallerStream.of(self.backend, stream)
         if not self._owns_stream:
             check_not_capturing(self.stream)
-        given = self.acceptor.accept(inputs, self.binder.kept, copy=copy)
         stepping = self._stepping.bound
-        self.states.fill(given, None if stepping is None else stepping.run._fence)
-        stage, choice = self._runs.choose(given)
-        if self.syncs.is_strict:
-            check_strict(stage)
-        self._runs.check_limit(stage, choice, given)
+        with self._entrance.at_rest():
+            given = self.acceptor.accept(inputs, self.binder.kept, copy=copy)
+            self.states.fill(given, None if stepping is None else stepping.run._fence)
+            stage, choice = self._runs.choose(given)
+            if self.syncs.is_strict:
+                check_strict(stage)
+            self._runs.check_limit(stage, choice, given)
         self._stepping.drop("a newer one")
-        regions = self._runs.reserve(stage, choice, given)
+        with self._entrance.at_rest():
+            regions = self._runs.reserve(stage, choice, given)
         bound = self._runs.bind(given, stage, choice, regions)
         bound.caller = caller
         if profiler is not None:

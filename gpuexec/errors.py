@@ -118,6 +118,20 @@ def locate(error: GpuexecError, where: object, node: str | None = None) -> Gpuex
     return error
 
 
+def as_failure(error: BaseException, what: str) -> BaseException:
+    """Return what those are told who wait for work that an error ended: an interrupt is its caller's alone.
+
+    Args:
+        error: What ended it.
+        what: What was ended, for the message.
+    """
+    if isinstance(error, Exception):
+        return error
+    failure = CancelledError(f"{what} was given up: its caller was interrupted ({type(error).__name__}).")
+    failure.__cause__ = error
+    return failure
+
+
 def _rebuild(kind: type[GpuexecError], args: tuple[object, ...], state: dict[str, object]) -> GpuexecError:
     error = kind.__new__(kind)
     error.args = args

@@ -110,6 +110,7 @@ KNOBS: Mapping[str, Knob] = {
         ),
         Knob("GPUEXEC_PACKED_LAUNCH", bool, True, "Launch through the driver with a prepared block, not by RawKernel."),
         Knob("GPUEXEC_SPIN_US", float, 50.0, "Microseconds that waits poll before they block; 0: none.", 0, 10**9),
+        Knob("GPUEXEC_CLOSE_GRACE", float, 10.0, "Seconds that close() waits before it cancels runs.", 0, 10**9),
         Knob("GPUEXEC_THREADS", int, None, "Threads of the CPU device.", 1, 4096, _CORES),
         Knob("GPUEXEC_BUILD_JOBS", int, None, "Compilers that run at once.", 1, 4096, _CORES),
         Knob("GPUEXEC_CXX", str, None, "C++17 compiler of the simulator.", default_text="g++, then clang++"),
@@ -255,3 +256,8 @@ def build_jobs() -> int:
 def compute_threads() -> int:
     """GPUEXEC_THREADS: size of the CPU device's thread pool (default: one per core)."""
     return read_number("GPUEXEC_THREADS") or os.cpu_count() or 1
+
+
+def close_grace_s() -> float:
+    """GPUEXEC_CLOSE_GRACE: seconds that `close` waits before it cancels runs nobody waits for (default: 10)."""
+    return float(KNOBS["GPUEXEC_CLOSE_GRACE"].read() or 0.0)

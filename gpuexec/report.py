@@ -51,6 +51,11 @@ class Reporting:
     _reason: str
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, by `close` or by an interrupt that came in the middle of a call."""
+        return self._engine.is_closed or self._engine.entering().is_broken
+
+    @property
     def backend_type(self) -> BackendType:
         """The backend chosen; never AUTO."""
         return self._engine.backend.type

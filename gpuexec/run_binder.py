@@ -48,6 +48,7 @@ class RunBinder:
     ) -> None:
         self._site, self._storage, self._states = road.site, storage, states
         self._stream, self._lock, self._syncs = road.stream, road.lock, road.syncs
+        self._under_way = road.under_way
         self._give_up, self._trim = give_up, trim
         self.adopt()
 
@@ -153,12 +154,15 @@ class RunBinder:
         if inspector.exposure.has_statistics:
             run._inspection = Inspection(run._fence, self._site.backend.completion, inspector, self._graph.inputs)
         bound = Bound(run, stage, choice, frame, exposure=inspector.exposure)
+        # From here on others may come to wait for it: it is ended, whatever interrupts this.
+        self._under_way[id(bound)] = bound
         try:
             self._storage.binder.bind(bound, self._states.list_given(given), given)
             # The run reads them now: who begins to write them later waits, who began before has made them stale.
             check_sources(given)
         except BaseException:
             bound.reading.issue(())
+            del self._under_way[id(bound)]
             raise
         with turns.lock:
             # Who finds the turn not over is a reader before this write.

@@ -57,12 +57,13 @@ class Scheduling:
         """Run and block for all outputs: a tuple that also knows names, whether they are one or several.
 
         Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
-        holds or None, a map a dict. Arguments are those of `schedule`.
+        holds or None, a map a dict. Arguments are those of `schedule`. A KeyboardInterrupt cancels the run.
         """
-        run = self.schedule(inputs, copy=copy, stream=stream)
-        # Nobody else asks for these: their pinned memory goes back with them.
-        requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}
-        return Outputs({name: request.result() for name, request in requests.items()})
+        with self._engine.giving_up():
+            run = self.schedule(inputs, copy=copy, stream=stream)
+            # Nobody else asks for these: their pinned memory goes back with them.
+            requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}
+            return Outputs({name: request.result() for name, request in requests.items()})
 
     def schedule_iterable(
         self,

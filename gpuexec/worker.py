@@ -20,6 +20,7 @@ from gpuexec.replay.record import record_replay
 from gpuexec.replay.replay import Replay
 from gpuexec.report import Reporting
 from gpuexec.resources.caller_stream import open_stream
+from gpuexec.resources.entrance import is_interrupt
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import weights_of
 from gpuexec.running.described import describe_inputs
@@ -238,15 +239,24 @@ class Worker(Scheduling, Flushing, Reporting):
             self._engine.trim()
 
     def close(self) -> None:
-        """Wait for all work and give everything back; twice is harmless. Readbacks requested before stay readable."""
+        """Wait for all work and give everything back; twice is harmless. Readbacks requested before stay readable.
+
+        A run that waits for the host (a Loop, a node without a kernel) and is not done after GPUEXEC_CLOSE_GRACE
+        seconds is cancelled with a warning, unless somebody waits for it: a thread, a task, a callback, a readback
+        that was requested. An interrupt ends the wait at once, and the Worker is closed.
+        """
+        self._close(cancels=False)
+
+    def _close(self, *, cancels: bool) -> None:
         if not self._engine.is_closed:
-            with self._engine.entering():
-                self._engine.close()
+            with self._engine.closing():
+                self._engine.close(cancels=cancels)
             self._last = None
             self._unclosed.detach()
 
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who was interrupted waits for nothing any more.
+        self._close(cancels=kind is not None and is_interrupt(kind))

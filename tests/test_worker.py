@@ -137,7 +137,8 @@ def test_copy_does_not_wait() -> None:
 
 def test_pending_copy_is_not_overtaken_by_later_runs(worker: gx.Worker) -> None:
     x = ramp(2, 3)
-    with open_backend(CPU).transfers.issuing() as copies:
+    with open_backend(CPU).transfers.lock:
+        copies = open_backend(CPU).transfers.open()
         gate = hold(copies)
     worker.schedule(x)
     copy = worker.copy_output()

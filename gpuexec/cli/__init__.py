@@ -11,9 +11,12 @@ from typing import Any, TextIO, cast
 
 from gpuexec.errors import GpuexecError
 
+# As shells have it of a process that SIGINT ended: 128 and the number of the signal.
+_INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status (0, or 1 after an error in one line; a command may have others)."""
+    """Run the command line; return the exit status: 0, 1 after an error, 130 after Ctrl-C, or a command's own."""
     parser = argparse.ArgumentParser(
         prog="gpuexec", description="Run array programs (ONNX models) and see how they run."
     )
@@ -33,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuexecError as error:
         print(f"gpuexec: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("gpuexec: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except OSError as error:
         print(f"gpuexec: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
         return 1

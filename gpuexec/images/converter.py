@@ -163,7 +163,8 @@ class ImageConverter:
             for reader in readers.list_unissued(write):
                 content.lease.note_sync(content.name, "written before what reads it was on its stream")
                 _wait_issued(reader)
-            with content.lease.transfers.issuing() as stream:
+            with content.lease.transfers.lock:
+                stream = content.lease.transfers.open()
                 readers.hold_back(stream, write)
                 if caller is not None:
                     caller.lead(stream)

@@ -47,7 +47,8 @@ def open_target(backend: Backend, spec: TensorSpec, out: Any, name: str) -> Tens
         if not content.lease.is_own or content.backend.device is not backend.device:
             raise InputError(f"`out` is {out!r}; expected a tensor of your own on {backend.device.name}.")
         return out
-    with backend.transfers.issuing() as stream:
+    with backend.transfers.lock:
+        stream = backend.transfers.open()
         if out is None:
             region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
         else:

@@ -22,6 +22,7 @@ from gpuexec.programs.method_storage import MethodClaims, MethodMemory, check_me
 from gpuexec.programs.slot_binder import SlotBinder
 from gpuexec.progress import Tell
 from gpuexec.resources.caller_stream import open_stream
+from gpuexec.resources.entrance import is_interrupt
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.results.outputs import Outputs
 from gpuexec.results.tensor import Tensor
@@ -151,11 +152,12 @@ class Method(Setting):
             self._steps.check_none("execute")
             self._steps.is_over = False
             self._wait_for_state()
-            self._run = self._engine.schedule(self._once or None, copy=True, stream=stream)
+            run = self._run = self._engine.schedule(self._once or None, copy=True, stream=stream)
             self._once = {}
             if wait:
-                self._run.wait()
-            return self._run
+                with self._engine.entering().at_rest(), self._engine.giving_up(run.number):
+                    run.wait()
+            return run
 
     def step(self, *, stream: object = None) -> Step | None:
         """Run one layer more, and return it; None once all are on the stream, until `reset` or `execute`.
@@ -255,22 +257,29 @@ class Method(Setting):
     # ---- life
 
     def close(self) -> None:
-        """Wait for all work and let go of all memory; twice is harmless. Readbacks requested before stay readable."""
+        """Wait for all work and let go of all memory; twice is harmless. Readbacks requested before stay readable.
+
+        Runs that do not end are cancelled, and interrupts taken, as by `Worker.close`.
+        """
+        self._close(cancels=False)
+
+    def _close(self, *, cancels: bool) -> None:
         if not self._engine.is_closed:
-            with self._engine.entering():
+            with self._engine.closing():
                 self._steps.end(self)
-                self._engine.close()
-                # What others go on from stays theirs; the rest of the planned memory is free.
+                is_settled = self._engine.close(cancels=cancels)
                 self._run = None
-                self._engine.states.forget()
-                self._claims.release()
+                if is_settled:
+                    # What others go on from stays theirs; the rest of the planned memory is free.
+                    self._engine.states.forget()
+                    self._claims.release()
             self._unclosed.detach()
 
     def __enter__(self) -> Method:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(cancels=kind is not None and is_interrupt(kind))
 
     # ---- parts
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 
 from gpuexec.engine import Engine
-from gpuexec.errors import GpuexecError, InputError, StateError
+from gpuexec.errors import GpuexecError, InputError, StateError, as_failure
 from gpuexec.pickling import not_picklable
 from gpuexec.replay.bindings import ReplayBindings, Staged
 from gpuexec.replay.inputs import InputHome
@@ -29,6 +29,7 @@ from gpuexec.results.content import Content
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.plan_cache import record_plan
+from gpuexec.running.release import settle_stream
 from gpuexec.runtime.device import Event, Recording, Region, Stream
 from gpuexec.runtime.recording import LaunchRecording
 
@@ -68,7 +69,7 @@ class Replay:
         device = self._backend.device
         self._turns = Turns(self._backend, self._syncs, owner="Replay")
         busy = "Another caller is inside this Replay; record one per thread (they share the weights)."
-        self._entrance = Entrance(self._backend, busy, "The Replay, or its Worker, is closed.")
+        self._entrance = Entrance(self._backend, busy, "The Replay, or its Worker, is closed.", "Replay")
         # What was put on a stream last, and where; to begin with: what the first submission needs.
         self._last_event, self._last_stream = device.create_event(), stream
         self._arena = device.allocate(max(recorded.plan.layout.nbytes, 1))
@@ -83,7 +84,8 @@ class Replay:
             if isinstance(recording, LaunchRecording):
                 recording.prepare(bound.layout.regions)
         except BaseException:
-            self._settle()
+            # The event may be what was interrupted.
+            settle_stream(self._backend, stream)
             bound.free()
             raise
         # Neither a graph nor a pinned block goes back by being forgotten.
@@ -161,7 +163,9 @@ class Replay:
         """Wait for its work and give everything back; twice is harmless. Readbacks requested before stay readable."""
         if self._entrance.is_closed:
             return
-        with self._entrance:
+        # What an interrupt broke admits whoever closes it.
+        self._entrance.recover()
+        with contextlib.nullcontext() if self._entrance.is_broken else self._entrance:
             self._entrance.is_closed = True
             self._unclosed.detach()
             self._settle()
@@ -195,7 +199,7 @@ class Replay:
                 self._bound.home.upload(stream, *staged)
             self._submit(stream)
         except BaseException as error:
-            fence.issue((), error)
+            fence.issue((), as_failure(error, "The submission"))
             if staged is not None:
                 self._bound.missing |= staged[1].keys()
             raise

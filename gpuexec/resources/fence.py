@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuexec.errors import GpuexecError, StateError
 from gpuexec.runtime.completion import Completion
 from gpuexec.runtime.device import Event
+from gpuexec.runtime.latch import Latch
 
 
 class Fence:
@@ -22,9 +24,10 @@ class Fence:
     def __init__(self) -> None:
         self._events: tuple[Event, ...] = ()
         self._failure: BaseException | None = None
-        self._issued = threading.Event()
+        self._issued = Latch()
         self._lock = threading.Lock()
-        self._waiting: list[Callable[[], None]] = []
+        # What is called once it is issued, and whether somebody wants that.
+        self._waiting: deque[tuple[Callable[[], None], Callable[[], bool]]] = deque()
         self.stepper: int | None = None
 
     @staticmethod
@@ -41,23 +44,37 @@ class Fence:
             events: The newest first: when it is done, so are the others.
             failure: What whoever waits is told.
         """
-        with self._lock:
-            if self._issued.is_set():
-                return False
-            self._events, self._failure = events, failure
-            self._issued.set()
-            waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
-        return True
-
-    def when_issued(self, callback: Callable[[], None]) -> None:
-        """Call back once the work is on its stream: now, if it is. Callbacks don't raise."""
+        is_first = False
         with self._lock:
             if not self._issued.is_set():
-                self._waiting.append(callback)
+                self._events, self._failure = events, failure
+                is_first = True
+                self._issued.set()
+        # What an interrupt left of them the next call finds.
+        while self._waiting:
+            try:
+                callback, _ = self._waiting.popleft()
+            except IndexError:  # another thread was here first
+                break
+            callback()
+        return is_first
+
+    def when_issued(self, callback: Callable[[], None], is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Call back once the work is on its stream: now, if it is. Callbacks don't raise.
+
+        Args:
+            callback: What to call.
+            is_wanted: Whether somebody waits for what the callback does; see `is_wanted`.
+        """
+        with self._lock:
+            if not self._issued.is_set():
+                self._waiting.append((callback, is_wanted))
                 return
         callback()
+
+    def is_wanted(self) -> bool:
+        """Return whether somebody waits for the work to be issued: a thread, or what a callback stands for."""
+        return self._issued.has_waiters() or any(is_wanted() for _, is_wanted in list(self._waiting))
 
     def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
         """Call back once the work is done: now, if it is or never will be, else on the completion thread."""
@@ -121,12 +138,14 @@ class Fence:
                 return False
         return True
 
-    def settle(self) -> None:
-        """Wait until done, however it ends."""
-        self._issued.wait()
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Wait until done, however it ends; False when the time ran out."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        is_done = self._issued.wait(timeout_s)
         for event in self._events:
             with contextlib.suppress(GpuexecError):
-                event.synchronize()
+                is_done &= event.synchronize(None if end is None else max(end - time.monotonic(), 0.0))
+        return is_done
 
     async def wait(self, completion: Completion) -> None:
         """Wait until done without blocking the loop; raises what the work raised."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.phases import note
@@ -115,8 +117,12 @@ class Lent:
     __slots__ = ("_pool", "memory", "region")
 
     def __init__(self, pool: ExchangePool, memory: Memory, nbytes: int) -> None:
-        self._pool, self.memory = pool, memory
-        self.region = Region(memory, 0, nbytes)
+        self.memory, self.region = memory, Region(memory, 0, nbytes)
+        self._pool = pool
 
-    def __del__(self) -> None:
-        self._pool.take_back(self.memory)
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # What is left at the end of the process goes with it: modules may be gone already. A caller may have been
+        # interrupted before this was made.
+        pool = getattr(self, "_pool", None)
+        if pool is not None and not is_over():
+            pool.take_back(self.memory)

@@ -116,7 +116,8 @@ def allocate_by(allocator: Any, backend: Backend, stream: Stream, what: str) -> 
 def make_bytes(backend: Backend, nbytes: int, name: str = "bytes") -> Tensor:
     """Return new bytes of a backend's device, aligned, as a tensor of the caller's; their content is undefined."""
     region = Region(backend.device.allocate(max(nbytes, 1)), 0, nbytes)
-    with backend.transfers.issuing() as stream:
+    with backend.transfers.lock:
+        stream = backend.transfers.open()
         return wrap_region(backend, region, TensorSpec((nbytes,), np.dtype(np.uint8)), name, stream)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import ClosedError
+from gpuexec.errors import ClosedError, as_failure
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.resources.fence import Fence, when_all_issued
 from gpuexec.resources.frames import Lease
@@ -143,8 +143,13 @@ class Content:
 
         with source.lease.lock:
             source.check()
-            source.lease.readers.add(reading)
-            written = self._rewrite([source.fence], put, caller)
+            try:
+                source.lease.readers.add(reading)
+                written = self._rewrite([source.fence], put, caller)
+            except BaseException:
+                # Who writes the bytes next must not wait for a reader that never comes.
+                reading.issue(self.fence.events[:1])
+                raise
 
         def release() -> None:
             for event in written.events[:1]:
@@ -191,8 +196,6 @@ class Content:
         write = lease.readers.announce_write()
         written.stepper = next((fence.stepper for fence in [self.fence, *sources] if fence.stepper is not None), None)
         self.fence, self.request = written, None
-        # A run that takes the frame writes the bytes too.
-        lease.readers.add(written)
 
         def issue() -> None:
             failure = next((fence.failure for fence in sources if fence.failure is not None), None)
@@ -200,7 +203,8 @@ class Content:
                 written.issue((), failure)
                 return
             try:
-                with lease.transfers.issuing() as stream:
+                with lease.transfers.lock:
+                    stream = lease.transfers.open()
                     self.stream = stream
                     lease.readers.hold_back(stream, write)
                     events = [event for fence in sources for event in fence.events]
@@ -214,9 +218,18 @@ class Content:
                 backend.keeper.hold(event, region.memory)
                 written.issue((event,))
             except BaseException as error:
-                written.issue((), error)
+                written.issue((), as_failure(error, f"The write of {self.name!r}"))
+                if not isinstance(error, Exception):
+                    lease.transfers.hold(backend.keeper, region.memory, put)
+                    raise
 
-        when_all_issued([*sources, *lease.readers.list_unissued(write)], issue)
+        try:
+            # A run that takes the frame writes the bytes too.
+            lease.readers.add(written)
+            when_all_issued([*sources, *lease.readers.list_unissued(write)], issue)
+        except BaseException as error:
+            written.issue((), as_failure(error, f"The write of {self.name!r}"))
+            raise
         return written
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.containers import unpack
-from gpuexec.errors import CancelledError, PendingError
+from gpuexec.errors import CancelledError, PendingError, as_failure
 from gpuexec.pickling import not_picklable
 from gpuexec.profiling.run_profile import timing
 from gpuexec.resources.caller_stream import CallerStream
@@ -19,7 +19,7 @@ from gpuexec.resources.fence import Fence, wait_in_loop
 from gpuexec.resources.frames import Lease
 from gpuexec.results.place import Place
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, begin_host_read
+from gpuexec.runtime.device import Event, Memory, Region, begin_host_read
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -51,8 +51,15 @@ class ReadbackRequest:
         self._block: Memory | None = None
         self._callbacks: list[Callable[[ReadbackRequest], None]] = []
         self._is_watched = False
-        lease.readers.add(self._fence)
-        source.when_issued(self._start)
+        # Whether whoever waited for it last was interrupted, and nobody asked since.
+        self._was_left = False
+        try:
+            lease.readers.add(self._fence)
+            source.when_issued(self._start, self._is_wanted)
+        except BaseException as error:
+            # Who writes the bytes next must not wait for a reader that never comes.
+            self._fence.issue((), as_failure(error, f"The readback of {place.name!r}"))
+            raise
 
     def __repr__(self) -> str:
         state = "cancelled" if self._is_cancelled else "done" if self._fence.is_done() else "pending"
@@ -96,7 +103,10 @@ class ReadbackRequest:
         self._backend.check_process()
         if self._is_cancelled:
             raise CancelledError("The readback was cancelled.")
-        return self._fence.synchronize(timeout_s)
+        self._was_left = True
+        is_done = self._fence.synchronize(timeout_s)
+        self._was_left = False
+        return is_done
 
     def result(self, timeout_s: float | None = None) -> Array:
         """Return the data as an array of the caller's own, waiting for it if need be.
@@ -144,6 +154,10 @@ class ReadbackRequest:
             yield from wait_in_loop(lambda notify: self.add_done_callback(lambda _: notify())).__await__()
         return self.result()
 
+    def _is_wanted(self) -> bool:
+        """Return whether somebody waits for it, or may yet: it was asked for, and no wait for it was given up."""
+        return not self._is_cancelled and (not self._was_left or self._fence.is_wanted())
+
     def _start(self) -> None:
         """Put the copy on the readback stream, behind the work that makes the data."""
         if self._source.failure is not None or self._is_cancelled:
@@ -160,15 +174,30 @@ class ReadbackRequest:
             self._place = Place(self._place.name, self._place.spec)
             self._copy(region)
         except BaseException as error:
-            self._fence.issue((), error)
+            self._fence.issue((), as_failure(error, f"The readback of {self._place.name!r}"))
+            if not isinstance(error, Exception):
+                raise
 
     def _copy(self, region: Region) -> None:
         backend, nbytes = self._backend, self.spec.nbytes
         block = self._block = backend.staging.take(max(nbytes, 1))
-        assert block.array is not None
         event = backend.device.create_event()
         caller, self._caller = self._caller, None
-        with self._lease.transfers.issuing() as stream:
+        try:
+            self._put(region, block, event, caller)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._lease.transfers.hold(backend.keeper, region.memory, block)
+            raise
+        # The block is used again when nobody holds this request or a view of it, and the copy is over.
+        weakref.finalize(self, backend.staging.give_back, block, event).atexit = False
+        self._fence.issue((event,))
+
+    def _put(self, region: Region, block: Memory, event: Event, caller: CallerStream | None) -> None:
+        assert block.array is not None
+        nbytes = self.spec.nbytes
+        with self._lease.transfers.lock:
+            stream = self._lease.transfers.open()
             if caller is not None:
                 caller.lead(stream)
             for each in self._source.events:
@@ -179,10 +208,7 @@ class ReadbackRequest:
             stream.record(event)
         if caller is not None:
             caller.follow(event)
-        backend.keeper.hold(event, region.memory)
-        # The block is used again when nobody holds this request or a view of it, and the copy is over.
-        weakref.finalize(self, backend.staging.give_back, block, event).atexit = False
-        self._fence.issue((event,))
+        self._backend.keeper.hold(event, region.memory)
 
     def _resolve(self) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from gpuexec.running.part import Stage
 from gpuexec.running.plan_cache import Choice
 from gpuexec.running.run import Run, Turn
 from gpuexec.runtime.device import Device, Event, Region, Stream
+from gpuexec.runtime.latch import Latch
 from gpuexec.spec import is_host_object
 
 
@@ -46,6 +46,7 @@ class Bound:
         caller: The stream in whose order the run is, where it is not its own.
         turns: What is left to do, done piece by piece as it is iterated.
         is_over: Nothing more of it will come.
+        is_driven: The driver thread takes it along.
         profile: Who is told what it does; mostly nobody.
         exposure: What is looked at, by what the Worker was to look at when the run began.
     """
@@ -71,6 +72,7 @@ class Bound:
     caller: CallerStream | None = None
     turns: Iterator[Turn] = field(default_factory=lambda: iter(()))
     is_over: bool = False
+    is_driven: bool = False
     profile: RunProfile | None = None
     exposure: Exposure = field(default_factory=Exposure)
 
@@ -118,10 +120,10 @@ class Bound:
             GpuexecError: What made an input failed.
         """
         for fence in [*self.frame.readers.list_unissued(self.write), *self.sources]:
-            reached = threading.Event()
-            fence.when_issued(reached.set)
+            reached = Latch()
+            fence.when_issued(reached.set, self.run._fence.is_wanted)
             # A run that is given up waits no longer.
-            self.run._fence.when_issued(reached.set)
+            self.run._fence.when_issued(reached.set, lambda: False)
             reached.wait()
         for request in self.requests:
             request.wait()

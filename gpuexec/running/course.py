@@ -27,7 +27,7 @@ from gpuexec.running.plan_cache import Choice, describe_needs
 from gpuexec.running.profiled import issue_by_layer, upload_inputs
 from gpuexec.running.reading import read_values
 from gpuexec.running.road import Road
-from gpuexec.running.run import Pause, Turn
+from gpuexec.running.run import BETWEEN, Pause, Turn
 from gpuexec.running.stopwatch import LayerTimes
 from gpuexec.running.submission import Submission
 from gpuexec.runtime.device import Event, Recording, Region
@@ -114,6 +114,7 @@ class Course:
                 return
             if is_main:
                 self._forget(stage.rest, env)
+            yield BETWEEN
             stage, choice = self._choose(stage.rest, env)
 
     def _choose(self, part: Part, env: Env) -> tuple[Stage, Choice | None]:

@@ -14,7 +14,7 @@ from gpuexec.running.pacing import Pacer
 from gpuexec.running.part import Stage
 from gpuexec.running.profiled import note_host_layer
 from gpuexec.running.road import Road
-from gpuexec.running.run import Pause, Turn
+from gpuexec.running.run import BETWEEN, Pause, Turn
 from gpuexec.spec import TensorSpec
 
 
@@ -26,6 +26,8 @@ def compute_nodes(road: Road, bound: Bound, pacer: Pacer | None, stage: Stage, e
     left = count_layers(cut)
     for node in cut.host_nodes:
         is_layer = node in cut.host_calls
+        if is_layer:
+            yield BETWEEN
         if is_layer and pacer is not None and not pacer.fits(stage.times, node):
             yield pacer.take(left)
         specs = [None if value is None else _describe(env[value]) for value in node.inputs]

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 
-from gpuexec.errors import CancelledError, GpuexecError
+from gpuexec.errors import CancelledError, GpuexecError, as_failure
 from gpuexec.resources.fence import Fence
 from gpuexec.running.bound import Bound
 from gpuexec.running.course import Course
@@ -45,6 +45,7 @@ class Issuer:
                 if isinstance(turn, Pause):
                     if turn.is_work or not turn.is_over():
                         if not self._road.is_synchronous:
+                            bound.is_driven = True
                             self.driver.put(partial(self._drive, bound, turn))
                             return False
                         turn.wait()
@@ -104,6 +105,7 @@ class Issuer:
                 self._end(bound, error)
 
     def _end(self, bound: Bound, error: BaseException | None) -> None:
+        failure = None if error is None else as_failure(error, f"Run {bound.run.number}")
         # The turns hold the run, which holds them: nothing should wait for a collection.
         bound.is_over, bound.turns = True, iter(())
         try:
@@ -123,12 +125,16 @@ class Issuer:
             bound.carry = bound.commit = None
             bound.env.clear()
             # The stream waited for the sources: their events need not go along; in a chain of runs they would pile up.
-            bound.run._fence.issue((event,) if error is None else (), error)
+            bound.run._fence.issue((event,) if failure is None else (), failure)
         except BaseException as lost:
-            bound.reading.issue(())
-            bound.run._fence.issue((), error or lost)
-            if error is None:
+            if not isinstance(lost, Exception):
+                # `break_off`, which follows, begins anew.
                 raise
+            bound.reading.issue(())
+            bound.run._fence.issue((), failure or lost)
+            if failure is None:
+                raise
+        self._road.under_way.pop(id(bound), None)
 
     def cancel(self, run: Run, why: str) -> bool:
         """Give up a run that waits on the driver thread, which will see; False if it is on the stream."""
@@ -149,6 +155,38 @@ class Issuer:
             else:
                 self.end(bound, bound.run._fence.failure)
 
+    def give_up_since(self, number: int, why: str) -> None:
+        """Give up the runs of this number and later that are not wholly on the stream."""
+        for bound in list(self._road.under_way.values()):
+            if bound.run.number >= number:
+                self.cancel(bound.run, why)
+
+    def give_up_unwanted(self, why: str) -> list[int]:
+        """Give up the runs that nobody waits for; return their numbers."""
+        bounds = list(self._road.under_way.values())
+        return [b.run.number for b in bounds if not b.run._fence.is_wanted() and self.cancel(b.run, why)]
+
+    def is_wanted(self) -> bool:
+        """Return whether somebody waits for a run that is not wholly on the stream."""
+        return any(
+            b.run._fence.is_wanted() and not b.run._fence.is_issued() for b in list(self._road.under_way.values())
+        )
+
+    def break_off(self, why: str) -> None:
+        """End all runs, whatever they were in the middle of: the stream takes nothing of them any more.
+
+        What is on the stream goes on; it outlives whoever lets go of the engine.
+        """
+        failure = CancelledError(why)
+        for bound in list(self._road.under_way.values()):
+            bound.run._is_cancelled = True
+            bound.run._fence.issue((), failure)
+            # One on the driver thread ends there, once that gets round to it.
+            if not bound.is_driven:
+                bound.is_over = False  # it may be half ended
+                with contextlib.suppress(GpuexecError):
+                    self.end(bound, failure)
+
     def mark(self) -> Fence:
         """Return a fence for all that was issued so far, runs on the driver thread and single layers included."""
         mark = Fence()
@@ -160,13 +198,36 @@ class Issuer:
                     self._stream.record(event)
                 mark.issue((event,))
             except BaseException as error:
-                mark.issue((), error)
+                mark.issue((), as_failure(error, "The wait"))
+                if not isinstance(error, Exception):
+                    raise
 
         if self.driver.is_busy():
             self.driver.put(issue)
         else:
             issue()
         return mark
+
+
+class GivingUp:
+    """A call that waits for its own run: whatever ends the call, the run is cancelled if it is not on the stream.
+
+    Args:
+        issuer: Whose runs.
+        number: Of the run, before which others are not touched.
+    """
+
+    __slots__ = ("_issuer", "_number")
+
+    def __init__(self, issuer: Issuer, number: int) -> None:
+        self._issuer, self._number = issuer, number
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._issuer.give_up_since(self._number, f"Its caller was interrupted ({kind.__name__}).")
 
 
 def _check_cancelled(run: Run) -> None:

@@ -24,7 +24,7 @@ from gpuexec.planner.cut import HostRead
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.running.held import Env, Held
 from gpuexec.running.part import Part
-from gpuexec.running.run import Pause, Turn
+from gpuexec.running.run import BETWEEN, Pause, Turn
 from gpuexec.running.site import Site
 from gpuexec.running.stacking import Stack
 from gpuexec.runtime.device import ALIGNMENT, Event, Region, Stream
@@ -33,8 +33,6 @@ from gpuexec.spec import TensorSpec, is_host_object
 _Result = TypeVar("_Result")
 # Trips between two marks on the stream, and marks that may lie ahead of the device.
 _TRIPS_MARKED, _MARKS_AHEAD = 16, 4
-# Nothing to wait for: where whoever advances a run sees that it was cancelled.
-_BETWEEN_TRIPS = Pause(lambda: True, lambda: None)
 # Turns of a run, and then a result.
 _Making = Generator[Turn, None, _Result]
 # Stands for what lies on the device.
@@ -176,7 +174,7 @@ class Looper:
             self._stream.record(event)
             self._marks.append(event)
         if len(self._marks) <= _MARKS_AHEAD:
-            return _BETWEEN_TRIPS
+            return BETWEEN
         oldest = self._marks.popleft()
         return Pause(oldest.is_done, oldest.synchronize)
 

@@ -21,7 +21,7 @@ def settle_stream(backend: Backend, stream: Stream) -> None:
 
 def trim_storage(storage: Storage, site: Site, stream: Stream) -> None:
     """Wait for a stream and all readers, and give back what no plan needs now; nobody issues meanwhile."""
-    _settle(storage, site.backend, stream)
+    settle_storage(storage, site.backend, stream)
     site.graphs.clear()
     storage.arena.release_retired()
     storage.pool.trim()
@@ -31,7 +31,7 @@ def trim_storage(storage: Storage, site: Site, stream: Stream) -> None:
 
 def close_storage(storage: Storage, site: Site, stream: Stream) -> None:
     """Wait for a stream and all readers, and give everything back; nothing is issued any more."""
-    _settle(storage, site.backend, stream)
+    settle_storage(storage, site.backend, stream)
     site.graphs.clear()
     storage.turns.close()
     for frame in storage.frames:
@@ -44,7 +44,7 @@ def close_storage(storage: Storage, site: Site, stream: Stream) -> None:
     site.backend.staging.trim()
 
 
-def _settle(storage: Storage, backend: Backend, stream: Stream) -> None:
+def settle_storage(storage: Storage, backend: Backend, stream: Stream) -> None:
     """Wait for the stream and all readers, however they end."""
     settle_stream(backend, stream)
     for frame in storage.frames:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
+from gpuexec.running.bound import Bound
 from gpuexec.running.comparing import Comparer
 from gpuexec.running.site import Site
 from gpuexec.running.stopwatch import Stopwatch
@@ -17,7 +18,8 @@ from gpuexec.runtime.device import Stream
 class Road:
     """What the runs of a Worker go along: its stream, its plans, memory between them, and who may issue (``lock``).
 
-    ``comparer``: what compares every node, if they are compared.
+    ``comparer``: what compares every node, if they are compared. ``under_way``: the runs that are bound and not wholly
+    on the stream yet, the oldest first.
     """
 
     site: Site
@@ -28,3 +30,4 @@ class Road:
     stopwatch: Stopwatch
     is_synchronous: bool = False
     comparer: Comparer | None = None
+    under_way: dict[int, Bound] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ from gpuexec.running.bound import Bound
 from gpuexec.running.issuer import Issuer
 from gpuexec.running.pacing import Pacer
 from gpuexec.running.profiled import following
-from gpuexec.running.run import Issued, Pause, Run, Step
+from gpuexec.running.run import Issued, Pause, Run, Step, Turn
 from gpuexec.running.stopwatch import Stopwatch
 
 
@@ -61,14 +60,14 @@ class Stepping:
         pause: Pause | None = None
         while True:
             if pause is not None and not pause.is_work and not pause.is_over():
-                with self._taking(bound):
-                    pass
+                with self._entrance:
+                    self._check_present(bound)
                 yield Step(index, (), True), 1
                 continue
-            with self._taking(bound):
-                turn = next(bound.turns, None)
+            with self._entrance, following(bound.profile):
+                self._check_present(bound)
+                turn = self._take(bound)
                 if turn is None:
-                    self.bound = None
                     return
                 pause = turn if isinstance(turn, Pause) else None
             if isinstance(turn, Issued):
@@ -76,18 +75,22 @@ class Stepping:
                 yield Step(index, turn.nodes, False), turn.left
                 index += len(turn.nodes)
 
-    @contextlib.contextmanager
-    def _taking(self, bound: Bound) -> Iterator[None]:
-        """Enter for the next turn of a run.
+    def _check_present(self, bound: Bound) -> None:
+        """Check that a run may go on.
 
         Raises:
             StaleError: It is not the present one any more.
         """
-        with self._entrance, following(bound.profile):
-            if self.bound is not bound:
-                raise StaleError("A newer run has begun, or this one was cancelled; this iterator can't go on.")
-            try:
-                yield
-            except BaseException:
-                self.bound = None
-                raise
+        if self.bound is not bound:
+            raise StaleError("A newer run has begun, or this one was cancelled; this iterator can't go on.")
+
+    def _take(self, bound: Bound) -> Turn | None:
+        """Take the next turn of the present run; None after the last."""
+        try:
+            turn = next(bound.turns, None)
+        except BaseException:
+            self.bound = None
+            raise
+        if turn is None:
+            self.bound = None
+        return turn

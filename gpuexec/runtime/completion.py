@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from gpuexec.runtime.device import Event
+from gpuexec.runtime.work_thread import start_thread
 
 Callback = Callable[[BaseException | None], None]
 
@@ -29,11 +30,15 @@ class Completion:
         self._lock = threading.Lock()
 
     def call(self, event: Event, callback: Callback) -> None:
-        """Have ``callback`` called with None, or with what the work raised."""
+        """Have ``callback`` called with None, or with what the work raised.
+
+        Raises:
+            OutOfMemoryError: The thread can't be started; the callback will not be called.
+        """
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = WatcherThread(target=self._serve, name=f"gpuexec-completion-{self._name}", daemon=True)
-                self._thread.start()
+                start_thread(self._thread)
         self._waiting.put((event, callback))
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
 from gpuexec.runtime.device import ALIGNMENT, ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.stored_code import StoredCode
+from gpuexec.runtime.work_thread import WorkPool
 from gpuexec.target import Target
 
 
@@ -97,19 +97,19 @@ class CpuDevice:
         self.target = Target.named("cpu").with_memory(host_memory_bytes())
         self.name, self.ordinal = "cpu", 0
         self.order, self.clock = order, clock
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: WorkPool | None = None
         self._threads = threads
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
 
     @property
-    def pool(self) -> ThreadPoolExecutor:
+    def pool(self) -> WorkPool:
         """The threads beside the streams' own; started when first needed."""
         with self._lock:
             if self._pool is None:
                 # Two at least: commands that may run side by side do, on one core too.
                 threads = self._threads or max(2, knobs.compute_threads())
-                self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuexec-cpu")
+                self._pool = WorkPool(threads, "gpuexec-cpu")
             return self._pool
 
     @property
@@ -174,4 +174,4 @@ class CpuDevice:
         for stream in list(self._streams):
             stream.close()
         if self._pool is not None:
-            self._pool.shutdown(wait=False)
+            self._pool.close()

@@ -5,19 +5,20 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpuexec.apply import host_failure
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
-from gpuexec.errors import GpuexecError, PlanError, locate
+from gpuexec.errors import GpuexecError, OutOfMemoryError, PlanError, locate
 from gpuexec.operator import Operator, build
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_stream import fill_bytes
 from gpuexec.runtime.device import ByteArray, Region
+from gpuexec.runtime.work_thread import WorkPool
 
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
 # bytes.
@@ -125,7 +126,7 @@ class Execution:
         order: Order,
         bindings: Mapping[int, Region],
         span: tuple[int, int],
-        pool: Callable[[], ThreadPoolExecutor],
+        pool: Callable[[], WorkPool],
         choose: Callable[[int], int] | None,
     ) -> None:
         self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
@@ -144,9 +145,8 @@ class Execution:
         while self._flying or self._ready:
             if self._ready and failed is None:
                 index, flies = self._take()
-                if flies:
+                if flies and self._send(index):
                     self._flying += 1
-                    self._pool().submit(self._fly, index)
                 else:
                     failed = self._call(index)
                     self._release(index)
@@ -182,6 +182,14 @@ class Execution:
         if call.uses_all_cores:
             return False
         return seconds >= _HEAVY_SECONDS if seconds else call.nbytes >= _HEAVY_BYTES
+
+    def _send(self, index: int) -> bool:
+        """Have a thread of the pool make a call; False where there is no room for one."""
+        try:
+            self._pool().submit(partial(self._fly, index))
+        except OutOfMemoryError:
+            return False
+        return True
 
     def _fly(self, index: int) -> None:
         self._done.put((index, self._call(index)))

@@ -13,6 +13,7 @@ import numpy as np
 from gpuexec.errors import KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
+from gpuexec.runtime.latch import Wakeup
 from gpuexec.runtime.work_thread import Work, WorkThread
 
 
@@ -20,8 +21,9 @@ class CpuEvent:
     """Done when its stream's thread has come by. Carries the error of the work it stands for."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._wanted = self._reached = 0
+        self._changed = Wakeup()
+        self._lock = threading.Lock()
+        self._wanted = self._reached = self._numbered = 0
         self._error: BaseException | None = None
 
     def is_done(self) -> bool:
@@ -30,32 +32,37 @@ class CpuEvent:
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
         """Wait until done; raise what the work raised."""
-        with self._changed:
-            wanted = self._wanted
-            if not self._changed.wait_for(lambda: self._reached >= wanted, timeout_s):
-                return False
-            error = self._error
+        wanted = self._wanted
+        if not self._changed.wait_for(lambda: self._reached >= wanted, timeout_s):
+            return False
+        error = self._error
         if error is not None:
             raise error
         return True
 
-    def announce(self) -> int:
-        """Count one more record; return its number."""
-        with self._changed:
-            self._wanted += 1
-            return self._wanted
+    def number(self) -> int:
+        """Return the number of one more record, which counts once it is announced."""
+        with self._lock:
+            self._numbered += 1
+            return self._numbered
+
+    def announce(self, number: int) -> None:
+        """Count a record, which is on its way: from now on it is what the event stands for."""
+        with self._lock:
+            self._wanted = max(self._wanted, number)
 
     def reach(self, number: int, error: BaseException | None) -> None:
         """Mark a record as reached."""
-        with self._changed:
-            self._reached, self._error = max(self._reached, number), error
-            self._changed.notify_all()
+        with self._lock:
+            # The error first: who sees that it is reached looks for it.
+            self._error = error
+            self._reached = max(self._reached, number)
+        self._changed.notify()
 
     def wait_for(self, number: int) -> BaseException | None:
         """Wait until a record is reached; return its error."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._reached >= number)
-            return self._error
+        self._changed.wait_for(lambda: self._reached >= number)
+        return self._error
 
     @property
     def last_record(self) -> int:
@@ -133,7 +140,7 @@ class CpuStream:
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, CpuEvent)
-        number = event.announce()
+        number = event.number()
 
         def reach() -> Callable[[], None]:
             error = self._waited_error or self._run_error
@@ -143,6 +150,8 @@ class CpuStream:
             return lambda: event.reach(number, error)
 
         self._put(reach)
+        # Last: an event whose record was interrupted would never be reached, and is what it was before.
+        event.announce(number)
 
     def wait(self, event: Event) -> None:
         """Let later work wait for the event's last record; its error is passed on."""

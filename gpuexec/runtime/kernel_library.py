@@ -59,10 +59,14 @@ class KernelLibrary:
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._cubins]
         if missing:
             started = time.perf_counter()
-            with ThreadPoolExecutor(min(len(missing), knobs.build_jobs()), "gpuexec-nvrtc") as pool:
+            pool = ThreadPoolExecutor(min(len(missing), knobs.build_jobs()), "gpuexec-nvrtc")
+            try:
                 entries = list(
                     pool.map(lambda kernel: self._find_stored(kernel, code) or self._compile_one(kernel), missing)
                 )
+            finally:
+                # Who is interrupted does not wait for the compiles that run, and no more are begun.
+                pool.shutdown(wait=False, cancel_futures=True)
             with self._guard:
                 self._cubins.update(zip(missing, entries, strict=True))
                 self.compile_count += sum(entry.was_compiled for entry in entries)

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 from gpuexec.runtime.device import Device, Stream
+from gpuexec.runtime.keeper import Keeper
 
 
 class Transfers:
-    """The stream, made when first used, and a lock: what a copy waits for must not get between another's commands."""
+    """The stream, made when first used, and who may put work there.
+
+    Attributes:
+        lock: Held by whoever puts work on the stream, and waits for nothing meanwhile: what a copy waits for must not
+            get between another's commands.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream: Stream | None = None
-        self._lock = threading.Lock()
+        # NOTE: taken as it is, by `with`: an interrupt can't come between, as it may in a context of Python's.
+        self.lock = threading.RLock()
 
-    @contextlib.contextmanager
-    def issuing(self) -> Iterator[Stream]:
-        """Give the stream to one thread at a time; nothing is waited for meanwhile."""
-        with self._lock:
-            if self._stream is None:
-                self._stream = self._device.create_stream()
-            yield self._stream
+    def open(self) -> Stream:
+        """Return the stream, whose lock the caller holds."""
+        if self._stream is None:
+            self._stream = self._device.create_stream()
+        return self._stream
+
+    def hold(self, keeper: Keeper, *objects: object) -> None:
+        """Keep objects alive until all that is on the stream now is done: for work whose own event was interrupted."""
+        with self.lock:
+            if self._stream is not None:
+                event = self._device.create_event()
+                self._stream.record(event)
+                keeper.hold(event, *objects)
 
     def close(self) -> None:
         """Close the stream; the next use makes a new one. The caller has waited for the copies."""
-        with self._lock:
+        with self.lock:
             stream, self._stream = self._stream, None
         close_stream(stream)
 

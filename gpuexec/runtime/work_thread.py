@@ -1,21 +1,75 @@
-"""A queue and the thread that works it off: what a stream of a device on the host is made of."""
+"""Threads that work off queues: what a stream of a device on the host is made of, and what shares its work.
+
+All are daemons: a process that ends does not wait for them.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from gpuexec.errors import ClosedError
+from gpuexec.errors import ClosedError, OutOfMemoryError
 
 Work = Callable[[], Callable[[], Any] | None]
+# Addresses that a thread takes beside its stack before it can say that it has begun.
+_BESIDE_STACK_BYTES = 8 << 20
+_USUAL_STACK_BYTES = 8 << 20
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        OutOfMemoryError: The process has no room for one more, or may have no more; names the limit to raise. The
+            thread was not started.
+    """
+    # NOTE: a thread that runs out of memory on its first lines never says that it has begun, and `Thread.start` waits
+    # for that for good. So there must be room before.
+    _check_addresses(thread.name)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise OutOfMemoryError(
+            f"The system refused to start a thread ({thread.name}): {error}. The process has {threading.active_count()}"
+            " threads; raise the limits of threads (ulimit -u, or pids.max of the container) or of memory (ulimit -v)."
+        ) from error
+
+
+def _check_addresses(name: str) -> None:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # a system that does not tell
+    stack = threading.stack_size()
+    if not stack:
+        usual, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        stack = _USUAL_STACK_BYTES if usual == resource.RLIM_INFINITY else usual
+    needed = stack + _BESIDE_STACK_BYTES
+    if used + needed > limit:
+        raise OutOfMemoryError(
+            f"A thread ({name}) needs {needed} bytes of addresses, and the process has {used} of the {limit} that its"
+            " limit allows. Raise the limit of its address space: ulimit -v unlimited (RLIMIT_AS)."
+        )
 
 
 class WorkThread:
     """Does work in order on a thread that starts with the first and sleeps when there is none.
 
-    Knows no stream, so that a stream forgotten by all can end it. Work must not raise.
+    Knows no stream, so that a stream forgotten by all can end it. Work must not raise. An interrupt in `put` loses at
+    most the work of that call: what is left to do stands in one place, and tokens in the queue only wake the thread.
 
     Args:
         name: The thread's.
@@ -23,11 +77,14 @@ class WorkThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._issued = self._finished = 0
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        # The work that is not finished, that under way first.
+        self._open: deque[Work] = deque()
         # Reentrant: a collection of garbage may stop a thread in the middle of its own bookkeeping.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        # The thread that serves, under one key: of two that an interrupted start left, the later ends at once.
+        self._server: dict[str, int] = {}
         self._is_stopped = False
 
     def put(self, work: Work) -> None:
@@ -35,30 +92,35 @@ class WorkThread:
 
         Raises:
             ClosedError: The thread was stopped.
+            OutOfMemoryError: The thread can't be started; nothing was queued.
         """
         with self._lock:
             if self._is_stopped:
                 raise ClosedError("The stream is closed.")
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
-            self._issued += 1
-            self._queue.put(work)
+                start_thread(self._thread)
+            self._open.append(work)
+            self._tokens.put(True)
 
     def is_done(self) -> bool:
         """Return whether the queue is empty and the last work finished."""
-        return self._finished == self._issued
+        return not self._open
+
+    def is_current(self) -> bool:
+        """Return whether the caller is on the thread."""
+        return self._server.get("") == threading.get_ident()
 
     def stop(self) -> None:
         """Let the thread end after what is queued. Twice is harmless."""
         with self._lock:
             if not self._is_stopped:
                 self._is_stopped = True
-                self._queue.put(None)
+                self._tokens.put(False)
 
     def join(self) -> None:
         """Wait for the end of a stopped thread."""
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread.is_alive() and not self.is_current():
             self._thread.join()
 
     def has_ended(self) -> bool:
@@ -66,10 +128,76 @@ class WorkThread:
         return self._is_stopped and (self._thread is None or not self._thread.is_alive())
 
     def _serve(self) -> None:
-        while (work := self._queue.get()) is not None:
-            announce = work()
-            del work  # and what it holds, while nothing else comes
-            self._finished += 1
-            if announce is not None:
-                announce()
-                del announce
+        own = threading.get_ident()
+        if self._server.setdefault("", own) != own:
+            return
+        goes_on = True
+        while goes_on:
+            goes_on = self._tokens.get()
+            while self._open:
+                announce = self._open[0]()
+                self._open.popleft()
+                if announce is not None:
+                    announce()
+                del announce  # and what it holds, while nothing else comes
+
+
+class WorkPool:
+    """Threads that share a queue, started as they are needed.
+
+    Args:
+        most: How many there may be.
+        name: Theirs.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self.most, self._name = most, name
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        # Calls that are not finished: beyond the number of threads, one more has something to do.
+        self._open = 0
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Have a call made on one of the threads, in the order of the submissions. It must not raise.
+
+        Raises:
+            ClosedError: The pool is closed.
+            OutOfMemoryError: There is no thread, and none can be started; the call will not be made.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(f"The threads {self._name} are closed.")
+            if self._open >= len(self._threads) and len(self._threads) < self.most:
+                thread = threading.Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
+                try:
+                    start_thread(thread)
+                    self._threads.append(thread)
+                except OutOfMemoryError:
+                    if not self._threads:
+                        raise
+            self._open += 1
+            self._calls.put(call)
+
+    def close(self) -> None:
+        """Let the threads end after what was submitted. Twice is harmless."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for _ in self._threads:
+                    self._calls.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of a closed pool's threads; False when the time ran out."""
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # and what it holds, while nothing else comes
+            with self._lock:
+                self._open -= 1

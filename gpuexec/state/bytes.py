@@ -78,7 +78,8 @@ def fetch(backend: Backend, place: Place, fence: Fence, cache: CacheBytes | None
     assert block.array is not None
     event = backend.device.create_event()
     try:
-        with backend.transfers.issuing() as stream:
+        with backend.transfers.lock:
+            stream = backend.transfers.open()
             for each in fence.events:
                 stream.wait(each)
             for taken, put, nbytes in pieces:

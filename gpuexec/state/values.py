@@ -54,7 +54,8 @@ def _take(memory: Memory, item: Any, backend: Backend) -> Carried:
 
 def _take_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bool) -> Carried:
     """Take over an array of another package."""
-    with backend.transfers.issuing() as stream:
+    with backend.transfers.lock:
+        stream = backend.transfers.open()
         taken = import_dlpack(item, backend, stream) if has_dlpack else import_cuda(item, backend)
         if isinstance(taken, np.ndarray):
             return _keep(memory, np.array(taken, order="C"))

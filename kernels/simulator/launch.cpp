@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 #include <ucontext.h>
@@ -184,7 +185,11 @@ class SpareThreads {
     if (grid_) return false;
     grid_ = &grid;
     places_ = count;
-    for (; started_ < count; started_++) std::thread([this] { serve(); }).detach();
+    try {
+      for (; started_ < count; started_++) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+      // No room for one more: those that are there do, or the caller alone.
+    }
     wake_.notify_all();
     return true;
   }

@@ -1,5 +1,6 @@
 // Device memory, and copies of launch arguments.
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +18,8 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 64 << 10;  // a multiple of every page size in use
 // What a kernel reaches by an index of 32 bits from a block's end faults, and is nobody else's memory. Addresses cost
-// nothing; where the process may not have as many, what lies near faults still.
+// nothing; where the process may not have as many as it likes (ulimit -v), they are left to others, such as the stacks
+// of threads, and what lies near faults still.
 constexpr size_t kFar = size_t(8) << 30;
 constexpr unsigned char kPoison = 0xcd;
 constexpr size_t kRemembered = 1024;  // released blocks whose addresses stay unused
@@ -44,6 +46,11 @@ bool find_addresses(Mapping& mapping) {
       mmap(nullptr, mapping.nbytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   mapping.start = start == MAP_FAILED ? nullptr : static_cast<char*>(start);
   return mapping.start;
+}
+
+size_t guard_nbytes() {
+  rlimit limit;
+  return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? kPage : kFar;
 }
 
 std::mutex blocks_mutex;
@@ -81,7 +88,7 @@ MemoryBlock find_memory(uintptr_t address) {
 using namespace gpuexec;
 
 void* gpuexec_allocate(size_t nbytes) {
-  Mapping mapping = Mapping::of(nbytes, kFar);
+  Mapping mapping = Mapping::of(nbytes, guard_nbytes());
   if (!find_addresses(mapping)) {
     mapping.behind_nbytes = kPage;
     if (!find_addresses(mapping)) return nullptr;

@@ -98,8 +98,8 @@ def test_next_submission_waits_on_the_stream_for_readers() -> None:
     with gx.Worker(affine(), backend=Backend(device, SIMULATOR, "for a test")) as worker:
         replay = worker.record(ramp(2, 3))
         made = replay.submit()["y"]
-        with made._content.lease.transfers.issuing() as copies:
-            pass
+        with made._content.lease.transfers.lock:
+            copies = made._content.lease.transfers.open()
         with holding(copies) as gate:
             request = made.readback_request()
             later = replay.submit(ramp(2, 3) + 7)["y"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from typing import Any
 
 import pytest
 
@@ -45,18 +45,47 @@ def test_nobody_is_let_in_once_it_is_closed(entrance: Entrance) -> None:
 
 
 def test_caller_that_came_as_it_was_closed_is_refused_and_not_inside(entrance: Entrance) -> None:
-    """Closed by whoever was inside, between the look at `is_closed` and the lock."""
+    """Closed by whoever was inside, between the look at `is_closed` and the way in."""
 
-    class Lock:
-        def __init__(self) -> None:
-            self._lock = threading.Lock()
-            self.release = self._lock.release
-
-        def acquire(self, blocking: bool = True) -> bool:
+    class Holder(dict[str, Any]):
+        def setdefault(self, key: str, caller: Any = None) -> Any:
             entrance.is_closed = True
-            return self._lock.acquire(blocking)
+            return super().setdefault(key, caller)
 
-    lock = entrance._lock = Lock()  # type: ignore[assignment]
+    holder = entrance._holder = Holder()
     with pytest.raises(gx.ClosedError, match="It is closed"), entrance:
         pass
-    assert lock._lock.acquire(blocking=False)
+    assert not holder
+
+
+def test_interrupt_within_a_call_breaks_it_and_everybody_is_told(entrance: Entrance) -> None:
+    with pytest.raises(KeyboardInterrupt), entrance:
+        raise KeyboardInterrupt
+    with pytest.raises(gx.ClosedError, match="KeyboardInterrupt came in the middle of a call"), entrance:
+        pass
+
+
+def test_interrupt_where_nothing_is_half_done_breaks_nothing(entrance: Entrance) -> None:
+    with pytest.raises(KeyboardInterrupt), entrance, entrance.at_rest():
+        raise KeyboardInterrupt
+    with entrance:
+        pass
+    with entrance, pytest.raises(ZeroDivisionError), entrance.at_rest():
+        raise ZeroDivisionError
+    assert not entrance.is_broken
+
+
+def test_caller_that_was_interrupted_on_its_way_in_or_out_does_not_block_the_next(entrance: Entrance) -> None:
+    def enter() -> None:
+        assert entrance.try_enter()  # and the interrupt comes before anything else
+
+    enter()
+    with entrance:
+        assert not entrance.try_enter()
+
+    def change() -> None:
+        entrance.__enter__()  # and the interrupt comes before the exit
+
+    change()
+    with pytest.raises(gx.ClosedError, match="an interrupt came"), entrance:
+        pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -14,6 +16,7 @@ from gpuexec.instances import kernel_table
 from gpuexec.resources.fence import Fence, when_all_issued
 from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
 from gpuexec.resources.memory import Arena, BorrowedMemory
+from gpuexec.resources.pool import Lent
 from gpuexec.runtime.backend import Backend, open_backend
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.simulator.device import SimulatorDevice
@@ -236,3 +239,28 @@ def test_uploads_go_together() -> None:
         before = trace(backend).count("copy_to_device")
         worker.schedule(ramp(2, 3))
         assert trace(backend).count("copy_to_device") == before + 1
+
+
+# Modules that something holds are taken apart in the end, those imported first last: the block goes after its own.
+LENT_AT_EXIT = """
+import os
+import gpuexec as gx
+from gpuexec.resources import pool
+from gpuexec.runtime.backend import open_backend
+
+backend = open_backend(gx.BackendType.CPU)
+os.lent = pool, pool.ExchangePool(backend, backend.device.create_stream()).lend(100)
+"""
+
+
+def test_block_that_is_lent_at_the_end_of_the_process_goes_quietly() -> None:
+    done = subprocess.run([sys.executable, "-c", LENT_AT_EXIT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_block_whose_making_was_interrupted_is_let_go_of_quietly() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        lost: list[object] = []
+        patch.setattr(sys, "unraisablehook", lost.append)
+        Lent.__new__(Lent)
+        assert not lost

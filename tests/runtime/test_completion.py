@@ -12,7 +12,9 @@ from gpuexec.runtime.cpu_stream import CpuEvent
 
 def pending() -> tuple[CpuEvent, int]:
     event = CpuEvent()
-    return event, event.announce()
+    number = event.number()
+    event.announce(number)
+    return event, number
 
 
 def test_callback_comes_when_the_event_is_done_and_not_before() -> None:

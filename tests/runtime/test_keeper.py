@@ -43,13 +43,15 @@ def test_adding_lets_go_of_what_is_done() -> None:
 def test_stream_for_copies_is_made_once_and_again_after_closing() -> None:
     device = CpuDevice()
     transfers = Transfers(device)
-    with transfers.issuing() as first:
-        pass
-    with transfers.issuing() as again:
+    with transfers.lock:
+        first = transfers.open()
+    with transfers.lock:
+        again = transfers.open()
         assert again is first
     transfers.close()
     transfers.close()
-    with transfers.issuing() as new:
+    with transfers.lock:
+        new = transfers.open()
         assert new is not first
     transfers.close()
     device.close()

@@ -12,7 +12,8 @@ def test_block_is_used_again_once_its_event_is_done() -> None:
     block = staging.take(5000)
     assert block.nbytes == 8192 == staging.nbytes
     event = CpuEvent()
-    number = event.announce()
+    number = event.number()
+    event.announce(number)
     staging.give_back(block, event)
     other = staging.take(5000)
     assert other is not block
@@ -32,7 +33,8 @@ def test_blocks_of_other_sizes_are_left_alone() -> None:
 def test_trim_frees_what_nobody_uses() -> None:
     staging = Staging(CpuDevice())
     event = CpuEvent()
-    number = event.announce()
+    number = event.number()
+    event.announce(number)
     free, busy, out = staging.take(1), staging.take(1), staging.take(1)
     staging.give_back(free)
     staging.give_back(busy, event)

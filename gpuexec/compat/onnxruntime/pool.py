@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gpuexec.runtime.latch import Wakeup
 from gpuexec.worker import Worker
 
 
@@ -24,7 +25,8 @@ class WorkerPool:
         self._idle: list[Worker] = []
         self._count = 0
         self._is_closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = Wakeup()
 
     @contextmanager
     def lending(self) -> Iterator[Worker]:
@@ -33,36 +35,41 @@ class WorkerPool:
         try:
             yield worker
         finally:
-            with self._changed:
-                is_kept = not self._is_closed
+            with self._lock:
+                # One that an interrupt broke is lent no more.
+                is_kept = not (self._is_closed or worker.is_closed)
                 if is_kept:
                     self._idle.append(worker)
                 else:
                     self._count -= 1
-                self._changed.notify()
+            self._changed.notify()
             if not is_kept:
                 worker.close()
 
     def close(self) -> None:
         """Close the Workers, those that are lent once they are given back. Twice is harmless."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
             self._count -= len(idle)
-            self._changed.notify_all()
+        self._changed.notify()
         for worker in idle:
             worker.close()
 
     def _take(self) -> Worker:
-        with self._changed:
-            self._changed.wait_for(lambda: self._idle or self._count < self._most)
-            if self._idle:
-                return self._idle.pop()
-            self._count += 1
+        while True:
+            self._changed.wait_for(lambda: bool(self._idle) or self._count < self._most)
+            with self._lock:
+                if self._idle:
+                    return self._idle.pop()
+                # Whoever woke first may have taken it.
+                if self._count < self._most:
+                    self._count += 1
+                    break
         try:
             return self._make()
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._count -= 1
-                self._changed.notify()
+            self._changed.notify()
             raise

@@ -20,6 +20,7 @@ from gpuexec.errors import CancelledError, GpuexecError
 from gpuexec.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.profiling.profiler import Profiler
+from gpuexec.resources.entrance import is_interrupt
 from gpuexec.running.run import Run
 from gpuexec.state.seeds import draw_seed
 from gpuexec.worker import Worker
@@ -122,6 +123,10 @@ class Runner:
                     yield worker, run
             except CancelledError as error:
                 raise make_error(Fail, "The run was given up: RunOptions.terminate was set.", error) from error
+            except BaseException as error:
+                if is_interrupt(type(error)):
+                    run.cancel()
+                raise
             finally:
                 if is_borrowing:
                     with suppress(GpuexecError):

@@ -130,7 +130,8 @@ class OrtValue:
             kind, ordinal = map(int, data.__dlpack_device__())
             is_host = kind in (dlpack.CPU, dlpack.CUDA_HOST)
             backend = open_backend(BackendType.CPU if is_host else BackendType.GPU_COMPUTE, 0 if is_host else ordinal)
-            with backend.transfers.issuing() as stream:
+            with backend.transfers.lock:
+                stream = backend.transfers.open()
                 taken = import_dlpack(data, backend, stream)
                 if isinstance(taken, np.ndarray):
                     return OrtValue(taken)
@@ -357,12 +358,14 @@ def view_pointer(address: int, spec: TensorSpec) -> Array:
 def wrap_pointer(backend: Backend, address: int, spec: TensorSpec, name: str) -> Tensor:
     """Return bytes of a device at an address as a tensor; who gave the address keeps them, and orders its own work."""
     region = Region(BorrowedMemory(address, spec.nbytes, None), 0, spec.nbytes)
-    with backend.transfers.issuing() as stream:
+    with backend.transfers.lock:
+        stream = backend.transfers.open()
         return wrap_region(backend, region, spec, name, stream)
 
 
 def _allocate(backend: Backend, spec: TensorSpec) -> Tensor:
     with translating(BindingError):
         region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
-        with backend.transfers.issuing() as stream:
+        with backend.transfers.lock:
+            stream = backend.transfers.open()
             return wrap_region(backend, region, spec, "", stream)

@@ -102,9 +102,13 @@ def build_files(
     """Return the shared objects of several files, as many compilers at once as ``GPUEXEC_BUILD_JOBS``."""
     if not files:
         return {}
-    with ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build") as pool:
+    pool = ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build")
+    try:
         built = pool.map(lambda item: build_file(item[0], item[1], cache, check), files.items())
         return dict(zip(files, built, strict=True))
+    finally:
+        # Who is interrupted does not wait for compilers that run, and no more are started.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @functools.cache

@@ -165,7 +165,10 @@ class PinnedSource:
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory, full of 0xCD."""
-        array = np.full(nbytes, _POISON, np.uint8)
+        try:
+            array = np.full(nbytes, _POISON, np.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(f"The host refused {nbytes} bytes of pinned memory.") from error
         address: int = array.ctypes.data
         self._arrays[address] = array
         self._blocks.add(address, nbytes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
+from gpuexec.runtime.latch import Latch
 from gpuexec.runtime.simulator.library import Extent
 from gpuexec.runtime.simulator.module import Function as SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
@@ -28,13 +29,13 @@ class SimulatorEvent:
 
     def __init__(self, device: SimulatorDevice) -> None:
         self._device = device
-        self.point: threading.Event | None = None
+        self.point: Latch | None = None
         # What the point stands for; set after it, so that who finds a mark finds its point or a later one.
         self.mark: Clock = {}
 
-    def make_point(self) -> threading.Event:
+    def make_point(self) -> Latch:
         """Return what a record makes of the event, not reached yet."""
-        return threading.Event()
+        return Latch()
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done; never waits.
@@ -66,7 +67,7 @@ class SimulatorEvent:
 class SimulatorTimedEvent(SimulatorEvent):
     """An event that notes when the stream's thread came by."""
 
-    def make_point(self) -> threading.Event:
+    def make_point(self) -> Latch:
         """Return a point that notes the time when it is reached."""
         return _TimedPoint()
 
@@ -78,8 +79,12 @@ class SimulatorTimedEvent(SimulatorEvent):
         return (end.reached_s - start.reached_s) * 1e3
 
 
-class _TimedPoint(threading.Event):
-    reached_s = 0.0
+class _TimedPoint(Latch):
+    __slots__ = ("reached_s",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached_s = 0.0
 
     def set(self) -> None:
         self.reached_s = time.perf_counter()

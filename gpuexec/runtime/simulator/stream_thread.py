@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gpuexec.runtime.latch import Latch
 from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.work_thread import WorkThread
 
@@ -50,9 +51,9 @@ class StreamThread:
 
         self._thread.put(work)
 
-    def mark(self, point: threading.Event | None = None) -> threading.Event:
+    def mark(self, point: Latch | None = None) -> Latch:
         """Return an event, a new one unless given, that is set when all that was queued is done."""
-        point = threading.Event() if point is None else point
+        point = Latch() if point is None else point
         if self.is_done():
             point.set()
         else:

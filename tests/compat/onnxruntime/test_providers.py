@@ -138,7 +138,7 @@ def test_pool_lends_no_more_than_it_may_and_the_last_first() -> None:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(SimpleNamespace(closed=0))
+        made.append(SimpleNamespace(closed=0, is_closed=False))
         made[-1].close = lambda worker=made[-1]: setattr(worker, "closed", worker.closed + 1)
         return made[-1]
 

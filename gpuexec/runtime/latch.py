@@ -1,0 +1,82 @@
+"""Waiting that an exception may end at any instruction: KeyboardInterrupt in a waiter harms nobody else.
+
+`threading.Condition` and `threading.Event` take and leave a lock by methods written in Python, so an interrupt that
+comes in between leaves the lock taken, and the thread that wants to tell of its work blocks for good. Here every waiter
+has a lock of its own; what is shared is a deque, whose operations are single instructions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+# The longest a thread sleeps before it looks for itself. On Windows, and for what another thread raises in it
+# (`_thread.interrupt_main`), an interrupt comes only when it does.
+_LONGEST_SLEEP_S = 0.2
+
+
+class Wakeup:
+    """A condition without a lock. Who changes what others wait for changes it first, then calls `notify`."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: deque[threading.Lock] = deque()
+
+    def has_waiters(self) -> bool:
+        """Return whether a thread is waiting."""
+        return bool(self._waiters)
+
+    def notify(self) -> None:
+        """Wake all who wait now; each looks for itself whether it may go on."""
+        while True:
+            try:
+                waiter = self._waiters.popleft()
+            except IndexError:
+                return
+            waiter.release()
+
+    def wait_for(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until ``is_over`` returns True; False when the time ran out."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_over():
+            left = _LONGEST_SLEEP_S if end is None else end - time.monotonic()
+            if left <= 0:
+                return False
+            waiter = threading.Lock()
+            waiter.acquire()
+            self._waiters.append(waiter)
+            try:
+                # Who changed it before this waiter was there has woken nobody.
+                if not is_over():
+                    waiter.acquire(timeout=min(left, _LONGEST_SLEEP_S))
+            finally:
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+        return True
+
+
+class Latch(Wakeup):
+    """An event that is set once."""
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake all who wait. Twice is harmless."""
+        self._is_set = True
+        self.notify()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set; False when the time ran out."""
+        return self._is_set or self.wait_for(self.is_set, timeout_s)

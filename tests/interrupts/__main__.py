@@ -1,0 +1,36 @@
+"""Interrupt Workers at random times, and print what became of them.
+
+python -m tests.interrupts [--count 40] [--first 0] [--backend cpu simulator]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.bad_models.__main__ import describe, tabulate
+from tests.bad_models.pool import try_mutants
+
+
+def main() -> int:
+    """Return 1 if a Worker was neither usable nor closed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interrupts", description="Interrupt Workers.")
+    parser.add_argument("--count", type=int, default=40, help="how many interrupts on each backend")
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--backend", nargs="+", choices=("cpu", "simulator"), default=["cpu", "simulator"])
+    options = parser.parse_args()
+    is_bad = False
+    for kind in options.backend:
+        child = (sys.executable, "-m", "tests.interrupts.child", kind)
+        rows = []
+        for row in try_mutants(range(options.first, options.first + options.count), child=child):
+            rows.append(row)
+            if row.outcome.is_bad:
+                is_bad = True
+                print(describe(row), flush=True)
+        print(f"{kind}\n{tabulate(rows)}")
+    return int(is_bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

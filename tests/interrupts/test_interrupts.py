@@ -1,0 +1,16 @@
+"""Interrupts at random times. Here 20 on the CPU; ``python -m tests.interrupts --count 500`` tries more."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.bad_models.__main__ import describe
+from tests.bad_models.pool import try_mutants
+
+COUNT = 20
+
+
+def test_worker_that_was_interrupted_is_usable_or_closed() -> None:
+    rows = list(try_mutants(range(COUNT), child=(sys.executable, "-m", "tests.interrupts.child", "cpu")))
+    assert not [describe(row) for row in rows if row.outcome.is_bad]
+    assert len(rows) == COUNT and {row.outcome.kind for row in rows} <= {"usable", "closed"}
