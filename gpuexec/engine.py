@@ -281,13 +281,14 @@ class Engine:
         if self._entrance.is_broken:
             self.abandon()
             return False
+        grace_s = knobs.close_grace_s()
         self._entrance.is_closed = True
         told: list[str] = []
         try:
             self._stepping.drop("the Worker's end")
             if cancels:
                 self._issuer.give_up_since(0, "It was closed.")
-            is_settled = self._finish_runs(told, is_cancelled=cancels)
+            is_settled = self._finish_runs(grace_s, told, is_cancelled=cancels)
             for replay in list(self.replays):
                 replay.close()
             if is_settled:
@@ -315,14 +316,15 @@ class Engine:
             self.stream.record(event)
             self.backend.keeper.hold(event, self.arena, self.frames, self.pool, self.site.weights)
 
-    def _finish_runs(self, told: list[str], *, is_cancelled: bool) -> bool:
+    def _finish_runs(self, grace_s: float, told: list[str], *, is_cancelled: bool) -> bool:
         """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
 
         Args:
+            grace_s: How long to wait before it is cancelled, and for the end of what was.
             told: What to warn of is added here.
             is_cancelled: Whether runs were cancelled already.
         """
-        grace_s, owner = knobs.close_grace_s(), f"a {self.turns.owner} of {self.model.graph.name!r}"
+        owner = f"a {self.turns.owner} of {self.model.graph.name!r}"
         while not self._issuer.driver.synchronize(grace_s):
             given_up = self._issuer.give_up_unwanted(f"Its {self.turns.owner} was closed.")
             if given_up:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bad_models.__main__ import describe, tabulate
-from tests.bad_models.pool import try_mutants
+from tests.bad_models.command import describe, tabulate
+from tests.bad_models.pool import Settings, try_mutants
+from tests.interrupts.child import CHILD
 
 
 def main() -> int:
@@ -21,9 +22,9 @@ def main() -> int:
     options = parser.parse_args()
     is_bad = False
     for kind in options.backend:
-        child = (sys.executable, "-m", "tests.interrupts.child", kind)
         rows = []
-        for row in try_mutants(range(options.first, options.first + options.count), child=child):
+        numbers = range(options.first, options.first + options.count)
+        for row in try_mutants(numbers, Settings(device=kind), child=CHILD):
             rows.append(row)
             if row.outcome.is_bad:
                 is_bad = True

@@ -1,6 +1,6 @@
 """The process in which Workers are interrupted: one line of JSON before and after each.
 
-python -m tests.interrupts.child cpu|simulator "" NUMBER...
+python -m tests.interrupts.child SETTINGS NUMBER...
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ import numpy as np
 
 import gpuexec as gx
 from tests.bad_models.attempt import Outcome
+from tests.bad_models.pool import Settings
 from tests.interrupts.endless import ENDLESS, counting, expect, feeds
 
 # The longest time, in seconds, before an interrupt comes; by then every call was made many times.
 _LATEST_S = 0.05
+CHILD = (sys.executable, "-m", "tests.interrupts.child")
 _KINDS = {"cpu": gx.BackendType.CPU, "simulator": gx.BackendType.SIMULATOR}
 
 
 def main(arguments: list[str]) -> None:
     """Interrupt once for each of these numbers."""
-    kind, model = _KINDS[arguments[0]], counting()
+    device = Settings.read(arguments[0]).device
+    kind, model = _KINDS[device], counting()
     warnings.simplefilter("ignore")
     with gx.Worker(model, backend=kind) as other:
-        for number in map(int, arguments[2:]):
+        for number in map(int, arguments[1:]):
             rng = np.random.default_rng(number)
             call = CALLS[rng.integers(len(CALLS))]
             send = SENDERS[rng.integers(len(SENDERS))]
-            say({"begin": number, "mutant": f"{number}: {call.__name__} by {send.__name__} on {arguments[0]}"})
+            say({"begin": number, "mutant": f"{number}: {call.__name__} by {send.__name__} on {device}"})
             start = time.perf_counter()
             outcome = attempt(model, kind, call, send, float(rng.uniform(0, _LATEST_S)), other)
             say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -197,6 +198,29 @@ def test_process_ends_with_a_run_under_way(how: str, kind: str) -> None:
         _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == status, errors
     assert ("KeyboardInterrupt" in errors) == (how == "SIGINT") and "Exception ignored" not in errors, errors
+
+
+def test_process_ends_with_a_run_of_a_session_under_way() -> None:
+    script = """
+import gpuexec.compat.onnxruntime as ort
+from tests.control_models import ControlModel
+from tests.interrupts.endless import COUNTING, ENDLESS, feeds
+
+session = ort.InferenceSession(ControlModel(COUNTING, (), 21).parse().SerializeToString())
+session.run_async(None, feeds(5), lambda outputs, *_: print(outputs[0].shape, flush=True), None)
+session.run_async(None, feeds(ENDLESS), lambda *_: None, None)
+"""
+    environment = {**os.environ, "GPUEXEC_CLOSE_GRACE": "5"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(3, 4)\n", "")
 
 
 def test_command_line_ends_with_130_and_one_line(tmp_path: Path) -> None:

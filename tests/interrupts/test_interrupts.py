@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
-from tests.bad_models.__main__ import describe
+from tests.bad_models.command import describe
 from tests.bad_models.pool import try_mutants
+from tests.interrupts.child import CHILD
 
 COUNT = 20
 
 
 def test_worker_that_was_interrupted_is_usable_or_closed() -> None:
-    rows = list(try_mutants(range(COUNT), child=(sys.executable, "-m", "tests.interrupts.child", "cpu")))
+    rows = list(try_mutants(range(COUNT), child=CHILD))
     assert not [describe(row) for row in rows if row.outcome.is_bad]
     assert len(rows) == COUNT and {row.outcome.kind for row in rows} <= {"usable", "closed"}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from gpuexec import knobs
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, Fail, InvalidArgument, make_error
 from gpuexec.compat.onnxruntime.feeds import take_input
 from gpuexec.compat.onnxruntime.loading import promote
@@ -22,6 +24,7 @@ from gpuexec.passes.add_random_key import find_keys
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.resources.entrance import is_interrupt
 from gpuexec.running.run import Run
+from gpuexec.runtime.work_thread import WorkPool
 from gpuexec.state.seeds import draw_seed
 from gpuexec.worker import Worker
 
@@ -48,7 +51,7 @@ class Runner:
         self._specs = {port.name: port.spec for port in model.inputs}
         # By the initializers that are given, each set of which has a model of its own.
         self._pools: dict[frozenset[str], WorkerPool] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: WorkPool | None = None
         # Workers share a seed and differ in the number of the run they begin with, so that no two runs draw the same.
         self._seed, self._starts = draw_seed() if find_keys(model.graph) else None, itertools.count(0, _RUNS_APART)
         self._is_closed = False
@@ -72,7 +75,8 @@ class Runner:
         with self._lock:
             self._check_open()
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="gpuexec-session")
+                self._threads = WorkPool(self._most, "gpuexec-session")
+                atexit.register(_finish, weakref.ref(self._threads))
             self._threads.submit(work)
 
     def close(self) -> None:
@@ -81,7 +85,7 @@ class Runner:
             self._is_closed = True
             pools = list(self._pools.values())
         if self._threads is not None:
-            self._threads.shutdown(wait=False)
+            self._threads.close()
         for pool in pools:
             pool.close()
 
@@ -163,3 +167,11 @@ class Runner:
     def _check_open(self) -> None:
         if self._is_closed:
             raise make_error(Fail, "The session is closed.")
+
+
+def _finish(threads: weakref.ref[WorkPool]) -> None:
+    """As the process ends, wait for what was submitted, but not for good."""
+    pool = threads()
+    if pool is not None:
+        pool.close()
+        pool.join(knobs.close_grace_s())
