@@ -43,10 +43,13 @@ class Backlog:
 
     def settle(self, run: RunProfile) -> None:
         """Pick up the times of what is done of a run, unless another thread is about it; waits for nothing."""
-        if self._settling.acquire(blocking=False):
-            try:
+        held: list[bool] = []
+        try:
+            held.extend(map(self._settling.acquire, (False,)))  # see `gpuexec.runtime.latch`
+            if held[0]:
                 run.settle(waits=False)
-            finally:
+        finally:
+            if held and held[0]:
                 self._settling.release()
 
     def settle_all(self, runs: Iterable[RunProfile]) -> None:

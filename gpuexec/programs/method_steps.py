@@ -42,17 +42,21 @@ class Steps:
             StateError: Another caller takes one, or has given them up.
             GpuexecError: What the step raised; they are over.
         """
-        if not self._lock.acquire(blocking=False):
-            raise StateError("Another caller is inside this Method, in step().")
+        held: list[bool] = []
         try:
+            held.extend(map(self._lock.acquire, (False,)))  # see `gpuexec.runtime.latch`
+            if not held[0]:
+                raise StateError("Another caller is inside this Method, in step().")
             if self._steps is None:
                 raise StateError("Another caller has given up the steps of this Method; call step() to begin anew.")
             found = next(self._steps, None)
         except BaseException:
-            self.end(user)
+            if held and held[0]:
+                self.end(user)
             raise
         finally:
-            self._lock.release()
+            if held and held[0]:
+                self._lock.release()
         if found is None:
             self.end(user)
             self.is_over = True

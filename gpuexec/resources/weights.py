@@ -107,15 +107,20 @@ class Weights:
     def _settle(self, *, has_waited: bool = False) -> None:
         """Let go of what was needed by shares that ended. While somebody uploads, that is left to the next call."""
         # Shares end wherever Python collects them, be it in a thread that is in here.
-        while self._ended and self._lock.acquire(blocking=False):
+        while self._ended:
+            held: list[bool] = []
             try:
+                held.extend(map(self._lock.acquire, (False,)))  # see `gpuexec.runtime.latch`
+                if not held[0]:
+                    return
                 while self._ended:
                     self._needed.pop(self._ended.popleft(), None)
                 kept = set[Key]().union(*self._needed.values())
                 dropped = [self._places.pop(key) for key in self._places.keys() - kept]
                 self._nbytes -= sum(region.nbytes for region, _, _ in dropped)
             finally:
-                self._lock.release()
+                if held and held[0]:
+                    self._lock.release()
             for place in dropped:
                 region, uploaded, _ = place
                 if has_waited:

@@ -129,14 +129,19 @@ class MemoryPool:
 
     def settle(self) -> None:
         """Keep what was given back, and let idle blocks beyond the limit go. Left to whoever is in the pool now."""
-        while self._returned and not self._is_busy and self._lock.acquire(blocking=False):
-            self._is_busy = True
+        while self._returned and not self._is_busy:
+            held: list[bool] = []
             try:
+                held.extend(map(self._lock.acquire, (False,)))  # see `gpuexec.runtime.latch`
+                if not held[0]:
+                    return
+                self._is_busy = True
                 self._sort()
                 self._shrink(_is_unused)
             finally:
-                self._is_busy = False
-                self._lock.release()
+                if held and held[0]:
+                    self._is_busy = False
+                    self._lock.release()
 
     def trim(self, *, is_waiting: bool = False) -> int:
         """Give back to the source what nothing uses; return the bytes.

@@ -67,8 +67,9 @@ def test_worker_is_right_or_closed_wherever_a_call_is_interrupted(
 ) -> None:
     model = counting()
     with gx.Worker(model, backend=kind) as other:
-        counter = Interrupter()
-        assert not counter.call(lambda: call(_open(model, kind)))
+        counter, worker = Interrupter(), _open(model, kind)
+        assert not counter.call(lambda: call(worker))
+        worker.close()
         outcomes: Counter[str] = Counter()
         for point in range(0, counter.count, STEPS[kind]):
             faulthandler.dump_traceback_later(LIMIT_S, exit=True)
