@@ -108,7 +108,7 @@ class AveragePool(Operator):
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Add up along one axis after the other, divide once; half and bfloat16 in float."""
+        """Add the taps one after the other, divide once; half and bfloat16 in float."""
         (x,) = inputs
         assert x is not None
         windows = _windows(self, x.shape)
@@ -155,7 +155,7 @@ class LpPool(Operator):
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Add up powers along one axis after the other, take the root once; half and bfloat16 in float."""
+        """Add powers tap by tap, take the root once; half and bfloat16 in float."""
         (x,) = inputs
         assert x is not None
         with np.errstate(all="ignore"):
@@ -232,7 +232,8 @@ def _maxima(x: Array, windows: Windows) -> Array:
 def reduce_windows(x: Array, windows: Windows, combine: Callable[..., object], identity: float) -> Array:
     """Combine the elements of each window, one axis after the other: as many passes as the kernel's extents add up to.
 
-    A tap that all windows of an axis see the input through comes first, so that nothing is filled and combined with it.
+    The order must not matter to ``combine``, as it does not to a maximum. A tap that all windows of an axis see the
+    input through comes first, so that nothing is filled and combined with it.
     """
     with np.errstate(all="ignore"):
         for axis, count in enumerate(windows.counts, 2):
@@ -283,4 +284,10 @@ def _settle_empty(y: Array, windows: Windows) -> Array:
 
 
 def _sums(x: Array, windows: Windows) -> Array:
-    return reduce_windows(x.astype(accumulator(x.dtype), copy=False), windows, np.add, 0)
+    # Tap by tap, in the order of the kernels and of onnxruntime: another order rounds otherwise.
+    acc = accumulator(x.dtype)
+    sums = np.zeros((*x.shape[:2], *windows.counts), acc)
+    x = x.astype(acc, copy=False)
+    for _, positions, seen in windows.seen():
+        sums[trailing(positions)] += x[trailing(seen)]
+    return sums
