@@ -196,7 +196,7 @@ def test_prepare_takes_arrays_and_shapes(worker: gx.Worker) -> None:
         worker.prepare({"x": (2, 4)})
     with pytest.raises(gx.InputError, match="no input 'z'"):
         worker.prepare({"z": (2, 3)})
-    with pytest.raises(gx.InputError, match="has 1 inputs, got 2"):
+    with pytest.raises(gx.InputError, match="has 1 input, got 2"):
         worker.prepare([(2, 3)] * 2)
     with pytest.raises(gx.InputError, match="'x' expects float32, got float64"):
         worker.prepare(ramp(2, 3).astype(np.float64))

@@ -127,9 +127,10 @@ def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> 
         raise ModelError(f"{where}: expected an ONNX model, got 0 bytes.")
     if whole.nbytes > _LARGEST_BYTES:
         raise ModelError(f"{where}: expected an ONNX model, got more than the {_LARGEST_BYTES} bytes one can have.")
-    if bring_bytes(whole[: len(_LFS_POINTER)]) == _LFS_POINTER:
+    header = bytes(bring_bytes(whole[:_HEADER_NBYTES]))
+    if header.startswith(_LFS_POINTER):
         raise ModelError(f"{where}: expected an ONNX model, got a Git LFS pointer. Fetch the file: git lfs pull.")
-    if bytes(whole[8:9]) == b"{" and _PROGRAM_ENTRY in bytes(whole[:_HEADER_NBYTES]):
+    if header[8:9] == b"{" and _PROGRAM_ENTRY in header:
         raise ModelError(
             f"{where}: expected an ONNX model, got a program of gpuexec. Read it with gpuexec.Program.load(path), or"
             " run it with gpuexec.Module(path); on the command line, programs are files that end in .gxp."

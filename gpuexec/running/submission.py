@@ -81,4 +81,4 @@ class Submission:
             event.synchronize()
         except GpuexecError as error:
             origin = self._origins[index]
-            raise (error if error.node else locate(error, origin, origin)) from None
+            raise (error if origin in error.message else locate(error, origin, origin)) from None
