@@ -29,6 +29,7 @@ _NAMES = {
     "F8_E8M0": "float8e8m0",
 }
 _LENGTH_NBYTES = 8  # of the header of a safetensors file, in front of it
+_SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +218,10 @@ def _open_safetensors(path: Path) -> NamedDataMap:
             piece = piece if piece.nbytes >= MAPPED_NBYTES else bring_bytes(piece)
             arrays[name] = np.frombuffer(piece, dtype).reshape(row["shape"])
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} holds no weights: {error}.") from error
+        # The library's text quotes names as long as the file has them.
+        text = str(error)
+        text = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+        raise ModelError(f"{path} holds no weights: {text}.") from error
     return _hold(arrays, str(path))
 
 

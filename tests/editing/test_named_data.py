@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,16 @@ def test_files_that_hold_none_are_refused(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=message):
         gx.NamedDataMap.load(tmp_path / name)
+
+
+def test_a_long_name_in_a_broken_file_makes_no_long_message(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
+    header = json.dumps({"a" * 5000: entry, "b": entry}).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(gx.ModelError, match=r"holds no weights: .*aaa\.\.\.\.$") as caught:
+        gx.NamedDataMap.load(path)
+    assert len(str(caught.value)) < 600
 
 
 def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
