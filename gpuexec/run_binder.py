@@ -92,7 +92,7 @@ class RunBinder:
                 return self._reserve(stage, choice, given)
             except OutOfMemoryError as error:
                 needs = describe_needs(choice, self._site.weights, len(self._storage.frames))
-                raise OutOfMemoryError(f"{error} {needs}") from error
+                raise OutOfMemoryError(f"{error.message} {needs}", node=error.node, value=error.value) from error
 
     def _reserve(self, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> dict[Value, Region]:
         frame, regions = self._next_frame(), {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError
+from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError, locate
 from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.resources.alignment import is_aligned
 from gpuexec.resources.fence import Fence
@@ -180,7 +180,11 @@ class Frame:
             return Region(given.memory, given.offset, nbytes)
         memory = self._outputs.get(name)
         if memory is None or memory.nbytes < nbytes:
-            grown = self._allocate(max(nbytes, 1))
+            try:
+                grown = self._allocate(max(nbytes, 1))
+            except OutOfMemoryError as error:
+                error.value = error.value or name
+                raise locate(error, f"Output {name!r}") from None
             if memory is not None:
                 self._dropped.append(memory)
             memory = self._outputs[name] = grown

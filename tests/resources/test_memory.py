@@ -203,6 +203,20 @@ def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -
     device.close()
 
 
+def test_an_output_that_finds_no_room_is_named() -> None:
+    device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=1 << 20)
+    held = device.allocate(1_000_000)
+    with gx.Worker(affine(), backend=Backend(device, gx.BackendType.SIMULATOR, "for a test")) as worker:
+        with pytest.raises(OutOfMemoryError, match=r"^Output 'y': .* can't allocate") as caught:
+            worker.prepare((10000, 3))
+        assert caught.value.value == "y"
+        with pytest.raises(OutOfMemoryError, match=r"^Output 'y': .* The plan needs") as caught:
+            worker.schedule(ramp(10000, 3))
+        assert caught.value.value == "y"
+    held.free()
+    device.close()
+
+
 def test_memory_outgrown_is_given_back_when_it_runs_out() -> None:
     device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=40_000)
     backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
