@@ -32,6 +32,8 @@ _PART_OF = "gpuexec.part_of"  # the key of what `read_label` gives
 _BODIES = "gpuexec.bodies"  # the domain of functions that stand for single nodes
 # Operators at which onnx 1.23 ends the process where the type of an input is unknown, and where they hide from it.
 _FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.TreeEnsemble"})
+# It ends the process at a Slice of an extent below 0 too, which a file may declare, and these make of negative pads.
+_FATAL_OF_NEGATIVE, _MAKE_NEGATIVE = frozenset({"Slice"}), frozenset({"Pad", "CenterCropPad"})
 _HIDDEN = "gpuexec.hidden."
 # What onnx raises where a model is not to its liking.
 REFUSALS = (RuntimeError, ValueError, defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
@@ -288,12 +290,27 @@ def infer_types(
 
 def hide_fatal(model: onnx.ModelProto) -> None:
     """Give nodes that onnx can't infer safely a domain it does not know."""
-    domains = set()
+    domains, fatal = set(), _FATAL | (_FATAL_OF_NEGATIVE if _has_negative(model.graph) else frozenset())
     for node in walk_nodes(model.graph.node):
-        if qualified(node.op_type, node.domain) in _FATAL:
+        if qualified(node.op_type, node.domain) in fatal:
             node.domain = _HIDDEN + node.domain
             domains.add(node.domain)
     model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains)
+
+
+def _has_negative(graph: onnx.GraphProto) -> bool:
+    """Return whether an extent below 0 is declared, or may be made, in a graph or its bodies."""
+    if any(qualified(node.op_type, node.domain) in _MAKE_NEGATIVE for node in walk_nodes(graph.node)):
+        return True
+    for body in (graph, *walk_graphs(graph.node)):
+        types = [info.type for info in (*body.input, *body.value_info, *body.output)]
+        while types:
+            each = types.pop()
+            if any(dim.dim_value < 0 for dim in each.tensor_type.shape.dim):
+                return True
+            inner = (each.sequence_type.elem_type, each.optional_type.elem_type, each.map_type.value_type)
+            types += [one for one in inner if one.WhichOneof("value") is not None]
+    return False
 
 
 def _show(model: onnx.ModelProto) -> None:

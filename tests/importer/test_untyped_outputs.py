@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from gpuexec.compat import onnxruntime as compat
 from gpuexec.spec import UNKNOWN
 from tests.small_models import CPU
 
+ROOT = Path(__file__).resolve().parents[2]
 HEADER = '<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>\n'
 ADDED = "g (float[n, 3] x) => (float[n, 3] y) <float[2] w = {1, 2}> { d = Neg (x) y = Add (x, d) }"
 X = np.float32([[-1, 2, 0]])
@@ -126,3 +129,20 @@ def test_an_extracted_model_and_one_saved_again_keep_their_outputs(tmp_path: Pat
     model.save(tmp_path / "again.onnx")
     assert [str(port) for port in model.outputs] == ["d: float32[n,3]"]
     assert [str(port) for port in gx.load(tmp_path / "again.onnx").outputs] == ["d: float32[n,3]"]
+
+
+NEGATIVE = {
+    "declared": "(float[-3] x) => (y) <int64[1] s = {0}, int64[1] e = {9}> { y = Slice(x, s, e) }",
+    "made": """(float[3] x) => (y) <int64[2] p = {-50, -3}, int64[1] s = {0}, int64[1] e = {9}>
+        { z = Pad(x, p) y = Slice(z, s, e) }""",
+}
+
+
+@pytest.mark.parametrize("text", NEGATIVE.values(), ids=NEGATIVE)
+def test_an_extent_below_nothing_does_not_end_the_process(text: str, tmp_path: Path) -> None:
+    """ONNX's own inference ends it where a Slice reads such a value, so another process tries."""
+    path = tmp_path / "negative.onnx"
+    path.write_bytes(parser.parse_model(f'<ir_version: 9, opset_import: ["" : 21]> g {text}').SerializeToString())
+    code = f"import gpuexec as gx\ntry: gx.load({str(path)!r})\nexcept gx.GpuexecError: pass"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
