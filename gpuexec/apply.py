@@ -34,7 +34,10 @@ def infer_specs(operator: Operator, inputs: Sequence[TensorSpec | None]) -> tupl
     except GpuexecError:
         raise
     except Exception as error:
-        raise InputError(_explain(operator, inputs, error)) from error
+        names = _find_parameters(operator, inputs)
+        if names is not None:
+            raise InputError(f"{operator.name} expects inputs {', '.join(names)}, got {len(inputs)}.") from None
+        raise InputError(f"{operator.name} can't infer its outputs: {type(error).__name__}: {error}.") from error
     for spec in specs:
         check_size(spec.shape, spec.dtype)
     return specs
@@ -47,15 +50,14 @@ def _refuse_containers(operator: Operator, inputs: Sequence[TensorSpec | None]) 
             raise InputError(f"{operator.name} expects tensors, got {got} as input {index}.")
 
 
-def _explain(operator: Operator, inputs: Sequence[TensorSpec | None], error: Exception) -> str:
-    """Say that inputs are too few or too many, else what `infer` raised."""
+def _find_parameters(operator: Operator, inputs: Sequence[TensorSpec | None]) -> list[str] | None:
+    """Return the names of the inputs that `infer` takes, optional ones in brackets, if these are too few or too many."""
     signature = inspect.signature(operator.infer)
     try:
         signature.bind(*inputs)
     except TypeError:
-        names = [key if each.default is each.empty else f"[{key}]" for key, each in signature.parameters.items()]
-        return f"{operator.name} expects inputs {', '.join(names)}, got {len(inputs)}."
-    return f"{operator.name} can't infer its outputs: {type(error).__name__}: {error}."
+        return [key if each.default is each.empty else f"[{key}]" for key, each in signature.parameters.items()]
+    return None
 
 
 def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[Array | None, ...]:

@@ -51,8 +51,9 @@ def test_raw_error_of_infer_is_ours_and_keeps_its_cause(error: Exception) -> Non
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_wrong_number_of_inputs_is_said_with_their_names(count: int) -> None:
     x = TensorSpec((3,), F32)
-    with pytest.raises(InputError, match=re.escape(f"expects inputs x, scale, [zero], got {count}.")):
+    with pytest.raises(InputError, match=re.escape(f"expects inputs x, scale, [zero], got {count}.")) as caught:
         infer_specs(build("DequantizeLinear", {}), [x] * count)
+    assert caught.value.__cause__ is None
 
 
 def test_errors_of_ours_pass_as_they_are() -> None:

@@ -133,7 +133,7 @@ def test_files_that_hold_none_are_refused(
 
 def test_a_long_name_in_a_broken_file_makes_no_long_message(tmp_path: Path) -> None:
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
-    header = json.dumps({"a" * 5000: entry, "b": entry}).encode()
+    header = json.dumps({"a" * 5000: entry}).encode()
     path = tmp_path / "w.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(gx.ModelError, match=r"holds no weights: .*aaa\.\.\.\.$") as caught:
