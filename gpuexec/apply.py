@@ -51,7 +51,7 @@ def _refuse_containers(operator: Operator, inputs: Sequence[TensorSpec | None]) 
 
 
 def _find_parameters(operator: Operator, inputs: Sequence[TensorSpec | None]) -> list[str] | None:
-    """Return the names of the inputs that `infer` takes, optional ones in brackets, if these are too few or too many."""
+    """Return the names of the inputs that `infer` takes, optional ones in brackets, unless these fit in number."""
     signature = inspect.signature(operator.infer)
     try:
         signature.bind(*inputs)

@@ -26,8 +26,6 @@ _WHOLE_FILE = re.compile(
 # What may stand behind an error of ours: what the system, the libraries for reading files and `struct` say.
 _READING = (
     "DecodeError",
-    "FileNotFoundError",
-    "OSError",
     "ValidationError",
     "UnicodeDecodeError",
     "MemoryError",
@@ -72,7 +70,7 @@ def judge(error: BaseException) -> Outcome:
     cause: BaseException | None = error
     while (cause := cause.__cause__) is not None:
         # onnx says by these what is wrong with data in another file, or with a function.
-        is_known = type(cause).__name__ in _READING
+        is_known = isinstance(cause, OSError) or type(cause).__name__ in _READING
         is_known |= bool(re.search("can't be (read|expanded)", text)) and type(cause) in (ValueError, RuntimeError)
         if not isinstance(cause, gx.GpuexecError) and not is_known:
             return Outcome("bad", kind, f"behind it a {type(cause).__name__}: {text}")
