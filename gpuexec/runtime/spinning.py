@@ -1,8 +1,9 @@
 """Spin-waiting: polling for a short time before a thread is put to sleep, since waking one costs more than most runs.
 
 Only where the work is not this process's own, as on a GPU. On the CPU device a waiting thread that polls takes the
-interpreter's lock from the thread that works: a run of the digits model, one image, took 0.62 ms with 50 us of polling
-and 0.57 without (best of 400 runs, two cores, CPython 3.11). On the simulator nothing was gained.
+interpreter's lock from the thread that works: a run of the digits model, one image, took 0.61 to 0.65 ms with 50 us of
+polling and 0.56 to 0.59 without (three rounds in turn, best of 400 runs each, two cores, CPython 3.11). On the
+simulator nothing was gained. What it gains on a GPU is not measured.
 """
 
 from __future__ import annotations
