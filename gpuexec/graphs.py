@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import chain, count
 from typing import Any
 
@@ -126,7 +127,7 @@ class Graph:
 
 def bodies(operator: Operator) -> tuple[Graph, ...]:
     """Return the graphs among an operator's attributes, in the order of its fields; none for most operators."""
-    given = (getattr(operator, f.name) for f in fields(operator))  # type: ignore[arg-type]
+    given = (getattr(operator, name) for name in _list_fields(type(operator)))  # type: ignore[arg-type]
     return tuple(value for value in given if isinstance(value, Graph))
 
 
@@ -140,9 +141,15 @@ def walk(graph: Graph) -> Iterator[Graph]:
 
 def with_bodies(operator: Operator, graphs: Sequence[Graph]) -> Operator:
     """Return the operator with other bodies, as many and in the order of `bodies`."""
-    names = [f.name for f in fields(operator) if isinstance(getattr(operator, f.name), Graph)]  # type: ignore[arg-type]
+    every = _list_fields(type(operator))  # type: ignore[arg-type]
+    names = [name for name in every if isinstance(getattr(operator, name), Graph)]
     changed: Operator = replace(operator, **dict(zip(names, graphs, strict=True)))  # type: ignore[type-var]
     return changed
+
+
+@cache
+def _list_fields(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
 
 
 def list_needed(

@@ -5,16 +5,18 @@ All are daemons: a process that ends does not wait for them.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar
 
 from gpuexec.errors import ClosedError, OutOfMemoryError
+from gpuexec.runtime.latch import Latch
 
 Work = Callable[[], Callable[[], Any] | None]
 # Addresses that a thread takes beside its stack before it can say that it has begun.
@@ -65,6 +67,72 @@ def _check_addresses(name: str) -> None:
         )
 
 
+class ReusableThread(threading.Thread):
+    """A thread that may serve another queue when it is through with one: a short-lived Worker has two or three."""
+
+    _IDLE_NAME = "gpuexec-idle"
+    # Starting a thread costs some 0.2 ms; one kept costs the addresses of its stack.
+    _MOST_IDLE = 8
+    _IDLE_S = 1.0
+    # Reentrant: a collection of garbage may put work in the middle of this.
+    _lock = threading.RLock()
+    _idle: ClassVar[list[ReusableThread]] = []
+
+    @classmethod
+    def call(cls, target: Callable[[], None], name: str) -> threading.Thread:
+        """Have a call made on an idle thread, or on a new one; return the thread.
+
+        Raises:
+            OutOfMemoryError: There is no idle thread, and none can be started; the call will not be made.
+        """
+        with cls._lock:
+            if cls._idle:
+                thread = cls._idle.pop()
+                thread.name = name
+                thread._calls.put(target)
+                return thread
+        thread = cls(target, name)
+        start_thread(thread)
+        return thread
+
+    @classmethod
+    def forget_idle(cls) -> None:
+        """Start anew in a forked child, which has none of its parent's threads."""
+        cls._lock, cls._idle = threading.RLock(), []
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls.put(target)
+
+    def run(self) -> None:
+        """Make calls as they come, until none came for a while."""
+        call: Callable[[], None] | None = self._calls.get()
+        while call is not None:
+            call()
+            call = None  # and what it holds, while nothing else comes
+            call = self._wait()
+
+    def _wait(self) -> Callable[[], None] | None:
+        self.name = self._IDLE_NAME
+        with self._lock:
+            if len(self._idle) >= self._MOST_IDLE:
+                return None
+            self._idle.append(self)
+        try:
+            return self._calls.get(timeout=self._IDLE_S)
+        except Empty:
+            with self._lock:
+                if self in self._idle:
+                    self._idle.remove(self)
+                # One taken meanwhile has its call, or an interrupt came in between and nobody gives it one.
+                return None if self._calls.empty() else self._calls.get()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ReusableThread.forget_idle)
+
+
 class WorkThread:
     """Does work in order on a thread that starts with the first and sleeps when there is none.
 
@@ -85,7 +153,7 @@ class WorkThread:
         self._thread: threading.Thread | None = None
         # The thread that serves, under one key: of two that an interrupted start left, the later ends at once.
         self._server: dict[str, int] = {}
-        self._is_stopped = False
+        self._is_stopped, self._ended = False, Latch()
 
     def put(self, work: Work) -> None:
         """Queue work; what it returns is called once the work counts as done.
@@ -98,8 +166,7 @@ class WorkThread:
             if self._is_stopped:
                 raise ClosedError("The stream is closed.")
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                start_thread(self._thread)
+                self._thread = ReusableThread.call(self._serve, self._name)
             self._open.append(work)
             self._tokens.put(True)
 
@@ -120,12 +187,13 @@ class WorkThread:
 
     def join(self) -> None:
         """Wait for the end of a stopped thread."""
-        if self._thread is not None and self._thread.is_alive() and not self.is_current():
-            self._thread.join()
+        if not self.is_current():
+            self._ended.wait_for(self.has_ended)
 
     def has_ended(self) -> bool:
         """Return whether it was stopped and nothing is left to do."""
-        return self._is_stopped and (self._thread is None or not self._thread.is_alive())
+        thread = self._thread
+        return self._is_stopped and (self._ended.is_set() or thread is None or not thread.is_alive())
 
     def _serve(self) -> None:
         own = threading.get_ident()
@@ -140,6 +208,8 @@ class WorkThread:
                 if announce is not None:
                     announce()
                 del announce  # and what it holds, while nothing else comes
+        self._server.clear()
+        self._ended.set()
 
 
 class WorkPool:

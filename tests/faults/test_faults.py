@@ -173,8 +173,10 @@ def test_exception_in_a_host_function_names_the_node_and_leaves_the_worker_usabl
 @ON_ALL
 def test_worker_closed_while_a_run_waits_for_its_input_ends_it_first(backend: Backend) -> None:
     model, gate = gated()
+    consumer = gx.Worker(affine(), backend=backend)
+    # Nobody opens the gate if this fails.
+    consumer.prepare(X)
     with gx.Worker(model, backend=CPU) as producer:
-        consumer = gx.Worker(affine(), backend=backend)
         request = consumer.schedule(producer.schedule(X).peek_output()).peek_output().readback_request()
         assert GATES.entered[gate].wait()
         closing = threading.Thread(target=consumer.close)

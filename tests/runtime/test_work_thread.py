@@ -13,7 +13,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.runtime.completion import Completion
 from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.work_thread import WorkPool, WorkThread
+from gpuexec.runtime.work_thread import ReusableThread, WorkPool, WorkThread
 from tests.interrupts.endless import counting, expect, feeds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
+    ReusableThread.forget_idle()
     return monkeypatch
 
 
@@ -94,6 +95,38 @@ def test_pool_starts_no_more_threads_than_it_may() -> None:
     for thread in pool._threads:
         thread.join()
     assert len(names) == 6 and set(names) <= {"pool_0", "pool_1"}
+
+
+def test_thread_of_a_queue_that_ended_serves_the_next_and_ends_when_none_comes() -> None:
+    served: list[threading.Thread] = []
+    for number in range(3):
+        thread = WorkThread(f"queue {number}")
+        thread.put(lambda: served.append(threading.current_thread()))
+        thread.stop()
+        thread.join()
+        assert thread.has_ended() and thread.is_done()
+        assert not any(each.name == f"queue {number}" for each in threading.enumerate())
+    assert len(set(served)) == 1
+    served[0].join(60)
+    assert not served[0].is_alive()
+
+
+def test_two_queues_at_once_have_a_thread_each_and_few_stay_idle() -> None:
+    gate, threads = threading.Event(), [WorkThread(f"busy {number}") for number in range(12)]
+    names: list[str] = []
+
+    def work() -> None:
+        gate.wait()
+        names.append(threading.current_thread().name)
+
+    for thread in threads:
+        thread.put(work)
+    gate.set()
+    for thread in threads:
+        thread.stop()
+        thread.join()
+    assert sorted(names) == sorted(f"busy {number}" for number in range(12))
+    assert 0 < len(ReusableThread._idle) < len(threads)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how many addresses a process has")
