@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -129,12 +130,17 @@ def _edit_rows(edit: Callable[[dict[str, Any], str, random.Random], None]) -> Ca
     return run
 
 
+def _choose_value(rng: random.Random) -> Any:
+    # A copy: another edit may write into the dictionary among them.
+    return copy.deepcopy(rng.choice(_NUMBERS))
+
+
 def _set_offset(header: dict[str, Any], name: str, rng: random.Random) -> None:
-    header[name]["data_offsets"] = [rng.choice(_NUMBERS) for _ in range(rng.choice((0, 1, 2, 2, 2, 3)))]
+    header[name]["data_offsets"] = [_choose_value(rng) for _ in range(rng.choice((0, 1, 2, 2, 2, 3)))]
 
 
 def _set_shape(header: dict[str, Any], name: str, rng: random.Random) -> None:
-    header[name]["shape"] = [rng.choice(_NUMBERS) for _ in range(rng.choice((0, 1, 2, 9, 70)))]
+    header[name]["shape"] = [_choose_value(rng) for _ in range(rng.choice((0, 1, 2, 9, 70)))]
 
 
 def _turn_shape(header: dict[str, Any], name: str, rng: random.Random) -> None:
@@ -162,7 +168,7 @@ def _share_place(header: dict[str, Any], name: str, rng: random.Random) -> None:
 
 
 def _replace_row(header: dict[str, Any], name: str, rng: random.Random) -> None:
-    header[name] = rng.choice(_NUMBERS)
+    header[name] = _choose_value(rng)
 
 
 def _spoil_text(header: Any, rng: random.Random) -> Any:

@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> None:
     """Interrupt once for each of these numbers."""
     device = Settings.read(arguments[0]).device
     kind, model = _KINDS[device], counting()
+    # A shell gives what it starts in the background SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("ignore")
     with gx.Worker(model, backend=kind) as other:
         for number in map(int, arguments[1:]):
