@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from tests.ops.test_addresses import SHIFTS, check_shifted, list_families
+from tests.ops.test_addresses import FAMILIES, SHIFTS, check_shifted, list_families
 
 
 def main() -> int:
     """Return 1 if a case differs or its kernel fails at some offset."""
     counts: Counter[str] = Counter()
-    for family, calls in list_families().items():
-        for call in calls:
+    for family in FAMILIES:
+        for call in list_families()[family]:
             for shift in SHIFTS:
                 counts["checked"] += 1
                 try:
@@ -25,7 +25,7 @@ def main() -> int:
                 except Exception as error:
                     counts["failed"] += 1
                     print(f"{family} {call.operator} at {shift}: {type(error).__name__}: {error}", flush=True)
-    print(f"{len(list_families())} families: {counts['checked']} checked, {counts['failed']} failed")
+    print(f"{len(FAMILIES)} families: {counts['checked']} checked, {counts['failed']} failed")
     return int(counts["failed"] > 0)
 
 
