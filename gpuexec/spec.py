@@ -116,6 +116,11 @@ def dtype_row(dtype: Any) -> DTypeRow:
     return row
 
 
+def eps_of(dtype: np.dtype[Any]) -> float:
+    """Return the distance of a float type's 1 from the next number."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+
+
 def is_host_object(dtype: np.dtype[Any]) -> bool:
     """Return whether no device can hold values of this dtype: strings, sequences, optionals, maps."""
     return dtype.hasobject

@@ -15,9 +15,8 @@ from gpuexec.errors import InputError
 from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.model import Model
-from gpuexec.programs.cases import eps_of
 from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend, open_backend
-from gpuexec.spec import dtype_row
+from gpuexec.spec import dtype_row, eps_of
 
 Array = np.ndarray[Any, Any]
 _ROUNDINGS = 16  # of half and bfloat16, that may add up in a model that is right

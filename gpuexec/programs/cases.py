@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from gpuexec.containers import pack
@@ -19,7 +17,7 @@ from gpuexec.ops.interpret import compute_graph
 from gpuexec.ports import ModelPort
 from gpuexec.programs.contents import Allowance, StoredCase, check_allowed
 from gpuexec.programs.limiting import limit_trips
-from gpuexec.spec import UNKNOWN, TensorSpec, dtype_row, is_container, is_host_object
+from gpuexec.spec import UNKNOWN, TensorSpec, dtype_row, eps_of, is_container, is_host_object
 from gpuexec.starts import find_starts
 
 _ULPS = 4
@@ -104,11 +102,6 @@ def _allow(model: Model, expected: Array, case: Case) -> Allowance:
     # Each node may add what one may be off by.
     rtol = _ULPS * eps * sum(len(graph.nodes) for graph in walk(model.graph))
     return Allowance(rtol, min(rtol * scale, sys.float_info.max), Tolerance.ROUNDING.value)
-
-
-def eps_of(dtype: np.dtype[Any]) -> float:
-    """Return the distance of a float type's 1 from the next number."""
-    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
 def _check_arrays(arrays: Mapping[str, Array], ports: Sequence[ModelPort], what: str) -> dict[str, Array]:
