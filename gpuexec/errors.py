@@ -118,6 +118,11 @@ def locate(error: GpuexecError, where: object, node: str | None = None) -> Gpuex
     return error
 
 
+def abridge(text: str, most: int = 1000) -> str:
+    """Return the two ends of a text longer than ``most`` characters: names from a file are as long as it has them."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+
+
 def as_failure(error: BaseException, what: str) -> BaseException:
     """Return what those are told who wait for work that an error ended: an interrupt is its caller's alone.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.array_files import load_arrays
-from gpuexec.errors import InputError, ModelError
+from gpuexec.errors import InputError, ModelError, abridge
 from gpuexec.graphs import Array
 from gpuexec.importer.initializers import read_initializers
 from gpuexec.importer.outputs import shorten
@@ -29,7 +29,6 @@ _NAMES = {
     "F8_E8M0": "float8e8m0",
 }
 _LENGTH_NBYTES = 8  # of the header of a safetensors file, in front of it
-_SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,10 +217,7 @@ def _open_safetensors(path: Path) -> NamedDataMap:
             piece = piece if piece.nbytes >= MAPPED_NBYTES else bring_bytes(piece)
             arrays[name] = np.frombuffer(piece, dtype).reshape(row["shape"])
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # The library's text quotes names as long as the file has them.
-        text = str(error)
-        text = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-        raise ModelError(f"{path} holds no weights: {text}.") from error
+        raise ModelError(f"{path} holds no weights: {abridge(str(error), 300)}.") from error
     return _hold(arrays, str(path))
 
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpuexec.errors import AccessError, InputError, ModelError
+from gpuexec.errors import AccessError, InputError, ModelError, abridge
 from gpuexec.mapped import bring_bytes, hash_content, read_pieces
 from gpuexec.programs.contents import FORMAT, Contents, Verification
 from gpuexec.programs.contents_bytes import ALIGNMENT, pad
@@ -34,7 +34,6 @@ PARTS = ("program", "weights", "code")
 _KEY = "gpuexec"
 # Far above what three rows take; safetensors' own limit is 100 MB.
 _LARGEST_HEADER = 1 << 20
-_LONGEST_MESSAGE = 1000
 _MOST_DIGITS = 20
 # How a ModelProto begins: ``ir_version``, one of its first fields, and any other field of its behind it.
 _IR_VERSION_TAG = 0x08
@@ -81,10 +80,7 @@ def read_contents(loader: Any, verification: Verification = Verification.FULL) -
     except RecursionError as error:
         raise ModelError("The program's text is nested too deep.") from error
     except ModelError as error:
-        # A file may give its nodes names of any length.
-        text, half = error.message, _LONGEST_MESSAGE // 2
-        if len(text) > _LONGEST_MESSAGE:
-            error.args = (f"{text[:half]} ... {text[-half:]}",)
+        error.args = (abridge(error.message),)
         raise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.editing.named_data import safetensors_dtype
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, abridge
 from gpuexec.mapped import read_file
 from gpuexec.replacing import write_file
 
@@ -44,4 +44,4 @@ def read_state(path: str | Path) -> dict[str, Array]:
             for name, row in deserialize(content)  # type: ignore[no-untyped-call]
         }
     except (SafetensorError, InputError, ValueError) as error:
-        raise InputError(f"{path} holds no state: {error}.") from error
+        raise InputError(f"{path} holds no state: {abridge(str(error), 300)}.") from error

@@ -136,7 +136,7 @@ def test_a_long_name_in_a_broken_file_makes_no_long_message(tmp_path: Path) -> N
     header = json.dumps({"a" * 5000: entry}).encode()
     path = tmp_path / "w.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(gx.ModelError, match=r"holds no weights: .*aaa\.\.\.\.$") as caught:
+    with pytest.raises(gx.ModelError, match=r"holds no weights: .*aaa \.\.\. aaa") as caught:
         gx.NamedDataMap.load(path)
     assert len(str(caught.value)) < 600
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +193,12 @@ def test_bad_state_files_are_refused_and_change_nothing(worker: gx.Worker, tmp_p
         path.write_bytes(bad)
         with pytest.raises(gx.InputError, match=words):
             worker.state.load(path)
+    name, end = "a" * 5000, [4, 8]
+    header = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": end}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(gx.InputError, match=r"holds no state: .*aaa \.\.\. aaa") as caught:
+        worker.state.load(path)
+    assert len(str(caught.value)) < 1000
     renamed = content.replace(b'"held"', b'"hold"')
     path.write_bytes(renamed)
     with pytest.raises(gx.InputError, match="holds hold; the model's memories are held"):
