@@ -1,4 +1,4 @@
-// AffineGrid: the positions of a tensor's elements, moved by a matrix.
+// AffineGrid: a grid of sampling positions from an affine matrix.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

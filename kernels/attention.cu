@@ -1,4 +1,4 @@
-// Scaled dot-product attention: softmax(scale * q @ k' + mask) @ v, without the scores in memory.
+// Scaled dot-product attention (flash attention): softmax(scale * q @ k' + mask) @ v, without the scores in memory.
 //
 // Query heads that share a head of keys are stacked: a row is one query of one of them, so a block reads keys and
 // values once for all. Rows are few when one token is decoded; then the keys are dealt out to several blocks, whose

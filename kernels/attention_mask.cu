@@ -1,4 +1,4 @@
-// What masks of several forms add to the scores of attention.
+// Attention masks of several forms as additive biases of the scores.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// Batch normalisation: statistics of channels, and the map by given statistics.
+// Batch normalisation: statistics of channels, and the affine map by given statistics.
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "reduce.cuh"

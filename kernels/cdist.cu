@@ -1,4 +1,4 @@
-// CDist: distances between the rows of two matrices.
+// CDist: pairwise distances between the rows of two matrices.
 #include "gemm_simt.cuh"
 #include "reduce.cuh"
 

@@ -1,4 +1,4 @@
-// Col2Im: blocks laid out as columns, added up where they overlap in an image.
+// Col2Im: columns of blocks summed where they overlap in an image.
 #include "index.cuh"
 #include "safe.cuh"
 

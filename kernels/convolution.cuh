@@ -1,5 +1,5 @@
-// What convolutions share, whatever they multiply: a block's tile, the patches that are its columns, and the walks of
-// those that make an output per thread.
+// Shared parts of the convolution kernels, whatever they multiply.
+// A block's tile, the patches that are its columns, and the walks of kernels that make an output per thread.
 #pragma once
 #include "tile.cuh"
 #include "windows.cuh"

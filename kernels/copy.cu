@@ -1,4 +1,4 @@
-// Copies between windows of any strides, and padding. Elements are moved as bits: kernels know their size, not their type.
+// Strided copies between windows, and padding. Elements are moved as bits: kernels know their size, not their type.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// Boxes cut out of images and brought to one size, corners on corners.
+// CropAndResize: boxes cropped from images and resized to one size, corners on corners.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

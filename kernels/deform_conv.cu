@@ -1,4 +1,4 @@
-// Convolution whose taps are moved by offsets that lie beside the input, and may fall between elements.
+// Deformable convolution, whose taps are displaced by offsets and sampled between elements.
 #include "convolution.cuh"
 #include "gemm_simt.cuh"
 

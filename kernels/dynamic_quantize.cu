@@ -1,4 +1,4 @@
-// DynamicQuantizeLinear: the range of a tensor, and its bytes by that range.
+// DynamicQuantizeLinear: the range of a tensor, and its 8-bit quantisation by that range.
 #include "requantize.cuh"
 #include "value_range.cuh"
 

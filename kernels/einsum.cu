@@ -1,4 +1,4 @@
-// Einsum: sums of products of two operands that are no matrix product.
+// Einsum: sums of products of two operands that are not a matrix product.
 #include "index.cuh"
 #include "reduce.cuh"
 

@@ -1,4 +1,4 @@
-// What every elementwise kernel does around its functor: which elements a thread has, how it loads and stores them.
+// Shared frame of elementwise kernels: the elements of each thread, and loading and storing them around a functor.
 //
 // A thread takes one unit: kWidth neighbours of the innermost axis where the launch says so (is_vector), else one element. Of
 // each operand a unit is read as a vector, or as one element for all lanes where its innermost stride is 0. The last unit may

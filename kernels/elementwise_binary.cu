@@ -1,4 +1,4 @@
-// Operators of two inputs that broadcast. A functor gets both elements (half and bf16 as float).
+// Binary elementwise operators with broadcasting. A functor gets both elements (half and bf16 as float).
 #include "elementwise.cuh"
 #include "safe.cuh"
 

@@ -1,4 +1,4 @@
-// Where, which moves bits, and Clip, whose bounds are tensors of one element.
+// Clip, whose bounds are tensors of one element, and Where, which moves bits.
 #include "elementwise.cuh"
 #include "safe.cuh"
 

@@ -1,4 +1,4 @@
-// Operators of one input. A functor gets the element (half and bf16 as float) and the operator's numeric attributes.
+// Unary elementwise operators. A functor gets the element (half and bf16 as float) and numeric attributes.
 #include "elementwise.cuh"
 #include "safe.cuh"
 

@@ -1,4 +1,4 @@
-// What is done to the elements that a kernel makes on their way into memory: elementwise operators, one after another.
+// Epilogues: elementwise operators applied to a kernel's results before they are stored.
 //
 // A kernel with a pack `class... Epilogue` behind its types takes one behind its parameters, and stores what
 // `finish_by<T>(epilogue...)` makes of a sum. Without any that is the sum, rounded. With `const T*, const T*, Steps` (two

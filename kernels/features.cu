@@ -1,4 +1,4 @@
-// Features of ai.onnx.ml, element by element: scaled, replaced, compared, put beside each other, as categories.
+// Feature operators of ai.onnx.ml: scaling, imputing, thresholds, concatenation, one-hot categories.
 #include "index.cuh"
 #include "reduce.cuh"
 

@@ -1,4 +1,4 @@
-// Elements and slices picked by index. Data is moved as bits: kernels know the size of what they move, not its type.
+// Gather, GatherND and GatherElements. Data is moved as bits: kernels know the size of what they move, not its type.
 #include "index.cuh"
 #include "narrow.cuh"
 

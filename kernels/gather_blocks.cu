@@ -1,4 +1,4 @@
-// GatherBlockQuantized: rows of a table of narrow codes, widened by the scales of their blocks.
+// GatherBlockQuantized: rows of a block-quantised table, dequantised by the scales of their blocks.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

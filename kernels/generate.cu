@@ -1,4 +1,4 @@
-// Tensors made of scalars: a range, and content that the host knows and passes by value.
+// Tensors made of scalars: ranges, and host-known content passed by value.
 #include "safe.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// What blocks of one grid do together: a barrier of all of them, and finding out which block comes last.
+// Grid-wide synchronisation: a barrier of all blocks, and detection of the last block.
 //
 // Both need words of global memory that are 0 before the first launch; each use leaves them ready for the next one.
 #pragma once

@@ -1,4 +1,4 @@
-// GridSample: a tensor read between its elements, at positions another tensor gives.
+// GridSample: interpolation of a tensor at given positions.
 #include "index.cuh"
 #include "safe.cuh"
 

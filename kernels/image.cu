@@ -1,4 +1,4 @@
-// Images to tensors and back: the pixels of one, in any order of axes and channels, made of those of the other.
+// Conversion of images to tensors and back, in any order of axes and channels.
 #include "index.cuh"
 
 constexpr int kMaxChannels = 16;

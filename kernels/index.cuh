@@ -1,4 +1,4 @@
-// From a linear index to the offsets of strided operands. The structs are packed by gpuexec/ops/strided.py and passed by value.
+// Strided indexing: offsets of operands from a linear index, by structs that gpuexec/ops/strided.py packs.
 #pragma once
 #include "types.cuh"
 

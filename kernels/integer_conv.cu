@@ -1,5 +1,5 @@
-// Convolution of bytes over one to three spatial axes, with groups: sums of (x - x_zero) * (w - w_zero), kept or
-// quantised again. Padding counts as x_zero, so it adds nothing.
+// Integer convolution over one to three spatial axes, with groups: int32 sums, kept or requantised.
+// The sums are of (x - x_zero) * (w - w_zero). Padding counts as x_zero, so it adds nothing.
 #include "convolution.cuh"
 #include "integer_tile.cuh"
 

@@ -1,4 +1,4 @@
-// Products of matrices of bytes: batches of sums of (a - a_zero) * (b - b_zero), kept, scaled, or quantised again.
+// Integer matrix products: batches of sums of (a - a_zero) * (b - b_zero), kept, scaled, or requantised.
 #include "integer_tile.cuh"
 
 constexpr int kMaxBatchAxes = 8;

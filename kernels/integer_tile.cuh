@@ -1,4 +1,4 @@
-// One 64 x 64 tile of a product of matrices of bytes, four products an instruction.
+// One 64 x 64 tile of an 8-bit integer matrix product, four products an instruction (dp4a).
 //
 // Operands come through loaders as words of four centred bytes that are neighbours along the inner extent, with 0 beyond
 // its end. Sums are modulo 2^32, so their order does not matter; what zero points add is taken off afterwards, by the

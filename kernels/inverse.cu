@@ -1,4 +1,4 @@
-// Inverses of square matrices and systems of equations, by elimination with rows exchanged for the largest pivot.
+// Inverses of square matrices and solutions of linear systems, by Gaussian elimination with partial pivoting.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// LabelEncoder: each element looked up among sorted keys.
+// LabelEncoder: binary search of each element among sorted keys.
 #include "safe.cuh"
 
 constexpr int kThreads = 256;

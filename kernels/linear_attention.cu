@@ -1,4 +1,4 @@
-// Linear attention: a state matrix per head that every step decays, writes to and is read by queries.
+// Linear attention: a running state matrix of keys and values per head.
 //
 // Columns of the state know nothing of each other, so a block takes 16 of them for all steps, each with 16 threads that
 // share its rows. Up to 256 rows stay in registers, more in scratch memory, where each thread finds what it wrote itself.

@@ -1,4 +1,4 @@
-// NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss: what a label picks of a row, weighed and summed.
+// NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss.
 #include "index.cuh"
 #include "softmax_state.cuh"
 

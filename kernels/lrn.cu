@@ -1,4 +1,4 @@
-// LRN: each element by the squares of its neighbours in the channel axis.
+// LRN: local response normalization over neighbouring channels.
 #include "elementwise.cuh"
 #include "index.cuh"
 

@@ -1,4 +1,4 @@
-// Products with weights of a few bits, widened while they are read.
+// Matrix products with weights of a few bits, dequantised while they are read.
 #include "matmul.cu"
 #include "packed_weights.cuh"
 

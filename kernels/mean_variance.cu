@@ -1,4 +1,4 @@
-// MeanVarianceNormalization: rows along any axes, to mean 0 and deviation 1.
+// MeanVarianceNormalization: rows along any axes normalised to mean 0 and deviation 1.
 #include "index.cuh"
 #include "reduce.cuh"
 

@@ -1,4 +1,4 @@
-// Multinomial: classes drawn by their log-probabilities.
+// Multinomial: classes sampled by their log-probabilities.
 #include "philox.cuh"
 
 constexpr int kThreads = 256;  // parts that a row is summed in; multinomial.py has as many

@@ -1,4 +1,4 @@
-// MurmurHash3: numbers hashed one by one.
+// MurmurHash3: 32-bit hashes of numbers.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

@@ -1,5 +1,5 @@
-// Weights stored narrower than what is computed in: half, or 8-bit integers with scales. They are widened in registers
-// where they are read, to the value that DequantizeLinear or Cast would have made of them, to the bit.
+// Narrow weights: half, or 8-bit integers with scales, for products computed in a wider type.
+// They are widened in registers where they are read, to the bit as DequantizeLinear or Cast would have widened them.
 #pragma once
 #include "types.cuh"
 

@@ -1,5 +1,5 @@
-// Element types that are stored and moved but never computed with: floats of 8, 6 and 4 bits, integers of 4 and 2. Which one
-// a byte is of is told at run time, by ONNX's code: the choice is uniform over a launch, and cheap beside the memory.
+// Storage-only element types: floats of 8, 6 and 4 bits, integers of 4 and 2.
+// The type of a byte is a run-time argument, by ONNX's code: uniform over a launch, and cheap beside the memory.
 // A byte holds one element in its low bits; the others are 0 where we write, and don't count where we read.
 #pragma once
 #include "types.cuh"

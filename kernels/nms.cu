@@ -1,4 +1,4 @@
-// NonMaxSuppression: a block per batch and class sorts the boxes by score and goes through them.
+// NonMaxSuppression: a block per batch and class sorts the boxes by score and selects them in that order.
 #include "safe.cuh"
 #include "scan.cuh"
 #include "sort.cuh"

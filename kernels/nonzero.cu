@@ -1,4 +1,4 @@
-// Positions of what is not zero, in order: tiles are counted, counts are added up, positions are written.
+// Stream compaction: positions of nonzero elements in order, by counts per tile and their prefix sums.
 #include "index.cuh"
 #include "scan.cuh"
 

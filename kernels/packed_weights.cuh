@@ -1,4 +1,4 @@
-// Weights of a few bits that lie packed in bytes, each block of them with a scale of its own.
+// Blockwise quantised weights of a few bits, packed in bytes.
 #pragma once
 #include "types.cuh"
 

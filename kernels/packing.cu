@@ -1,4 +1,4 @@
-// Sequences of different lengths without their padding: where tokens stand, and putting padding in again.
+// Packed sequences without padding: token positions, and restoring the padding.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

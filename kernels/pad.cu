@@ -1,4 +1,4 @@
-// Padding: every element of the output asks which element of the input it shows, if any.
+// Padding by constant, edge, reflection or wrap-around, also by negative amounts.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// Random numbers by counting: Philox 4x32-10 (Salmon et al., SC 2011), to the same bits as gpuexec/ops/philox.py.
+// Philox 4x32-10 random numbers (Salmon et al., SC 2011), to the same bits as gpuexec/ops/philox.py.
 #pragma once
 #include "types.cuh"
 

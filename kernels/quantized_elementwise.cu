@@ -1,4 +1,4 @@
-// Elementwise operators of bytes that stand for numbers: widened, computed in float, and rounded to bytes again.
+// Quantised elementwise operators: 8-bit values dequantised, computed in float, and requantised.
 #include "elementwise.cuh"
 #include "rational.cuh"
 #include "requantize.cuh"

@@ -1,5 +1,5 @@
-// The steps of an LSTM whose recurrent weights are bytes: before each product the state of a row is quantised by its
-// range.
+// Recurrent steps of an LSTM with 8-bit weights and dynamically quantised states.
+// Before each product the state of a row is quantised by its own range.
 #include "rational.cuh"
 #include "requantize.cuh"
 #include "rnn.cu"

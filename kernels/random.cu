@@ -1,4 +1,4 @@
-// Tensors of random numbers, what chance makes of tensors, and the keys that runs draw from.
+// Random tensors: uniform and normal distributions, Bernoulli and dropout masks, and random keys.
 #include "philox.cuh"
 
 constexpr int kThreads = 256;

@@ -1,5 +1,5 @@
-// Sigmoid and tanh as rational functions, for what is rounded to bytes afterwards: that must not depend on a library's
-// last bit. NumPy has them in gpuexec/ops/microsoft/rational.py.
+// Sigmoid and tanh as rational functions, bit-identical on every device.
+// For values that are rounded to bytes afterwards. NumPy has them in gpuexec/ops/microsoft/rational.py.
 #pragma once
 #include "types.cuh"
 

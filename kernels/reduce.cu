@@ -1,4 +1,4 @@
-// Reductions: sums, products, extrema, norms, log-sum-exp, and the places of extrema.
+// Reductions: sums, products, extrema, norms, log-sum-exp, ArgMax and ArgMin.
 #include "index.cuh"
 #include "reduce.cuh"
 #include "softmax_state.cuh"

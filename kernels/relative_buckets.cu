@@ -1,4 +1,4 @@
-// Buckets of distances between positions, of which T5 learns a bias for each.
+// Relative position buckets of T5, which index a table of biases.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

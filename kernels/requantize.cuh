@@ -1,4 +1,4 @@
-// Bytes that stand for integers, and the way from sums of their products to what is stored.
+// Requantisation: 8-bit integers with zero points, and int32 sums scaled to what is stored.
 //
 // Kernels see bytes centred: `offset` is 128 for unsigned bytes and 0 for signed ones, and value - offset fits a signed
 // byte in either case. So one instance serves both.

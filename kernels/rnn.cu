@@ -1,4 +1,4 @@
-// Recurrent layers: what LSTM, GRU and RNN do from step to step, all steps in one launch.
+// Recurrent layers: all steps of LSTM, GRU and RNN in one launch.
 //
 // The products of the inputs with their weights are made before, for all steps at once. What is left is a product of the
 // state with the recurrent weights, whose rows are the units: a block takes a *slice* of units for a *tile* of rows of the

@@ -1,4 +1,4 @@
-// Regions of an image, cut into a few bins each: RoiAlign samples a bin between elements, MaxRoiPool takes its maximum.
+// RoiAlign, which averages samples between elements, and MaxRoiPool, which takes maxima, in bins of image regions.
 #include "index.cuh"
 #include "safe.cuh"
 

@@ -1,4 +1,4 @@
-// Rotary position embedding: pairs of elements of a row, turned by an angle of the row's position.
+// Rotary position embedding: pairs of elements of a row, rotated by an angle of the row's position.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

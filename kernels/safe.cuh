@@ -1,4 +1,4 @@
-// What C++ leaves undefined, or what devices and hosts answer differently, decided once.
+// Defined arithmetic where C++ leaves it undefined, or devices and hosts differ.
 #pragma once
 #include "types.cuh"
 

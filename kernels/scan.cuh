@@ -1,4 +1,4 @@
-// What comes before each thread of a block, added up.
+// Exclusive prefix sum over the threads of a block.
 #pragma once
 #include "reduce.cuh"
 

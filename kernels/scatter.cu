@@ -1,5 +1,5 @@
-// Elements and slices written by index. Where several updates meet in one place they count in their order: the last one
-// stays, or each is folded in after the other, so the result does not depend on who comes first.
+// Scatter by index, deterministic where several updates meet in one place.
+// They count in their order, whichever thread comes first: the last one stays, or each is folded in after the other.
 #include "index.cuh"
 #include "reduce.cuh"
 

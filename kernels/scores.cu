@@ -1,4 +1,4 @@
-// What classifiers and regressors of ai.onnx.ml make of raw scores: a label for each row, and transformed scores.
+// Labels and post-transformed scores of ai.onnx.ml classifiers and regressors.
 #include "elementwise.cuh"
 
 enum Transform { kNone, kSoftmax, kLogistic, kSoftmaxZero, kProbit, kSign };

@@ -1,4 +1,4 @@
-// Windows of signals: sums of cosines.
+// Window functions of signals: sums of cosines.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

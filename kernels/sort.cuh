@@ -1,4 +1,4 @@
-// Sorting of ordinals (numbers of things) by a comparison: tiles in shared memory, then merges by rank.
+// Sorting of ordinals (element numbers) by a comparison: tiles in shared memory, then merges by rank.
 //
 // `before(a, b)` is a strict total order on ordinals: equal things are told apart by their number. So the result is the
 // stable one, whatever the algorithm, and has no ties.

@@ -1,5 +1,5 @@
-// What a tensor holds, in a few words: how many NaN and infinities and where the first lie, range, mean, deviation,
-// histogram.
+// Statistics of a tensor: counts and first places of NaN and infinities, range, mean, deviation, histogram.
+// The result is a few words, however large the tensor.
 #include "index.cuh"
 #include "reduce.cuh"
 

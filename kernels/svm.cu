@@ -1,4 +1,4 @@
-// Support vector machines: how alike rows and vectors are, the scores of pairs of classes, and what follows from these.
+// Support vector machines: kernel functions of rows and vectors, scores of pairs of classes, votes, probabilities.
 #include "elementwise.cuh"
 
 constexpr int kTile = 32;        // rows, vectors and features of a tile in shared memory

@@ -1,4 +1,4 @@
-// TensorScatter: rows of a cache replaced, each batch entry's from a place of its own.
+// TensorScatter: rows of a cache replaced, at a position per batch entry.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// TfIdfVectorizer: n-grams counted in rows of tokens, and counts made the result.
+// TfIdfVectorizer: counts of n-grams in rows of tokens, and their weighting.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// One 64 x 64 tile of a product of matrices: 256 threads, 4 x 4 sums each, whatever is summed.
+// One 64 x 64 tile of a product of matrices: 256 threads, 4 x 4 sums each, for any kind of sum.
 //
 // Operands come through loaders, a slab of the inner extent at a time, and what their elements are multiplied by is the
 // caller's: so numbers and words of bytes, matrices by strides and the columns of a convolution share one loop.

@@ -1,4 +1,4 @@
-// TopK: a block per line finds the key of the k-th element digit by digit, collects what comes before it, and sorts that.
+// TopK: radix selection of the k-th key of a line by one block, then a sort of the selected elements.
 #include "safe.cuh"
 #include "scan.cuh"
 #include "sort.cuh"

@@ -1,4 +1,4 @@
-// Optimizers of ai.onnx.preview.training: one step of Adagrad, Adam and Momentum on a tensor, element by element.
+// Optimizers of ai.onnx.preview.training: one update of Adagrad, Adam and Momentum on a tensor.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

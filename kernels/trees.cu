@@ -1,4 +1,4 @@
-// Ensembles of decision trees: the leaf that each row falls into in each tree, and what the votes of these leaves come to.
+// Tree ensembles: traversal of each tree to a leaf, and aggregation of the leaves' votes.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// Trilu: one triangle of each matrix of a batch.
+// Trilu: the upper or lower triangle of each matrix of a batch.
 #include "index.cuh"
 
 constexpr int kThreads = 256;

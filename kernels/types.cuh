@@ -1,4 +1,4 @@
-// Element types of all kernels: fixed-width names, accumulators, limits, and the one conversion between any two of them.
+// Element types of all kernels: fixed-width names, accumulators, limits, and conversion between any two of them.
 #pragma once
 #ifndef GPUEXEC_SIM
 #include <cuda_bf16.h>

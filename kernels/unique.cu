@@ -1,4 +1,4 @@
-// Unique: what follows once rows are sorted and runs of equal ones are found.
+// Unique: outputs from sorted rows and the marked runs of equal ones.
 #include "types.cuh"
 
 constexpr int kThreads = 256;

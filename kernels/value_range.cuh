@@ -1,4 +1,4 @@
-// The range of numbers, and the scale and zero point by which bytes stand for them.
+// Value ranges, and the scale and zero point of quantisation that follow from them.
 #pragma once
 #include "reduce.cuh"
 

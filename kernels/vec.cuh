@@ -1,4 +1,4 @@
-// Several neighbouring elements in one access. A pointer must be aligned to the whole vector.
+// Vectorised access to several neighbouring elements. A pointer must be aligned to the whole vector.
 #pragma once
 #include "types.cuh"
 

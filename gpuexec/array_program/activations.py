@@ -1,4 +1,4 @@
-"""Activations of neural networks, and the softmax."""
+"""Activation functions and softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignment to what an index names, as a function.
+"""Functional assignment to an indexed part of an array.
 
 It numbers the elements, indexes the numbers, and scatters; so it can do all that indexing can. What is plain goes a
 shorter way: one value by a mask, all of an array, a block.

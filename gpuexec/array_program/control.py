@@ -1,4 +1,4 @@
-"""Branches and loops whose course depends on content: If, Loop and Scan, their bodies traced from functions.
+"""Control flow that depends on content: If, Loop and Scan, with bodies traced from functions.
 
 A body's function may use arrays from around it. What goes from trip to trip may be an array or a tuple, list or dict
 of them, and keeps its dtype and rank.

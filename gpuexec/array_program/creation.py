@@ -1,4 +1,4 @@
-"""Arrays from nothing: constants where all is known, else made by the program."""
+"""Array creation: constants, ranges, filled and identity arrays."""
 
 from __future__ import annotations
 

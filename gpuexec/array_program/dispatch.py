@@ -1,4 +1,4 @@
-"""NumPy's own functions on symbolic arrays: plain NumPy code traces."""
+"""NumPy's dispatch protocols on symbolic arrays, so that plain NumPy code traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers. A run draws others than the one before; with a seed, a function gives its own sequence again."""
+"""Random numbers, new in every run, or a repeatable sequence with a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise functions under NumPy's names, each with the dtypes of NumPy's own loop.
+"""Elementwise functions under NumPy's names, with NumPy's dtypes.
 
 A row is NumPy's function and how its operands, brought to the loop's dtypes, become nodes. What is one operator is a
 name; the rest is composed in `recipes`.

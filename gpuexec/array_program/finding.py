@@ -1,4 +1,4 @@
-"""What depends on content: positions where something holds, sorting, the largest, distinct elements, boxes."""
+"""Search and selection by content: nonzero, sorting, top-k, unique, non-maximum suppression."""
 
 from __future__ import annotations
 

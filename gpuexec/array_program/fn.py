@@ -1,4 +1,4 @@
-"""The functions of array programs, under NumPy's names and those of layers of networks: what `gpuexec.fn` is.
+"""Functions of array programs under NumPy's names and those of network layers: `gpuexec.fn`.
 
 Arrays may be symbolic, NumPy's, numbers or nests of them; results are symbolic. dtypes are NumPy's, with Python scalars
 weak. Each room of this package says by its ``__all__`` what is offered here; which functional method of Sentis is which

@@ -1,4 +1,4 @@
-"""A loaded model as a function in a program: its nodes are taken over, the model itself stays as it is."""
+"""Call of a loaded model inside an array program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions that leave out what is no number."""
+"""NaN-ignoring reductions."""
 
 from __future__ import annotations
 

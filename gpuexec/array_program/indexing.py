@@ -1,4 +1,4 @@
-"""Indexing as NumPy has it.
+"""NumPy indexing of symbolic arrays: slices, integers, masks and index arrays.
 
 An index is taken apart in this order: slices and plain positions (views), new axes, then arrays of positions. A mask is
 the positions where it holds.

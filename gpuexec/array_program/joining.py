@@ -1,4 +1,4 @@
-"""Arrays put together, taken apart, repeated, turned and padded."""
+"""Joining, splitting, repeating, flipping and padding of arrays."""
 
 from __future__ import annotations
 

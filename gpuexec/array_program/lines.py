@@ -1,4 +1,4 @@
-"""Where in the user's source something happens: ``file.py:12``."""
+"""Source locations in user code: ``file.py:12``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the methods and operators of symbolic arrays are made of: the functions of `fn`, by name."""
+"""Methods and operators of symbolic arrays, taken from the functions of `fn` by name."""
 
 from __future__ import annotations
 

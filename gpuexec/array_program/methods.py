@@ -1,4 +1,4 @@
-"""Sentis' functional methods: which function of `gpuexec.fn` each of them is.
+"""Sentis' functional methods, mapped to functions of `gpuexec.fn`.
 
 The names are those of Sentis 2.4's manual and class reference; ours are the same words in snake_case, or NumPy's where
 that joins them (``argmax``, ``linspace``).

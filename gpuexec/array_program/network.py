@@ -1,4 +1,4 @@
-"""Layers of neural networks, channels first: convolution, pooling, resizing, attention."""
+"""Network layers, channels first: convolution, pooling, resizing, attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adding nodes for arrays that are symbolic already: the short way, and what is known without inferring."""
+"""Node construction on symbolic arrays, with specs inferred or given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalization layers of neural networks, channels first."""
+"""Normalization layers, channels first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths of vectors and norms of matrices, as numpy.linalg.norm has them."""
+"""Vector and matrix norms, as numpy.linalg.norm has them."""
 
 from __future__ import annotations
 

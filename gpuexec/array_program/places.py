@@ -1,4 +1,4 @@
-"""Places of a symbolic array, and what may be done there: ``x.at[1:3].set(y)``."""
+"""Indexed updates of symbolic arrays: ``x.at[1:3].set(y)``."""
 
 from __future__ import annotations
 

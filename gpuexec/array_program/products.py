@@ -1,4 +1,4 @@
-"""Products of matrices and their like; Einsum, which has no operator of its own here, is transposes and a MatMul."""
+"""Matrix products and einsum, which becomes transposes and a MatMul."""
 
 from __future__ import annotations
 

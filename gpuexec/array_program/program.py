@@ -1,4 +1,4 @@
-"""Functions to models: `graph` runs a Python function once on symbolic arrays and keeps what it did."""
+"""Tracing of a Python function into a model."""
 
 from __future__ import annotations
 

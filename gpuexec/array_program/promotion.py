@@ -1,4 +1,4 @@
-"""NumPy's promotion, made explicit: which dtype a function computes in, and the Casts that bring its arguments there.
+"""NumPy type promotion made explicit as Casts of the arguments.
 
 NumPy itself is asked, by the loop it would choose. Python scalars are weak, and so are extents taken from shapes: they
 take the other arguments' dtype where it can hold them.

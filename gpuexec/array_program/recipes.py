@@ -1,4 +1,4 @@
-"""Elementwise functions that have no operator of their own, made of those that have one.
+"""Elementwise functions composed of several operators.
 
 Operands are in the dtype of NumPy's loop already. Functions that lose digits near a point (log1p, expm1) are written so
 that they do not, and nothing overflows that has a finite result.

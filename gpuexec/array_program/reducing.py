@@ -1,4 +1,4 @@
-"""Sums, means, extremes and their like over axes, with NumPy's dtypes."""
+"""Reductions over axes, with NumPy's dtypes."""
 
 from __future__ import annotations
 

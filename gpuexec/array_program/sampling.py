@@ -1,4 +1,4 @@
-"""Reading an image between its pixels."""
+"""Grid sampling of images."""
 
 from __future__ import annotations
 

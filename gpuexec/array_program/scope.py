@@ -1,4 +1,4 @@
-"""A graph being written: the program's, or that of a body in it."""
+"""Scope of a graph under construction: the program's, or that of a body in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices taken from and put into arrays along one axis, in the words of torch and Sentis."""
+"""Slicing and slice updates along one axis, under the names of torch and Sentis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes: what they are, and the same elements under another one."""
+"""Shape functions: shape queries, reshape, transpose, broadcasting."""
 
 from __future__ import annotations
 

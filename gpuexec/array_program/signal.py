@@ -1,4 +1,4 @@
-"""Signals: windows, differences, and spectra of stretches by a product with the matrix of a Fourier transform."""
+"""Signal processing: windows, differences, and short-time spectra by a Fourier matrix."""
 
 from __future__ import annotations
 

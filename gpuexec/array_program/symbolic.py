@@ -1,4 +1,4 @@
-"""The symbolic array: what a traced function computes with instead of numbers."""
+"""Symbolic array, the stand-in for numbers in a traced function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a traced function leaves: nodes, constants and specs, as they come.
+"""Tracer: the nodes, constants and specs that a traced function leaves.
 
 Every node is inferred as it is added, so shapes and dtypes are known while the function runs and a mistake is found at
 the line that makes it (`trials`).

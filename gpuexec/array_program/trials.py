@@ -1,4 +1,4 @@
-"""Specs of a program whose dimensions may be free, found by trying.
+"""Inference of free dimensions in a traced program, by trials with several sizes.
 
 Free dimensions are tried with sizes: what comes out equal each time is an extent, what comes out as a named dimension's
 size each time is that dimension, and the rest is free. Two sizes are large and tell dimensions apart; what they refuse

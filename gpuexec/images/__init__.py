@@ -1,1 +1,1 @@
-"""Images to tensors and back, on the device: what pre- and post-processing of a vision model take."""
+"""Image pre- and post-processing on the device: images to tensors and back."""

@@ -1,4 +1,4 @@
-"""Images to tensors and back on a device, asynchronously, into memory that is there already if so wished.
+"""Asynchronous conversion of images to tensors and back on a device.
 
 transform = gx.ImageTransform(size=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 x = gx.to_tensor(image, transform)               # a Tensor, maybe pending: an input of any Worker

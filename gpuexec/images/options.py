@@ -1,4 +1,4 @@
-"""What users say of an `ImageTransform`, read and checked."""
+"""Options of `ImageTransform`, read and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as their owners hold them: on the host, dense on a device, or by strides of it."""
+"""Strided images on the host or on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where what is made of an image or tensor goes: a tensor of ours, or memory of the caller's."""
+"""Destination of an image conversion: a new tensor, or memory of the caller's."""
 
 from __future__ import annotations
 

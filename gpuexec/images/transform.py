@@ -1,4 +1,4 @@
-"""What becomes of the pixels of an image on the way to a tensor, and of a tensor on the way back."""
+"""Image transforms: resizing, channel order, layout, scaling, in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX bytes -> Graph, and Graph -> ONNX; the reference oracle. The only room that knows the onnx package."""
+"""Import and export of ONNX models, and the reference oracle; the only package that imports onnx."""
 
 from gpuexec.importer.export import to_model
 from gpuexec.importer.load import ImportedModel, load_graph

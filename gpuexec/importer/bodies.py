@@ -1,4 +1,4 @@
-"""The bodies of If, Loop, Scan and SequenceMap -> closed graphs: what they take from around them becomes inputs.
+"""Bodies of If, Loop, Scan and SequenceMap as closed graphs, whose captures are inputs.
 
 A name is looked up in the body first, then in the graph around it, and so on outwards; so a body may use a name anew.
 """

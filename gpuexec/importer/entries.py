@@ -1,4 +1,4 @@
-"""What a graph of the file starts from and ends in: initializers, inputs, declared outputs. The same for bodies."""
+"""Initializers, inputs and declared outputs of a graph or body."""
 
 from __future__ import annotations
 

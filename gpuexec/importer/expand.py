@@ -1,4 +1,4 @@
-"""Function operators -> the nodes of their ONNX bodies.
+"""Expansion of function operators into the nodes of their ONNX bodies.
 
 Two kinds: functions that stand in the model (`inlining`), and operators that ONNX itself defines by a body. Of both,
 those that are registered here stay as they are; the rest is expanded, to any depth, in bodies of If, Loop and Scan too.

@@ -1,4 +1,4 @@
-"""Graph -> ONNX model: so that any other engine can run what a pass made, and say whether it is the same."""
+"""Export of a graph to an ONNX model."""
 
 from __future__ import annotations
 

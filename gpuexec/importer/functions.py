@@ -1,4 +1,4 @@
-"""Operators of our own that ONNX can express, as functions: any engine runs them, and loading takes the operators."""
+"""ONNX functions for operators of gpuexec's own domain, so that any engine runs an exported model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient names the values it is about in attributes; a graph has them as inputs, as whatever else a node reads.
+"""Gradient nodes with the values named in their attributes as inputs.
 
 So nodes stand in the right order, functions and bodies keep their own names apart, and nothing that a Gradient is about
 is taken for unused. What is written has the attributes alone again.

@@ -1,4 +1,4 @@
-"""How many nodes the functions of a model become: known before anything is expanded.
+"""Node count of a model after its functions are expanded, bounded before any expansion.
 
 A function that calls the next one twice, and so on, is a few hundred bytes in a file and any number of nodes.
 """

@@ -1,4 +1,4 @@
-"""What a model's file says beside its graph, for those who ask for it by ONNX's names."""
+"""Header of an ONNX model file: producer, version, domain, overridable initializers, denotations."""
 
 from __future__ import annotations
 

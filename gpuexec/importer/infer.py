@@ -1,4 +1,4 @@
-"""What ONNX knows of values that no file declares: their types, with the names of free dimensions."""
+"""Types of undeclared values by ONNX's shape inference, with the names of free dimensions."""
 
 from __future__ import annotations
 

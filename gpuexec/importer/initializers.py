@@ -1,4 +1,4 @@
-"""The weights of an ONNX file alone, by name; its nodes are not read."""
+"""Initializers of an ONNX file by name, read without its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inlining of the functions of a model: every call becomes the nodes of the function's body.
+"""Inlining of model-local functions: every call becomes the nodes of the function's body.
 
 A function is read by its own opset imports, whatever the model's are: its nodes carry the version of their domain where
 that is another than the model's (`read_version`), and are upgraded from there like any node.

@@ -1,4 +1,4 @@
-"""ONNX model -> Graph: the way in.
+"""Import of an ONNX model as a Graph.
 
 Initializers and Constant nodes become constants. An initializer that is also a graph input (all of them are, in files
 of IR version 3) is a constant and no input: no exporter means its weights to be given anew with every run.

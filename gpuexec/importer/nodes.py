@@ -1,4 +1,4 @@
-"""NodeProto -> Node: attributes to Python, old forms to the newest one, bodies to graphs, constants aside."""
+"""Conversion of a NodeProto to a Node: attributes, version upgrades, bodies, constants."""
 
 from __future__ import annotations
 

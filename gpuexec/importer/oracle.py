@@ -1,4 +1,4 @@
-"""What another engine makes of a model: onnxruntime where it is installed, else onnx's own reference evaluator."""
+"""Reference results of a model by onnxruntime where it is installed, else by onnx's reference evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes in executable order, and every name with one origin."""
+"""Topological order of nodes, and a single definition of every name."""
 
 from __future__ import annotations
 

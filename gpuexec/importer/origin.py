@@ -1,4 +1,4 @@
-"""Where the content of tensors lies that is not in the message of a model: in files beside it, or stripped from it."""
+"""External data of tensors: content in files beside a model, or stripped from its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other outputs than those a file declares: any value it names, and only the nodes that these need."""
+"""Selection of other outputs than a file declares, with only the nodes they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a model, collected so that all of it is reported together: contradictions, and what we lack."""
+"""Collected problems of a model, reported together: contradictions and unsupported features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of any origin -> ModelProto, and where the content lies that is not in it."""
+"""Reading of an ONNX model from a path, bytes or a stream, with the places of its external data."""
 
 from __future__ import annotations
 

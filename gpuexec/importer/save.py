@@ -1,4 +1,4 @@
-"""Graph -> ONNX file, with weights inside or in a file beside it."""
+"""Saving of a graph as an ONNX file, with weights inside or in a file beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ONNX says of an operator: how many inputs and outputs, which attributes of which type, whether it has a body."""
+"""Checks of nodes against ONNX schemas: numbers of inputs and outputs, attribute types, bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source lines of nodes: where in a program the exporter met what it wrote as a node.
+"""Source lines of nodes, from exporters' metadata.
 
 torch.onnx writes a traceback as metadata of each node. Of it the innermost frame of the user's own code is kept, in the
 node's name (`gpuexec.errors.NodeName`); the rest of the metadata is not.

@@ -1,4 +1,4 @@
-"""SparseTensorProto -> dense NumPy array: what a file leaves out is 0."""
+"""Conversion of a SparseTensorProto to a dense NumPy array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX bytes -> the same message without the content of its large tensors, and where that content lies.
+"""Stripping of large tensor content from ONNX bytes, with the places of that content.
 
 Protobuf copies all it parses, so a model whose weights are in its own file would take the file twice, and each further
 copy of the message once more. Here the message is walked by its wire format before it is parsed; the content of a large

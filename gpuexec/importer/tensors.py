@@ -1,4 +1,4 @@
-"""TensorProto -> NumPy array, ValueInfoProto -> DeclaredSpec, attributes -> Python values."""
+"""Conversion of TensorProto, ValueInfoProto and attributes to NumPy arrays, specs and Python values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of a model file that is no text: protobuf hands out bytes where a name is not UTF-8."""
+"""UTF-8 check of the names in a model file, where protobuf hands out bytes."""
 
 from __future__ import annotations
 

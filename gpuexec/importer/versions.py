@@ -1,4 +1,4 @@
-"""What ONNX says of all its operators: versions, element types, whether there is a body to expand."""
+"""ONNX operator versions: element types, and function bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators, one file per family. Importing this package fills the registry."""
+"""The ONNX operators, one file per family. Importing this package fills the registry."""
 
 from gpuexec.ops import affine_grid as affine_grid
 from gpuexec.ops import align as align

@@ -1,4 +1,4 @@
-"""AffineGrid: the positions of a tensor's elements, moved by a matrix; what GridSample samples at."""
+"""AffineGrid: a grid of sampling positions for GridSample, from an affine matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcasting as it was before opset 7, by an axis: a view of the second input in front of the operator."""
+"""Broadcasting before opset 7, by an `axis` attribute: a view of the second input in front of the operator."""
 
 from __future__ import annotations
 

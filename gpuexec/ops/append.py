@@ -1,4 +1,4 @@
-"""Append: rows put behind those that a memory holds, where they lie.
+"""Append: new rows written in place behind the rows of a memory, such as a KV cache.
 
 Not of ONNX: a Concat of a memory with new rows becomes it (`gpuexec.passes.append_rows`), so that the memory is never
 copied.

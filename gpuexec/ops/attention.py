@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: Attention, and what it is taken apart to where it keeps keys and values.
+"""Scaled dot-product attention: the Attention operator, with and without a KV cache.
 
 With a past, or where the present is wanted, a node becomes a Concat of past and new keys (whose output is the present),
 another of values, and `AttentionOverCache`, which reads them by strides. So whoever keeps the present in place, in a

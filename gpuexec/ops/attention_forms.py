@@ -1,4 +1,4 @@
-"""What nodes of attention become when a model is read: FlexAttention, and Attention that keeps keys and values."""
+"""Rewriting of attention nodes at import: FlexAttention, and Attention with a KV cache."""
 
 from __future__ import annotations
 

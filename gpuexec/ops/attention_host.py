@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in NumPy, and which keys a query sees."""
+"""Scaled dot-product attention in NumPy, with its causal and sliding-window masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launches of attention: how the work is divided between blocks, and the struct that tells the kernels."""
+"""Launches of the attention kernels: division of the work between blocks, and the parameter struct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BatchNormalization: elementwise once the statistics of the channels are known; training measures them first."""
+"""BatchNormalization for inference (elementwise) and training (statistics first)."""
 
 from __future__ import annotations
 

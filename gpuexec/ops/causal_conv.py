@@ -1,4 +1,4 @@
-"""CausalConvWithState: a depthwise convolution that looks back only, over as many columns as the last call left."""
+"""CausalConvWithState: a causal depthwise convolution that keeps the last columns between calls."""
 
 from __future__ import annotations
 

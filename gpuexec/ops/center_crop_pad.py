@@ -1,4 +1,4 @@
-"""CenterCropPad: the middle of a tensor, or a tensor amid zeros; a Pad that cuts where pads are negative."""
+"""CenterCropPad: a tensor cropped or zero-padded about its centre, as a Pad with negative pads."""
 
 from __future__ import annotations
 

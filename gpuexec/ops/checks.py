@@ -1,4 +1,4 @@
-"""What operators of many families ask of an input: to be there, to be of a type, to be known numbers of some form."""
+"""Checks of operator inputs: presence, element type, host values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that are others put together, said once: shapes, NumPy and kernels all follow from the parts.
+"""Composite operators: shapes, NumPy results and kernels derived from the operators they are composed of.
 
     @composite("BiasGelu", "com.microsoft")
     @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""If and Loop: operators whose attributes are graphs, as those of Scan and SequenceMap are.
+"""If and Loop, operators whose attributes are graphs.
 
 A body is a closed graph. What it takes from the graph around it, be it a value two levels up, is a *capture*: an input
 of the node and of the body, after those that ONNX knows. So whoever walks a graph sees all that a node reads, and a

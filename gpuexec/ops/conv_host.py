@@ -1,4 +1,4 @@
-"""Convolution in NumPy: patches as columns for matmul, in pieces that stay in the cache."""
+"""Convolution in NumPy: im2col and a matrix product, in pieces that stay in the cache."""
 
 from __future__ import annotations
 

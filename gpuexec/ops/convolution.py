@@ -1,4 +1,4 @@
-"""What convolutions share: the attributes of Conv, what is checked of them, and the sizes that their kernels take."""
+"""Shared parts of convolutions: attributes, checks, and the sizes that their kernels take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies between windows of any strides, and operators that are nothing but such copies: Concat, Tile, EyeLike.
+"""Strided copies between windows, and the operators made of such copies alone: Concat, Tile, EyeLike.
 
 `copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
 the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie

@@ -1,4 +1,4 @@
-"""DeformConv: a convolution whose taps are moved by offsets, and may fall between elements."""
+"""DeformConv: deformable convolution, whose taps are displaced by offsets and sampled between elements."""
 
 from __future__ import annotations
 

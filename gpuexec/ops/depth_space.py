@@ -1,4 +1,4 @@
-"""Blocks of channels to blocks of the plane and back: DepthToSpace, SpaceToDepth. One strided copy each."""
+"""DepthToSpace and SpaceToDepth, one strided copy each."""
 
 from __future__ import annotations
 

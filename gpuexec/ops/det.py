@@ -1,4 +1,4 @@
-"""Det: a block eliminates a matrix, in double."""
+"""Det: determinants by Gaussian elimination in double, one block per matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: in inference nothing is dropped; in training, elements by chance."""
+"""Dropout: the identity in inference, a random mask in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DynamicQuantizeLinear: a tensor as bytes, by a scale and a zero point that follow from its own range."""
+"""DynamicQuantizeLinear: 8-bit quantisation by a scale and zero point from the tensor's own range."""
 
 from __future__ import annotations
 

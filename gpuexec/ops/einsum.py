@@ -1,4 +1,4 @@
-"""Einsum: sums of products over labelled axes, in pairs.
+"""Einsum: sums of products over labelled axes, contracted in pairs.
 
 Diagonals and transposes are strides. What one operand alone sums over is reduced first; then operands meet in pairs, in
 the order `einsum_equation` finds. A pair that sums over an index and keeps one of a single operand is a batch of matrix

@@ -1,4 +1,4 @@
-"""What an Einsum equation says: the labels of each operand's axes, those of the output, and an order of contraction.
+"""Parsing of Einsum equations: axis labels of operands and output, and a contraction order.
 
 A label is a letter, or ``.0``, ``.1``, ... for the axes an ellipsis stands for.
 """

@@ -1,4 +1,4 @@
-"""Einsum on the host: diagonals as views, sums, and products of two operands by NumPy's matrix product."""
+"""Einsum in NumPy: diagonals as views, sums, and pairwise matrix products."""
 
 from __future__ import annotations
 

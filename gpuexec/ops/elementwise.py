@@ -1,4 +1,4 @@
-"""Elementwise operators as rows of a table: the row is all there is to say of an operator.
+"""Elementwise operators defined by rows of a table.
 
     Row("Exp", FLOATS, Form(np.exp, "Exp"))
 

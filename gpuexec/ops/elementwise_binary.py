@@ -1,4 +1,4 @@
-"""Operators of two inputs that broadcast: a table."""
+"""Table of elementwise operators with two broadcast inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cast and CastLike between bool, integers, floats, narrow types and strings; Identity, which is a view."""
+"""Cast and CastLike between bool, integers, floats, narrow types and strings; Identity as a view."""
 
 from __future__ import annotations
 

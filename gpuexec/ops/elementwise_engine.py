@@ -1,4 +1,4 @@
-"""What all elementwise operators share, rows of a table or not: checks of inputs, the NumPy way, the launch."""
+"""Shared base of all elementwise operators: checks of inputs, the NumPy computation, the launch."""
 
 from __future__ import annotations
 

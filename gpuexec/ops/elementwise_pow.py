@@ -1,4 +1,4 @@
-"""Pow: base and exponent may differ in type, and the base decides."""
+"""Pow with base and exponent of different element types; the result has the base's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and Clip."""
+"""Clip and Where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of one input: a table."""
+"""Table of elementwise operators with one input."""
 
 from __future__ import annotations
 

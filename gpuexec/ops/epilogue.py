@@ -1,4 +1,4 @@
-"""What a kernel does to what it makes on the way into memory: elementwise operators as steps, and how it is told them.
+"""Epilogues: elementwise operators applied by a kernel to its results before they are stored.
 
 A kernel of ``_KERNELS`` has, for each float type, an instance with an epilogue (``kernels/epilogue.cuh``), which takes
 two operands and the steps behind its own arguments. `FinishingEmitter` puts them into the launch that an operator makes

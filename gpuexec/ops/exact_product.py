@@ -1,4 +1,4 @@
-"""Products of integer matrices by BLAS, exact: NumPy's own loop over integers takes tens of times as long.
+"""Exact products of integer matrices by BLAS, tens of times as fast as NumPy's own integer loop.
 
 A float holds a sum of products of integers exactly as long as it stays below 2**24 (float32) or 2**53 (float64). The
 inner extent is cut into pieces whose sums can't get there, and the pieces are added as integers. Batches are walked in

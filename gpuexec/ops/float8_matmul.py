@@ -1,4 +1,4 @@
-"""QLinearMatMul with floats of 8 bits among its operands: they are widened, multiplied as floats, and rounded.
+"""QLinearMatMul with 8-bit floating-point operands: widened, multiplied as floats, and rounded.
 
 A scale of each row or column is one of a block as long as what it scales, so the quantisers' own kernels do it.
 """

@@ -1,4 +1,6 @@
-"""DFT and STFT: Fourier transforms along one axis. A frame of a signal is a line of a view, so both are one launch.
+"""DFT and STFT: Fourier transforms along one axis, each in one launch.
+
+A frame of a signal is a line of a view, so STFT is a DFT of a view.
 
 The host transforms in the input's precision (half and bfloat16 in float), as NumPy does; a device in double.
 """

@@ -1,4 +1,4 @@
-"""How Fourier transforms of lines run on a device: which stages, which tables, which memory. One launch each."""
+"""Launches of Fourier transforms: stages, twiddle tables and shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators with an epilogue: a producer (Conv, Gemm, a normalization) and the elementwise operators behind it, as one.
+"""Fused operators: a producer (Conv, Gemm, a normalization) with the elementwise operators behind it.
 
 Each has the fields and inputs of the producer; its field ``steps`` says what follows (`gpuexec.ops.epilogue`), and
 behind the producer's inputs come the operands of steps. What comes of it is, to the bit, what the operators would give

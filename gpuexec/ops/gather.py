@@ -1,4 +1,4 @@
-"""Operators that pick by index: Gather and GatherND pick slices, GatherElements picks single elements.
+"""Gather, GatherND and GatherElements.
 
 Negative indices count from the back. An index out of range is an error on the host; on a device, where nobody waits for
 the answer, it reads as zero. The kernels know the width of what they move, not the type; slices travel in units of up

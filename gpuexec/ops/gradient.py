@@ -1,4 +1,4 @@
-"""Gradient, which a pass replaces by what computes it, and what derivatives need beside ONNX's operators.
+"""Gradient, and the operators that derivatives need beside ONNX's.
 
 SumTo undoes a broadcast; SwapAxes and MatrixOf are views for who does not know ranks yet; Widen makes half float.
 """

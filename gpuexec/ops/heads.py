@@ -1,4 +1,4 @@
-"""Heads: a tensor ``[batch, rows, heads * size]`` seen as ``[batch, heads, rows, size]``, without moving anything.
+"""Heads: a tensor ``[batch, rows, heads * size]`` viewed as ``[batch, heads, rows, size]``.
 
 And heads in groups, ``[batch, heads, group, rows, size]``: each of so many query heads that share keys and values has
 its own place there, but not its own bytes.

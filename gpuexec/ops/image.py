@@ -1,4 +1,4 @@
-"""Image bytes to tensors and back: channels picked, resized, scaled and converted in one pass.
+"""Conversion of image bytes to tensors and back: channel order, resizing, scaling, in one launch.
 
 Not of ONNX. `gpuexec.images` builds them from what users say; see there for what the attributes stand for.
 """

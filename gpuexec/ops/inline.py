@@ -1,4 +1,4 @@
-"""The branch an If takes, as nodes of the graph the If stands in."""
+"""Inlining of an If's taken branch into the graph around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that stand for integers, and what becomes of sums of their products: the host's side of ``requantize.cuh``.
+"""Quantised integers on the host: zero points, scales and requantisation, as in ``kernels/requantize.cuh``.
 
 A byte is signed or not, and counts from its zero point. A sum is kept as it is, scaled to a float, or scaled and
 rounded to a byte again; arithmetic on scales is in float, each operation rounded: the same bits on every device.

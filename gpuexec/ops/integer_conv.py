@@ -1,4 +1,4 @@
-"""Convolutions of bytes: ConvInteger, QLinearConv.
+"""Integer convolutions: ConvInteger, QLinearConv.
 
 The walk over windows is that of Conv; sums are of integers, with zero points taken off, so a tap in the padding adds
 nothing. Groups of a single input or output channel have a kernel of their own.

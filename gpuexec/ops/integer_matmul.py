@@ -1,4 +1,4 @@
-"""Products of matrices of bytes: MatMulInteger, QLinearMatMul.
+"""Integer matrix products: MatMulInteger, QLinearMatMul.
 
 One kernel serves both, signed and unsigned bytes alike, and what is built on them in other domains: tiles of four
 products an instruction, operands by strides. Scales and zero points are of a whole operand, or of each row of the left

@@ -1,4 +1,4 @@
-"""Scales and zero points of matrices: one number of all, of each row of the left one, or of each column of the right.
+"""Scales and zero points of matrix operands: per tensor, per row of the left, per column of the right.
 
 Many are a vector, or, of batches of matrices, an array with extent 1 in place of columns or of rows.
 """

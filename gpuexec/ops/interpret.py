@@ -1,4 +1,4 @@
-"""Graphs run or inferred node by node, without a plan: what the operators with bodies are made of on the host."""
+"""Interpretation of graphs node by node: shapes and NumPy results of operators with bodies."""
 
 from __future__ import annotations
 

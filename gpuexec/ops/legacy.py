@@ -1,4 +1,4 @@
-"""Operators that ONNX had for trial until opset 9 and took out again, as old files have them.
+"""Experimental operators of old opsets that ONNX has removed since: Affine, Crop and others.
 
 Affine and Crop stay as they are; the others are other operators by now.
 """

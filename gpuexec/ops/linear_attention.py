@@ -1,4 +1,4 @@
-"""LinearAttention: attention whose keys and values are summed up in a state matrix per head."""
+"""LinearAttention: attention by a running state matrix of keys and values per head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss: what a label picks of a row, weighed and summed.
+"""NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss.
 
 Both are one kernel loop: the softmax of the second enters as the largest and the sum of exponentials of each row, so
 its logarithms are written only where they are wanted. A label that is no class is an error on the host; on a device,

@@ -1,4 +1,4 @@
-"""LpNormalization: one row of a dense tensor, divided by its norm, per team of threads."""
+"""LpNormalization along one axis, one row per team of threads."""
 
 from __future__ import annotations
 

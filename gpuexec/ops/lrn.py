@@ -1,4 +1,4 @@
-"""LRN: each element divided by what the squares of its neighbours in the channel axis come to; a thread per element."""
+"""LRN: local response normalization over neighbouring channels, one thread per element."""
 
 from __future__ import annotations
 

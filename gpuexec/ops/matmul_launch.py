@@ -1,4 +1,4 @@
-"""The launch of matrix products: operands by strides, over batches, scaled and added to.
+"""Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
 A block makes a tile of 64 x 64, or of 4 x 8 where there are few rows; a product with few columns is made as that of the
 transposed.

@@ -1,4 +1,4 @@
-"""MaxUnpool: what MaxPool took, back where it lay. On a device it is a scatter of single elements."""
+"""MaxUnpool: the inverse of MaxPool, a scatter by its indices."""
 
 from __future__ import annotations
 

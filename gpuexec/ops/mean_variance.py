@@ -1,4 +1,4 @@
-"""MeanVarianceNormalization: rows along any axes, in whatever layout the input has."""
+"""MeanVarianceNormalization over any axes, in any layout of the input."""
 
 from __future__ import annotations
 

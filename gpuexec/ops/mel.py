@@ -1,4 +1,4 @@
-"""MelWeightMatrix: triangles from frequencies to mel bands, a table that five numbers known to the host make."""
+"""MelWeightMatrix: a table of triangular mel filters, made on the host."""
 
 from __future__ import annotations
 

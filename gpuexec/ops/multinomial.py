@@ -1,4 +1,4 @@
-"""Multinomial: classes drawn by their log-probabilities."""
+"""Multinomial: classes sampled by their log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators whose weight is narrow: MatMul, Gemm, Conv, ConvTranspose and Gather that widen it where they read it.
+"""Operators with a narrow weight: MatMul, Gemm, Conv, ConvTranspose, Gather that widen it where they read it.
 
 Each has the fields and inputs of the operator it stands for, the weight narrow, and behind them the weight's scale and
 zero point. What comes of it is what DequantizeLinear (or Cast) and that operator would give, but the wide weight never

@@ -1,4 +1,4 @@
-"""Conversion to and from element types that nothing computes with: narrow floats and integers, a byte per element.
+"""Conversion to and from storage-only element types: narrow floats and integers, one byte per element.
 
 What NumPy does here and `kernels/narrow_types.cuh` on a device is the same to the bit. To a narrow float a value is
 rounded once, whatever type it comes from: wider ones pass through a float32 whose last bit tells of what was cut off.

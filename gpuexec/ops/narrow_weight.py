@@ -1,4 +1,4 @@
-"""A weight that is stored narrower than it is computed with: its scales on a device, and its values on the host.
+"""Narrow weights (half, or integers with scales): their scales on a device, their values on the host.
 
 int8 by ``(q - zero) * scale``, with one scale and zero point, or one of each for every place along an axis; half
 without either. Which pairs of types kernels know stands here.

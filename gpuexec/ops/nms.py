@@ -1,4 +1,4 @@
-"""NonMaxSuppression, made of `SelectBoxes`, whose output has room for all that may be kept and is cut to what is.
+"""NonMaxSuppression, decomposed into SelectBoxes with an upper-bound output and a cut to the count.
 
 On a device a block per batch and class sorts the boxes above the score threshold and goes through them: each box that
 is kept suppresses those behind it that overlap it, all threads at once. The thresholds are read by the kernel; only

@@ -1,4 +1,4 @@
-"""What is not zero, and where: NonZero and Compress, made of `Compact`, whose outputs are as long as its input.
+"""NonZero and Compress, decomposed into Compact with an upper-bound output and a cut to the count.
 
 NonZero's size depends on data. It becomes Compact (all positions in order, and how many there are), a Slice of the
 positions by their count, and `Unravel`, which turns positions into coordinates. On a device, tiles of 4096 elements are

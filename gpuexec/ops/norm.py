@@ -1,4 +1,4 @@
-"""Normalisation of rows: LayerNormalization and RMSNormalization; `norm_channels` has those over channels.
+"""Normalisation of rows: LayerNormalization and RMSNormalization.
 
 All normalise rows of a dense tensor, a team of threads per row; they differ in what a row is and in which element of
 scale and bias goes with an element. A row is worked on by one block at most.

@@ -1,4 +1,4 @@
-"""A number of the type that another tensor has."""
+"""NumberLike: a scalar constant of the element type of another tensor."""
 
 from __future__ import annotations
 

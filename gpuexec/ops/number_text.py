@@ -1,4 +1,4 @@
-"""Numbers written as text and read from it, as Cast does."""
+"""Conversion between numbers and strings, as Cast defines it."""
 
 from __future__ import annotations
 

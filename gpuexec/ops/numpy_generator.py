@@ -1,4 +1,4 @@
-"""NumPy's own generator, the legacy one, which the host alone has: what Dropout and Bernoulli with a seed draw from.
+"""NumPy's legacy random generator, for Dropout and Bernoulli with a seed, on the host.
 
 So they give what onnx's evaluator gives for the seed, in every run the same.
 """

@@ -1,4 +1,4 @@
-"""OneHot: one value where the index says, another one elsewhere along a new axis."""
+"""OneHot: one value at the index along a new axis, another one elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pad: lay a tensor into a larger one, or, where pads are negative, into a smaller one."""
+"""Pad: padding by constant, edge, reflect or wrap; negative pads crop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blits: what a pixel target launches in place of a kernel, over textures, a thread for each texel of the output.
+"""Blits: kernels of a pixel target, over textures, with one thread for each texel of the output.
 
 A kernel that makes each element of its one output from elements it gathers has a form in textures: the blit of
 ``kernels/pixel/`` of the same file and parameters, textures in place of pointers, by the same functors. So an

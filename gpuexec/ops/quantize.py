@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: integers, or narrow floats, that stand for numbers by a scale and a zero point.
+"""QuantizeLinear and DequantizeLinear, to integers or narrow floats.
 
 A scale is of the whole tensor, of each place along an axis, or of each block of places along it. Arithmetic is in
 float, rounded once to the type of the result; in QuantizeLinear dividend, divisor and quotient are rounded to

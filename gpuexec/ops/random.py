@@ -1,4 +1,7 @@
-"""RandomNormal, RandomUniform, their Likes and Bernoulli. Each draws from a key; see `gpuexec.ops.random_key`."""
+"""RandomNormal, RandomUniform, RandomNormalLike, RandomUniformLike and Bernoulli.
+
+Each draws from a key; see `gpuexec.ops.random_key`.
+"""
 
 from __future__ import annotations
 

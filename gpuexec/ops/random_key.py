@@ -1,4 +1,4 @@
-"""The keys that runs draw random numbers from.
+"""Random keys, from which every run draws other numbers.
 
 A *key* is two words, the seed and the number of the run. Loading a model gives each node that draws one as a further
 input behind those that ONNX knows (`gpuexec.passes.add_random_key`), and a ``stream`` by its place in the model;

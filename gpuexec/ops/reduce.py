@@ -1,4 +1,4 @@
-"""Reductions: ReduceSum, ReduceMax and the like; the other reductions launch their kernels by what stands here.
+"""Reductions such as ReduceSum and ReduceMax, and the launch that other reductions share.
 
 A reduction is a row of a table: name, types, NumPy function, CUDA functor. All share the kernels of
 ``kernels/reduce.cu``: the kept axes are walked as rows, the reduced ones as the terms of a row, in whatever layout the

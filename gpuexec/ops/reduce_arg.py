@@ -1,4 +1,4 @@
-"""ArgMax and ArgMin: the place of the extremum along an axis, a team of threads per row."""
+"""ArgMax and ArgMin: the index of the extremum along an axis, one row per team of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions in NumPy. Each takes an array in its accumulator type and axes, and keeps the axes with extent 1."""
+"""Reductions in NumPy, over an accumulator type, with reduced axes kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GlobalAveragePool, GlobalMaxPool, GlobalLpPool: reductions over space, a team of threads per channel."""
+"""GlobalAveragePool, GlobalMaxPool, GlobalLpPool: reductions over the spatial axes."""
 
 from __future__ import annotations
 

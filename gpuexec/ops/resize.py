@@ -1,4 +1,4 @@
-"""Resize, and Upsample as its old name.
+"""Resize, and Upsample, its old name.
 
 Coordinates are tables made while planning (`gpuexec.ops.resize_tables`) and lie on the device as constants. They belong
 to one pair of extents: for other extents the operator is planned anew, with tables of their own.

@@ -1,4 +1,4 @@
-"""Where Resize samples: for each axis a table of positions and weights, worked out on the host in double.
+"""Interpolation tables of Resize: positions and weights per axis, computed on the host in double.
 
 Every coordinate rule of the operator ends here, so that the kernels and the NumPy loops know only tables and give the
 same bits. A table has a row per output position: the input positions it reads (clamped to the input) and their weights.

@@ -1,4 +1,4 @@
-"""ReverseSequence: the beginning of each sequence of a batch, back to front."""
+"""ReverseSequence: the first elements of each sequence of a batch in reverse order."""
 
 from __future__ import annotations
 

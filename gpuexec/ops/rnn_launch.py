@@ -1,4 +1,4 @@
-"""The launches of recurrent layers: one product for the inputs of all steps, then all steps in one launch."""
+"""Launches of recurrent layers: one product for the inputs of all steps, then all steps in one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions of an image, cut into a few bins each: RoiAlign samples a bin between elements, MaxRoiPool takes its maximum.
+"""RoiAlign and MaxRoiPool: regions of an image pooled into bins.
 
 A region names its image by number. One that is not there is an error on the host, and reads as zero on a device, where
 nobody waits for the answer.

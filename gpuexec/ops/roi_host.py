@@ -1,4 +1,4 @@
-"""What RoiAlign and MaxRoiPool make of one region, in NumPy; step by step what ``kernels/roi.cu`` does."""
+"""RoiAlign and MaxRoiPool in NumPy, step by step as in ``kernels/roi.cu``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RotaryEmbedding: pairs of elements turned by angles that depend on the position of their row."""
+"""RotaryEmbedding: pairs of elements rotated by angles that depend on the position of their row."""
 
 from __future__ import annotations
 

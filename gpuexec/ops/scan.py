@@ -1,4 +1,4 @@
-"""Scan: a graph repeated over the slices of tensors. The other operators with bodies stand in `control`."""
+"""Scan: a graph repeated over the slices of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that write by index: ScatterElements writes single elements, ScatterND slices. Scatter is their first form.
+"""ScatterElements, ScatterND and Scatter.
 
 Where several updates meet in one place the last one stays; with a reduction they are folded in one after the other, in
 the order of the updates, half and bfloat16 in float. On a device that order comes from the greatest number of an update

@@ -1,4 +1,4 @@
-"""Tensors that follow from shapes, attributes or a few scalars: Shape, Size, Constant, ConstantOfShape, Range.
+"""Tensors made of shapes, attributes or scalars: Shape, Size, Constant, ConstantOfShape, Range.
 
 `store_commands` is how content that the host knows gets to the device: by value in the arguments of a launch, so that
 no staging memory and no copy is needed, and another content is only another argument.

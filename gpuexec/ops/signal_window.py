@@ -1,4 +1,4 @@
-"""HannWindow, HammingWindow and BlackmanWindow: a table of coefficients over one kernel."""
+"""HannWindow, HammingWindow and BlackmanWindow: one kernel with a table of coefficients."""
 
 from __future__ import annotations
 

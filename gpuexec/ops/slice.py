@@ -1,4 +1,4 @@
-"""Parts of a tensor along its axes: Slice and Split. On a device every part is a window on the input's bytes."""
+"""Slice and Split, as windows on the input's bytes."""
 
 from __future__ import annotations
 

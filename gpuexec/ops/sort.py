@@ -1,4 +1,4 @@
-"""What operators that sort share: keys whose order is that of the values, and the launches that sort rows of keys.
+"""Shared parts of sorting operators: order-preserving keys, and the launches that sort rows of keys.
 
 Tiles of 1024 rows are sorted by a bitonic network each; then seven merges join eight runs each, every element finding
 its place by how many come before it in each of the others. A merge that has nothing left to join copies, so the number

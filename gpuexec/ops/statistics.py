@@ -1,4 +1,4 @@
-"""What a tensor holds in a few words: `Statistics` and `Histogram`, which no model has and taps and watches add.
+"""Statistics and Histogram of a tensor, added by taps and watches.
 
 Of a tensor of any size come nine doubles, so that looking at a value costs a read of it on the device and 72 bytes on
 the way to the host. Sums are taken in doubles, of distances from an element near by, in an order that follows from the

@@ -1,4 +1,4 @@
-"""By-value structs of ``kernels/index.cuh``: invariant division, and the walk of several operands over one shape.
+"""Structs of ``kernels/index.cuh``: invariant division and strided iteration of several operands.
 
 A kernel that takes ``Strided<8, 3> walk`` is launched with ``walk.pack()`` at that place, where ``walk`` comes from
 

@@ -1,4 +1,4 @@
-"""A window on dense memory by strides: how arrays that are not dense come into a plan."""
+"""StridedView: a strided window on dense memory, for inputs that are not dense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the threads of a block share rows: what reductions, softmax and normalisation have in common on a GPU.
+"""Teams of threads per row, shared by reductions, softmax and normalisation on a GPU.
 
 A row is what one result is made of. A *team* of ``lanes`` threads (a power of two) works on a row; a block of 256
 threads holds ``256 / lanes`` teams. Each lane folds every ``lanes``-th term in order, then the lanes fold in a fixed

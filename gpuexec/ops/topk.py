@@ -1,4 +1,4 @@
-"""TopK: the largest or smallest elements along an axis, with their places, a block of threads per line.
+"""TopK: the largest or smallest elements along an axis with their indices, one block per line.
 
 A line of up to 1024 elements is sorted in shared memory. In a longer one the key of the k-th element is found digit by
 digit, what comes before it is collected in order, and only that is sorted. One launch, whatever the sizes; one very

@@ -1,4 +1,4 @@
-"""Optimizers of ai.onnx.preview.training: Adagrad, Adam, Momentum. One launch per tensor.
+"""Optimizers of ai.onnx.preview.training: Adagrad, Adam, Momentum, one launch per tensor.
 
 Inputs are the rate, the count of updates so far, and then groups of as many tensors each: what is optimised, the
 gradients, and what the optimizer keeps from update to update. Outputs are the groups but the gradients.

@@ -1,4 +1,4 @@
-"""Trilu: one triangle of each matrix in the last two axes; zero elsewhere."""
+"""Trilu: the upper or lower triangle of each matrix; zero elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Loop and Scan ask of one trip through a body: flags and counts of one element, specs, rows of scan outputs."""
+"""Loop trips of Loop and Scan: conditions, trip counts, specs, and rows of scan outputs."""
 
 from __future__ import annotations
 

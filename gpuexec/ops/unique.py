@@ -1,4 +1,4 @@
-"""Unique, made of `FindUnique`, whose outputs are as long as its input and are then cut to how many there are.
+"""Unique, decomposed into FindUnique with upper-bound outputs and a cut to the count.
 
 On a device the rows are sorted (`sort`), heads of runs of equal rows are marked and compacted (`nonzero`), and from
 these everything is written. Without ``sorted`` the first occurrences are compacted too, in the order of the input.

@@ -1,4 +1,4 @@
-"""Windows over spatial axes: how many fit, and what they pad; of convolutions and of their inverse."""
+"""Output extents and padding of convolution and pooling windows, and of transposed convolution."""
 
 from __future__ import annotations
 

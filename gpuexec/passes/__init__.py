@@ -1,4 +1,4 @@
-"""Graph -> Graph, one file per pass, in two lists.
+"""Graph passes, one file each, in two lists: AT_LOAD and AT_PLAN.
 
 AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. A pass keeps the graph's inputs
 and outputs, their names and order, and what is computed for them. Passes that want no specs run on the bodies of If,

@@ -1,4 +1,4 @@
-"""Recurrent layers without a state of their own get one: an input they start from, and an output they leave it in."""
+"""Recurrent state: initial and final states of LSTM, GRU and RNN as graph inputs and outputs."""
 
 from __future__ import annotations
 

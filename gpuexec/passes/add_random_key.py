@@ -1,4 +1,4 @@
-"""Nodes that draw random numbers get what they draw from: a key that is a memory of the model, and a stream each."""
+"""Random keys for nodes that draw random numbers: a memory of the model, with a stream per node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Concat of a memory with new rows, which becomes the memory, is an Append."""
+"""In-place cache growth: a Concat of a memory with new rows as an Append."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights stored in fewer bits: float32 as half, floats as 8-bit integers with a scale for each channel.
+"""Weight compression: float32 as half, or as 8-bit integers with a scale per channel.
 
 int8 is symmetric: ``q = round(w / scale)`` from -127 to 127, where ``scale = max |w| / 127`` over a channel, so that
 zero stays zero and kernels subtract nothing. A channel is what makes one place of the output: a column of a matrix, an

@@ -1,4 +1,4 @@
-"""Operators that say so become others: one that sizes and others that write, a cache and what reads it, or parts."""
+"""Decomposition of operators into others: count and write, cache and attention, or composites."""
 
 from __future__ import annotations
 

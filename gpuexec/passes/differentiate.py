@@ -1,4 +1,4 @@
-"""Gradient nodes become what computes them: the derivatives of a value by others, from it backwards to them.
+"""Reverse-mode differentiation: Gradient nodes replaced by the computation of their derivatives.
 
 Where a Gradient is asked at other values than those it names, what lies between them is computed anew from its inputs.
 A value that is no number alone counts by the sum of its elements; what it does not depend on has derivative 0.

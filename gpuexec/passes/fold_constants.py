@@ -1,4 +1,4 @@
-"""Nodes that follow from constants alone are computed while loading."""
+"""Constant folding at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With every extent known, what follows from shapes is a constant."""
+"""Folding of shape arithmetic once all extents are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conv followed by BatchNormalization is one Conv."""
+"""Fusion of Conv and BatchNormalization."""
 
 from __future__ import annotations
 

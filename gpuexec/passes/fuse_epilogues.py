@@ -1,4 +1,4 @@
-"""An operator and the elementwise operators behind it are one operator."""
+"""Epilogue fusion of an operator with the elementwise operators behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are repeated, once for each query head, reads them as they are before."""
+"""Grouped-query attention: removal of repeated key and value heads in front of Attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An If that is decided while loading is the branch it takes."""
+"""Inlining of If branches whose condition is constant at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows of a graph's values from the shapes of its inputs and from constants."""
+"""Spec inference over a graph from input shapes and constants, for passes."""
 
 from __future__ import annotations
 

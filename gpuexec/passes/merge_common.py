@@ -1,4 +1,7 @@
-"""What is computed twice is computed once. Exporters write the same Shape and Gather before every Reshape."""
+"""Common-subexpression elimination.
+
+Exporters write the same Shape and Gather before every Reshape.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node with bodies takes and gives for nothing; part of `remove_dead`."""
+"""Removal of unused inputs and outputs of nodes with bodies; part of `remove_dead`."""
 
 from __future__ import annotations
 

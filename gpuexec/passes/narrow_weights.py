@@ -1,4 +1,4 @@
-"""DequantizeLinear or Cast of a constant, and the operator that reads it as a weight, are one operator."""
+"""Fusion of DequantizeLinear or Cast of a constant into the operator that reads it as a weight."""
 
 from __future__ import annotations
 

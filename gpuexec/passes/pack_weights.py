@@ -1,4 +1,4 @@
-"""DequantizeLinear of 4-bit integers in blocks, and the product that reads it as its weight, are one operator."""
+"""Fusion of blockwise 4-bit DequantizeLinear and MatMul into MatMulNBits."""
 
 from __future__ import annotations
 

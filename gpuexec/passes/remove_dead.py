@@ -1,4 +1,4 @@
-"""What nobody reads goes."""
+"""Dead-code elimination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that give back what they are given go."""
+"""Removal of nodes that return their input unchanged."""
 
 from __future__ import annotations
 

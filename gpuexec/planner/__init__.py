@@ -1,1 +1,1 @@
-"""Graph + Target -> Plan: host values, lowering, liveness, edges, arena, size classes."""
+"""Planner from Graph and Target to Plan: host values, lowering, liveness, edges, arena, size classes."""

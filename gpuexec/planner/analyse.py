@@ -1,4 +1,4 @@
-"""Shapes and host values of every tensor of a graph, for given inputs.
+"""Shape inference over a graph, with the values that the host can compute.
 
 Values are propagated, not only shapes: what follows from shapes and constants alone (Shape, arithmetic on it) is
 computed here and its nodes never run. The content of an input is looked at only on demand, when a shape can't be known

@@ -1,4 +1,4 @@
-"""Pack buffers into one arena: where two are never alive together, they may share bytes.
+"""Memory planning: packing of buffers with lifetimes into one arena.
 
 Finding the smallest arena is NP-hard (dynamic storage allocation), yet most models are easy: a portfolio of greedy
 orders meets the lower bound, and stops there. What is left goes to an exact search, and then to one that squeezes,

@@ -1,4 +1,4 @@
-"""Place buffers whose sizes and conflicts are given: one greedy placement, and an exact search.
+"""Placement of buffers with given sizes and conflicts: one greedy order, and an exact search.
 
 The search does a fixed amount of work and watches no clock, so equal problems end equally on every machine.
 """

@@ -1,4 +1,4 @@
-"""Lower a packing that greedy orders left too high: take out what sticks out, and put it in again by force.
+"""Arena compaction: buffers above a lower height are taken out of a packing and placed again.
 
 A height below the present one is set, and what reaches above it is out. What is out goes where it pushes out the
 least, and what was pushed out goes in again in its turn. Whoever had to push becomes dearer to push out, so that the

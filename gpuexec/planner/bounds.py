@@ -1,4 +1,4 @@
-"""The largest shape an output can have while the host does not know the content its extents depend on."""
+"""Upper bounds of output shapes that depend on content the host does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ifs of a graph that are decided while it is walked: each is replaced by the branch that it takes."""
+"""Resolution of If nodes with known conditions during the walk of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memories that grow where they lie: inputs of a graph whose rows an Append adds to.
+"""Append-form memories: graph inputs, such as KV caches, whose rows an Append adds to in place.
 
 Such an input has a STATE buffer of its whole capacity, bound when a run is submitted; its slot is a strided window on
 the rows there are, and the output is the window on those and the new ones. So one plan serves all lengths.

@@ -1,4 +1,4 @@
-"""Size classes: which sizes of the free dimensions share one plan."""
+"""Size classes: ranges of free dimensions that share one plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs that are the same, content included: what need not be inferred, computed or lowered anew."""
+"""Equality of specs including content, to skip inference, computation and lowering."""
 
 from __future__ import annotations
 

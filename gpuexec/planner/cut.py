@@ -1,4 +1,4 @@
-"""Where a graph has to be cut: what can be planned now, and what must reach the host before the rest can be.
+"""Cut: the boundary between what can be planned now and what needs content read by the host.
 
     find_cut(graph, inputs, target) -> Cut(ready, reads, host_nodes, repeat, rest)
 

@@ -1,4 +1,4 @@
-"""Walking a graph for its cut: what runs now is kept apart from what can't yet.
+"""Walk of a graph for its cut, which splits nodes into those that run now and those that can't yet.
 
 `gpuexec.planner.cut` says what comes of it.
 """

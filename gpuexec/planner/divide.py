@@ -1,4 +1,4 @@
-"""The parts that a cut leaves: a graph to plan now, and the graph of what is left."""
+"""Division of a graph at its cut: a graph to plan now, and the graph of what is left."""
 
 from __future__ import annotations
 

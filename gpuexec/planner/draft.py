@@ -1,4 +1,4 @@
-"""A plan being drawn: buffers without places, commands in groups without edges. Seen by the planner alone.
+"""Draft of a plan, within the planner: buffers without offsets, groups of commands without edges.
 
     Draft = buffers: DraftBuffer*, groups: Group*, placed: {buffer: (host buffer, byte offset)}
 

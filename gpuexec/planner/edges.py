@@ -1,4 +1,4 @@
-"""Which command must come before which: read-after-write, write-after-read and write-after-write on bytes."""
+"""Dependency edges between commands: read-after-write, write-after-read and write-after-write on bytes."""
 
 from __future__ import annotations
 

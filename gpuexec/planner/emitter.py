@@ -1,4 +1,4 @@
-"""The emitters that operators' ``lower`` speaks to: what it asks for becomes effects."""
+"""Emitter of the planner, which operators' ``lower`` calls and which records commands and aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes computed on the host, from content that is there."""
+"""Evaluation of nodes on the host, from known content."""
 
 from __future__ import annotations
 

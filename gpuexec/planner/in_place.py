@@ -1,4 +1,4 @@
-"""Which outputs take the bytes of an input that nobody reads afterwards."""
+"""In-place assignment: outputs that reuse the bytes of an input that is not read afterwards."""
 
 from __future__ import annotations
 

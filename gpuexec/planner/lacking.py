@@ -1,4 +1,4 @@
-"""Which nodes run on the host: those that a target has no kernel for, and on any target those of host objects."""
+"""Host fallback: nodes without a kernel on the target, and nodes on host objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where temporaries lie: when they live, which are kept apart, and the arena they are packed into."""
+"""Layout of temporaries: lifetimes, separation of concurrent buffers, and their arena."""
 
 from __future__ import annotations
 

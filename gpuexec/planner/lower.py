@@ -1,4 +1,4 @@
-"""Graph with specs -> draft: every node's commands over buffers that have no place yet.
+"""Lowering of a graph with specs to a draft of commands over unplaced buffers.
 
 A value that the host knows is not made by its node: it gets a buffer with content, which a store command writes if some
 command turns out to read it.

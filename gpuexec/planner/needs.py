@@ -1,4 +1,4 @@
-"""All that a node asks the host to know, when it asks for something: one wait serves it all."""
+"""Content that a node needs on the host, gathered for one wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in inputs that count only above another, at the upper end of a size class.
+"""Scalar inputs that count only above a bound, at the upper end of a size class.
 
 Such a number, like the rows that a cache must have room for, grows with the extents that it is compared with; an upper
 end with larger extents and the number of a smaller size would have no room for the last size of its class.

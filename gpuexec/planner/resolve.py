@@ -1,4 +1,4 @@
-"""Draft -> the plan's commands: slots of draft buffers become slots of plan buffers, in the settlement's order.
+"""Resolution of a draft's slots to slots of plan buffers.
 
 Runs once at the upper end and once for every size; what did not change since the last time is the same object.
 """

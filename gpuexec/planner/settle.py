@@ -1,4 +1,4 @@
-"""What all sizes of a class have in common: which commands stay, who shares bytes, and how buffers are numbered.
+"""Settlement of a size class: kept commands, shared bytes and buffer numbers common to all its sizes.
 
 `settle` decides it once, at the upper end. Output copies and stores of host values join the draft here, since only now
 is it known who needs them.

@@ -1,4 +1,4 @@
-"""A plan that was kept: its layout and edges are taken over where lowering gives the same commands once more.
+"""Stored plans: reuse of a layout and edges where lowering gives the same commands once more.
 
 So packing is done once, where the plan was made. What is taken over is not believed: the plan that comes out is
 verified like any other.

@@ -1,4 +1,4 @@
-"""A plan for a size class, and its variants: what planning hands to whoever keeps plans.
+"""Plan template of a size class, and its variants.
 
     plan_graph(graph, inputs, target) -> Template      (a Plan laid out at the upper end of the class)
     Template.specialise(inputs)       -> Variant       (the commands of one size; nothing is compiled, no buffer moves)

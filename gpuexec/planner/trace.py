@@ -1,4 +1,4 @@
-"""What the host has to read from a device, and to compute by itself, so that it knows the content of a value."""
+"""Host dependencies of a value: the reads and host computations that make its content known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a plan by its own edges and bytes. Shares no code with the packer or with whoever drew the edges."""
+"""Verification of a plan by its own edges and bytes, independent of the code that made it."""
 
 from __future__ import annotations
 

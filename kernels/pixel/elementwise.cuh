@@ -1,4 +1,4 @@
-// Where the operands of an elementwise blit have the element it makes: the walk is the one of ../elementwise.cuh, in units.
+// Operand positions of elementwise blits: the walk of ../elementwise.cuh, in units.
 #pragma once
 #include "../elementwise.cuh"
 #include "texture.cuh"

@@ -1,4 +1,4 @@
-// Operators of two inputs, texel by texel, by the functors of ../elementwise_binary.cu.
+// Binary elementwise operators, texel by texel, by the functors of ../elementwise_binary.cu.
 #include "../elementwise_binary.cu"
 #include "elementwise.cuh"
 

@@ -1,4 +1,4 @@
-// Where and Clip, texel by texel.
+// Clip and Where, texel by texel.
 #include "../safe.cuh"
 #include "elementwise.cuh"
 

@@ -1,4 +1,4 @@
-// Operators of one input, texel by texel, by the functors of ../elementwise_unary.cu.
+// Unary elementwise operators, texel by texel, by the functors of ../elementwise_unary.cu.
 #include "../elementwise_unary.cu"
 #include "elementwise.cuh"
 

@@ -1,4 +1,4 @@
-// Elements and slices picked by index, texel by texel.
+// Gather, GatherND and GatherElements, texel by texel.
 #include "../gather.cu"
 #include "texture.cuh"
 

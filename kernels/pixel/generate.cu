@@ -1,4 +1,4 @@
-// Tensors made of scalars, texel by texel: a range, and content that the host knows and passes by value.
+// Tensors made of scalars, texel by texel: ranges, and host-known content passed by value.
 #include "../generate.cu"
 #include "texture.cuh"
 

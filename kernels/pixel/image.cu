@@ -1,4 +1,4 @@
-// Images to tensors and back, texel by texel; the tables are textures too.
+// Conversion of images to tensors and back, texel by texel; the tables are textures too.
 #include "../image.cu"
 #include "texture.cuh"
 

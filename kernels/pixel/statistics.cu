@@ -1,4 +1,4 @@
-// What a tensor holds, texel by texel: each thread walks the elements of its samples, words or bins.
+// Statistics of a tensor, texel by texel: each thread walks the elements of its samples, words or bins.
 #include "../statistics.cu"
 #include "texture.cuh"
 

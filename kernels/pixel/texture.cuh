@@ -1,4 +1,4 @@
-// Tensors in textures: what a kernel reads and writes them by. A texel has four channels of 32 bits, read as bits.
+// Texture access for tensors. A texel has four channels of 32 bits, read as bits.
 //
 // The bytes of a tensor lie in texels as they would in memory, row after row of kTexelsPerRow: byte b is byte b % 16 of texel
 // (b / 16 % kTexelsPerRow, b / 16 / kTexelsPerRow). So a reshaped tensor is the same texels, and one texture may hold many

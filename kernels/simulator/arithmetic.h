@@ -1,4 +1,4 @@
-// CUDA's scalar intrinsics that no host header has (CUDA Math API; CUDA C++ Programming Guide, built-in functions).
+// CUDA's scalar intrinsics missing from host headers (CUDA Math API; CUDA C++ Programming Guide, built-in functions).
 //
 // The names below answer exactly as the device does, except functions of libm accuracy: __expf and its kind are libm's
 // here.

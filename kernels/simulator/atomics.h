@@ -1,4 +1,4 @@
-// Atomics, with CUDA's overloads and no others: what compiles here has an instruction or a loop on the device.
+// Atomics, with CUDA's overloads and no others, each an instruction or a loop on the device.
 #pragma once
 #include <string.h>
 

@@ -1,4 +1,4 @@
-// Scheduling: which CUDA thread of the block runs next, and on which fiber.
+// Scheduling of the CUDA threads of a block on fibers.
 //
 // A fiber that finishes a thread takes the next fresh one without a switch: without barriers that is a plain loop.
 #include "block.h"

@@ -1,4 +1,4 @@
-// Runs one block of CUDA threads at a time on the calling OS thread.
+// Execution of one block of CUDA threads at a time on the calling OS thread.
 #pragma once
 #include <csetjmp>
 #include <memory>

@@ -1,3 +1,4 @@
+// Check mode: bounds, alignment and races of the accesses of a kernel.
 #include "check.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-// Check mode: every load and store of a kernel, held against the memory it may touch and against what other CUDA threads
-// did that nothing orders.
+// Check mode: checks of every load and store of a kernel for bounds and races.
+// Each access is held against the memory it may touch and against unordered accesses of other CUDA threads.
 //
 // A byte remembers its last plain write, and every read and atomic access since that a later access could conflict with.
 // Order comes from barriers of the block, __syncwarp (its mask alone), barriers of the grid, and a fence before an atomic

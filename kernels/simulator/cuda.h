@@ -1,4 +1,4 @@
-// CUDA C++ for a host compiler: put before a kernel source by -include.
+// CUDA C++ for a host compiler, put before a kernel source by -include.
 //
 // Kernels written for NVRTC compile on this unchanged. GPUEXEC_SIM tells wrappers of inline PTX to offer a host body.
 #pragma once

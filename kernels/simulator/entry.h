@@ -1,4 +1,4 @@
-// How the host finds and calls the kernels of a module: a row per instance, with its parameters as C++ knows them.
+// Table of a module's kernel instances, by which the host finds and calls them.
 #pragma once
 #include <stddef.h>
 

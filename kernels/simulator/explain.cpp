@@ -1,4 +1,4 @@
-// What a block says when its kernel broke a rule: as a message and, in check mode, as a finding.
+// Messages and findings of rules broken by a kernel.
 #include <csignal>
 #include <cstdio>
 #include <utility>

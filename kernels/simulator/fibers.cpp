@@ -1,3 +1,4 @@
+// Fibers: creation of stacks and switches between them.
 #include "fibers.h"
 
 #include <sys/mman.h>

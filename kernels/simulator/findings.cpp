@@ -1,4 +1,4 @@
-// What check mode says of a mistake.
+// Findings of check mode.
 #include <cstdio>
 
 #include "check.h"

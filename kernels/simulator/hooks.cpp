@@ -1,5 +1,5 @@
-// What a compiler calls in code built with -fsanitize=thread,alignment,bounds: linked into each checked module, hidden, so
-// that no other library of the process meets these names.
+// Compiler hooks of -fsanitize=thread,alignment,bounds.
+// They are linked into each checked module, hidden, so that no other library of the process resolves to these names.
 #include "runtime.h"
 
 #define HOOK extern "C" __attribute__((visibility("hidden"), used))

@@ -1,4 +1,4 @@
-// Spreads the blocks of a grid over OS threads, and turns hardware faults of a kernel into errors.
+// Launch of a grid: blocks spread over OS threads, hardware faults of a kernel turned into errors.
 #include <atomic>
 #include <condition_variable>
 #include <csignal>

@@ -1,4 +1,4 @@
-// What the simulator knows of an address of the device.
+// Address lookup in device memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What is ordered: clocks of CUDA threads, and what they learn of each other.
+// Vector clocks of CUDA threads, and their synchronisation.
 #include "order.h"
 
 #include <sys/mman.h>

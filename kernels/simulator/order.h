@@ -1,4 +1,4 @@
-// The order of accesses in check mode: what happened before what a CUDA thread does now.
+// Happens-before order of accesses in check mode.
 #pragma once
 #include <cstdint>
 #include <memory>

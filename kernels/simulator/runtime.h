@@ -1,4 +1,4 @@
-// What a kernel compiled for the CPU asks of the simulator's runtime library, and what the host asks of it.
+// Interface between compiled kernels, the simulator's runtime library and the host.
 //
 // A block of CUDA threads runs on one OS thread: each CUDA thread is a fiber that gives way at barriers and warp
 // operations. Everything crossing this border has C linkage, so that kernels built by one compiler run on a runtime

@@ -1,4 +1,4 @@
-// What CUDA threads of a block do together: barriers, warp operations, shared memory, asynchronous copies.
+// Synchronisation in a block: barriers, warp operations, shared memory, asynchronous copies.
 #include <cstring>
 
 #include "block.h"

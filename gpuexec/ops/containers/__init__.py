@@ -1,4 +1,4 @@
-"""Operators that make sequences and optionals, or take from them; containers lie on the host, so these run there."""
+"""Operators on sequences and optionals, which run on the host because containers lie there."""
 
 from gpuexec.ops.containers import element_keys as element_keys
 from gpuexec.ops.containers import optional as optional

@@ -1,4 +1,4 @@
-"""What random operators draw from in the body of a SequenceMap: a key for each element."""
+"""Random keys for each element of a SequenceMap whose body draws random numbers."""
 
 from __future__ import annotations
 

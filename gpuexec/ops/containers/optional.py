@@ -1,4 +1,4 @@
-"""Optionals: a tensor or a sequence, or nothing."""
+"""Optional, OptionalHasElement and OptionalGetElement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences made of tensors, and changed one element at a time; every change makes a new sequence."""
+"""Sequence operators: construction, insertion, erasure, access; every change makes a new sequence."""
 
 from __future__ import annotations
 

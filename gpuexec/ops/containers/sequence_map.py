@@ -1,4 +1,4 @@
-"""SequenceMap: a graph computed for each element of sequences. The other operators with bodies: `ops/control.py`."""
+"""SequenceMap: a graph computed for each element of sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of com.microsoft: what ONNX Runtime's optimizer and quantizers make of a model, and skl2onnx writes."""
+"""Operators of com.microsoft, written by ONNX Runtime's optimizer and quantizers and by skl2onnx."""
 
 from gpuexec.ops.microsoft import attention as attention
 from gpuexec.ops.microsoft import cdist as cdist

@@ -1,4 +1,4 @@
-"""Activations that other operators of com.microsoft name in their attributes."""
+"""Activations named in attributes of other com.microsoft operators."""
 
 from __future__ import annotations
 

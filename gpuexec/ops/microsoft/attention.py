@@ -1,4 +1,4 @@
-"""Attention of com.microsoft: Attention, with the projection before it, and MultiHeadAttention.
+"""Attention (with its projection) and MultiHeadAttention of com.microsoft.
 
 Both become `AttentionOverCache` of ours: heads are views, masks of all forms become one sum (`MaskBias`), and a Concat
 makes the present, which may then grow in place. A past that lies in a buffer with room gets its new rows put in.

@@ -1,4 +1,4 @@
-"""Keys and values kept in buffers with room to spare: where new rows go, and putting them there."""
+"""KV caches in preallocated buffers: positions of new rows, and writing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CDist: distances between the rows of two matrices, by a metric; nearest neighbours and Gaussian processes begin so.
+"""CDist: pairwise distances between the rows of two matrices, by a metric.
 
 The names of metrics are SciPy's, and those that scikit-learn has for the same:
 https://docs.scipy.org/doc/scipy-1.16.2/reference/generated/scipy.spatial.distance.cdist.html.

@@ -1,4 +1,4 @@
-"""Views that bring the channels of a tensor with space from the last place to the second, and back."""
+"""Views between channels-last and channels-first layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution with an activation behind it, and convolution and pooling of tensors whose channels come last."""
+"""FusedConv, NhwcFusedConv, NhwcConv and NhwcMaxPool: a fused activation, channels-last layouts."""
 
 from __future__ import annotations
 

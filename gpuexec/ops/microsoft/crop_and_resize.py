@@ -1,4 +1,4 @@
-"""CropAndResize: boxes cut out of images and brought to one size, corners on corners."""
+"""CropAndResize: boxes cropped from images and resized to one size."""
 
 from __future__ import annotations
 

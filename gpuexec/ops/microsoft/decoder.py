@@ -1,4 +1,4 @@
-"""Attention of one new row: DecoderMaskedMultiHeadAttention and DecoderMaskedSelfAttention."""
+"""DecoderMaskedMultiHeadAttention and DecoderMaskedSelfAttention: attention of one new row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EmbedLayerNormalization: the embeddings of words, positions and segments, added and normalised."""
+"""EmbedLayerNormalization: embeddings of words, positions and segments, added and normalised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention of com.microsoft expects of its inputs together.
+"""Checks across the inputs of com.microsoft attention operators.
 
 Each is a view of one input, which shows it as it is and looks at the others: so shapes that no part would find fault
 with are refused where shapes are known, which is not before planning.

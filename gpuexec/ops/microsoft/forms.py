@@ -1,4 +1,4 @@
-"""Which inputs and outputs the operators of com.microsoft have: what may be absent has a question mark."""
+"""Input and output signatures of the com.microsoft operators."""
 
 from __future__ import annotations
 

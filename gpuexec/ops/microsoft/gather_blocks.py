@@ -1,4 +1,4 @@
-"""GatherBlockQuantized: Gather from a table of narrow numbers whose blocks along an axis have scales."""
+"""GatherBlockQuantized: Gather from a block-quantised table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gelu and its kin, with what is added before and behind: BiasGelu, FastGelu, BiasSplitGelu, BiasAdd and others."""
+"""Gelu and its fused variants: BiasGelu, FastGelu, BiasSplitGelu, BiasAdd and others."""
 
 from __future__ import annotations
 

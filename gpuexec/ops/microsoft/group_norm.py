@@ -1,4 +1,4 @@
-"""GroupNorm and SkipGroupNorm: GroupNormalization of tensors whose channels come last, with an activation behind it."""
+"""GroupNorm and SkipGroupNorm: channels-last GroupNormalization with an activation."""
 
 from __future__ import annotations
 

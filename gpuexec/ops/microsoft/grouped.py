@@ -1,4 +1,4 @@
-"""GroupQueryAttention: fewer heads of keys than of queries, positions turned, keys and values kept in a buffer."""
+"""GroupQueryAttention: shared key heads, rotary positions, a KV cache in a buffer."""
 
 from __future__ import annotations
 

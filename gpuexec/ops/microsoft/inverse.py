@@ -1,4 +1,4 @@
-"""Inverse of square matrices, and Solve: systems of equations, by one elimination."""
+"""Inverse of square matrices and Solve of linear systems, by Gaussian elimination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The masks of attention in com.microsoft, of five forms, as what is added to the scores."""
+"""Masks of com.microsoft attention, in five forms, as additive biases of the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with something before or behind them: FusedMatMul, TransposeMatMul, FusedMatMulActivation, FusedGemm."""
+"""Fused matrix products: FusedMatMul, TransposeMatMul, FusedMatMulActivation, FusedGemm."""
 
 from __future__ import annotations
 

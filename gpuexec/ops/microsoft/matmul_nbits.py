@@ -1,4 +1,4 @@
-"""Products with weights of a few bits: MatMulNBits and MatMulBnb4.
+"""Matrix products with weights of a few bits: MatMulNBits and MatMulBnb4.
 
 Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
 read them, the host a part of their rows at a time.

@@ -1,4 +1,4 @@
-"""MurmurHash3: 32-bit hashes of numbers, on the device, and of strings, on the host; hashed features begin so.
+"""MurmurHash3: 32-bit hashes of numbers on the device, and of strings on the host.
 
 The hash is MurmurHash3_x86_32: https://github.com/aappleby/smhasher/blob/61a0530f28277f2e850bfc39600ce61d02b518de/src/MurmurHash3.cpp.
 """

@@ -1,4 +1,4 @@
-"""Normalisation of sums: SkipLayerNormalization, SkipSimplifiedLayerNormalization; SimplifiedLayerNormalization."""
+"""SkipLayerNormalization, SkipSimplifiedLayerNormalization and SimplifiedLayerNormalization."""
 
 from __future__ import annotations
 

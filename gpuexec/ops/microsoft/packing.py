@@ -1,4 +1,4 @@
-"""Sequences of different lengths without their padding: RemovePadding, RestorePadding, and attention over them."""
+"""Packed sequences without padding: RemovePadding, RestorePadding, PackedAttention and its kin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Biases by relative position: RelativePositionBias of T5, and GatedRelativePositionBias."""
+"""Relative position biases: RelativePositionBias (T5) and GatedRelativePositionBias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of queries, keys and values, in the forms that attention of com.microsoft takes them, with their bias."""
+"""Queries, keys and values with their bias, in all input layouts of com.microsoft attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QAttention and QEmbedLayerNormalization: Attention and EmbedLayerNormalization over quantised weights."""
+"""QAttention and QEmbedLayerNormalization: operators with quantised weights."""
 
 from __future__ import annotations
 

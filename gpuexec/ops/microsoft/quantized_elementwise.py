@@ -1,4 +1,4 @@
-"""Elementwise operators of quantised tensors, and QLinearConcat, whose parts are brought to one scale.
+"""Elementwise operators on quantised tensors, and QLinearConcat.
 
 Each widens bytes by their scales, computes in float and rounds to bytes, in one launch. Scales and zero points are of
 whole tensors; an absent zero point is 0.

@@ -1,4 +1,4 @@
-"""Quantised operators of com.microsoft that ONNX has too: QuantizeLinear, DequantizeLinear, QLinearConv.
+"""QuantizeLinear, DequantizeLinear and QLinearConv of com.microsoft, which ONNX has too.
 
 They are older than ONNX's: they took 16-bit and 4-bit types, and channels that stand last, before ONNX did.
 """

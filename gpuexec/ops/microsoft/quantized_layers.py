@@ -1,4 +1,4 @@
-"""Quantised operators that are another operator between DequantizeLinear and QuantizeLinear, and are so here too."""
+"""Quantised layers computed as DequantizeLinear, an operator, QuantizeLinear."""
 
 from __future__ import annotations
 

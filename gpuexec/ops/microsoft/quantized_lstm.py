@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM: an LSTM whose weights are bytes, and whose inputs and states are quantised by their ranges.
+"""DynamicQuantizeLSTM: an LSTM with 8-bit weights and dynamically quantised inputs and states.
 
 The product of the inputs is one of bytes for all steps. The state of each row is quantised anew before each step, by
 its own range, so that no row depends on its neighbours; one launch takes all steps. Sigmoid and tanh are rational

@@ -1,4 +1,4 @@
-"""Products of quantised matrices in com.microsoft: MatMulIntegerToFloat, DynamicQuantizeMatMul, QGemm."""
+"""Quantised matrix products: MatMulIntegerToFloat, DynamicQuantizeMatMul, QGemm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QOrderedMatMul, QOrderedGelu, QOrderedLayerNormalization, QOrderedAttention: bytes in, bytes out, weights by columns.
+"""QOrderedMatMul, QOrderedGelu, QOrderedLayerNormalization, QOrderedAttention.
 
 The transformer optimizer makes them of operators between DequantizeLinear and QuantizeLinear, with zero points of 0. An
 order is how a matrix lies in memory, as cuBLASLt counts them; those that the optimizer writes are taken: rows for what

@@ -1,4 +1,4 @@
-"""Quantised tensors: bytes with one scale, and one zero point where there is one."""
+"""Quantised tensors: 8-bit values with one scale and an optional zero point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sigmoid and tanh as rational functions: the same bits on every device, where a library's last bit would differ.
+"""Sigmoid and tanh as rational functions, bit-identical on every device.
 
 Coefficients are of Padé-like fits that mathematical libraries share, within 3e-7 of the functions.
 """

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft that became operators of ONNX later, or differ from them in form alone."""
+"""Operators of com.microsoft that ONNX has under another name or in another form."""
 
 from __future__ import annotations
 

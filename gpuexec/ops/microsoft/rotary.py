@@ -1,4 +1,4 @@
-"""RotaryEmbedding as com.microsoft has it: positions may be given by their first, and tables say how much is turned."""
+"""RotaryEmbedding of com.microsoft, with tables of cosines and sines and a start position."""
 
 from __future__ import annotations
 

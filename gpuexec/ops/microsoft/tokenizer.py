@@ -1,4 +1,4 @@
-"""Tokenizer: strings taken apart at separators, or into what a regular expression matches."""
+"""Tokenizer: strings split at separators or into matches of a regular expression."""
 
 from __future__ import annotations
 

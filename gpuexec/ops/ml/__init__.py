@@ -1,4 +1,4 @@
-"""The operators of ai.onnx.ml: trees, support vectors, linear models, and what prepares features for them."""
+"""Operators of ai.onnx.ml: trees, support vectors, linear models, feature preparation."""
 
 from gpuexec.ops.ml import feature_extractor as feature_extractor
 from gpuexec.ops.ml import feature_rows as feature_rows

@@ -1,4 +1,4 @@
-"""Votes of the leaves that a row falls into: what the operators of trees share, on the host and on a device.
+"""Shared parts of the tree operators: leaf lookup and vote aggregation, on the host and on a device.
 
 A thread follows one row through one tree, then a thread adds up the votes of a row's leaves for one target, tree by
 tree; so a result does not depend on how many rows there are.

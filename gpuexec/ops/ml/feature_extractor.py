@@ -1,4 +1,4 @@
-"""ArrayFeatureExtractor: elements of the last axis, picked by the kernel of Gather."""
+"""ArrayFeatureExtractor: elements picked along the last axis, by the kernel of Gather."""
 
 from __future__ import annotations
 

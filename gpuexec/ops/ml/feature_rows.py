@@ -1,4 +1,4 @@
-"""Normalizer and FeatureVectorizer: rows of features, divided by their norm or put beside each other."""
+"""Normalizer and FeatureVectorizer: feature rows normalised or concatenated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaler, Imputer, Binarizer: features made fit for models, element by element."""
+"""Scaler, Imputer, Binarizer: elementwise preparation of features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ensembles of decision trees as tables, whichever operator they come from: nodes, leaves, and the votes of leaves."""
+"""Ensembles of decision trees as tables of nodes, leaves and votes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forests in NumPy: the leaf that each row falls into in each tree, and what the votes of these leaves come to.
+"""Tree ensembles in NumPy: traversal to leaves and aggregation of their votes.
 
 Leaves stand behind the nodes and lead to themselves, so all rows go down all trees side by side, level by level.
 """

@@ -1,4 +1,4 @@
-"""Trees as TreeEnsembleClassifier and TreeEnsembleRegressor have them: by tree and number, with any votes."""
+"""Tables of TreeEnsembleClassifier and TreeEnsembleRegressor attributes, read into forests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LabelEncoder: elements looked up among keys. Numbers are looked up on the device, strings on the host."""
+"""LabelEncoder: table lookup of elements; numbers on the device, strings on the host."""
 
 from __future__ import annotations
 

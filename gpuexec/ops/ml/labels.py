@@ -1,4 +1,4 @@
-"""Names of classes: integers, or strings, which are looked up on the host once the place of the class is known."""
+"""Class labels of classifiers: integers, or strings looked up on the host."""
 
 from __future__ import annotations
 

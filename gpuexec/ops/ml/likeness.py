@@ -1,4 +1,4 @@
-"""How alike rows and vectors are: products of rows with vectors, or functions of these. All of svm.cu begins so."""
+"""Kernel functions between rows and vectors: linear, polynomial, RBF and sigmoid, as in svm.cu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LinearClassifier and LinearRegressor: products of rows with coefficients, by the loop of support vectors."""
+"""LinearClassifier and LinearRegressor, on the kernel of support vectors."""
 
 from __future__ import annotations
 

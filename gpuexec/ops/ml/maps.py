@@ -1,4 +1,4 @@
-"""CategoryMapper, and what goes from maps to tensors and back: CastMap, DictVectorizer, ZipMap. All on the host."""
+"""Map operators, all on the host: CategoryMapper, CastMap, DictVectorizer, ZipMap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OneHotEncoder: a column for each category, 1 in that of the element. Strings are compared on the host."""
+"""OneHotEncoder: one column per category; strings are compared on the host."""
 
 from __future__ import annotations
 

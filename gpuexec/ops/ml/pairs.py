@@ -1,4 +1,4 @@
-"""Pairs of classes: which of two a row is of by their support vectors, votes of all pairs, and probabilities.
+"""One-vs-one classification of support vector machines: pairwise scores, votes and probabilities.
 
 The score of a pair is a sum over the vectors of its two classes; above 0 the first of them wins. Probabilities of pairs
 (Platt) are coupled to those of classes by the second method of Wu, Lin and Weng (JMLR 5, 2004), as in LIBSVM.

@@ -1,4 +1,4 @@
-"""What operators of ai.onnx.ml share: tables made of their attributes once, arrays among these, inputs as floats."""
+"""Shared base of ai.onnx.ml operators: tables prepared from attributes, inputs as floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From raw scores to labels and transformed scores: what classifiers and regressors of ai.onnx.ml end with.
+"""Labels and post-transformed scores (SOFTMAX, LOGISTIC, PROBIT) of ai.onnx.ml models.
 
 One score may stand for two classes, ``s`` for the second. Untransformed it becomes the pair that the operator names; to
 be made probabilities, ``-s`` and ``s``, or ``1 - s`` and ``s`` where it is one already, as PROBIT takes it.

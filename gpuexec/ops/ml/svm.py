@@ -1,4 +1,4 @@
-"""SVMClassifier and SVMRegressor: how alike rows and support vectors are, and what these say by their weights."""
+"""SVMClassifier and SVMRegressor."""
 
 from __future__ import annotations
 

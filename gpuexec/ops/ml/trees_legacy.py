@@ -1,4 +1,4 @@
-"""TreeEnsembleClassifier and TreeEnsembleRegressor: trees whose leaves have any votes for classes or targets."""
+"""TreeEnsembleClassifier and TreeEnsembleRegressor."""
 
 from __future__ import annotations
 

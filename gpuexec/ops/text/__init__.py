@@ -1,4 +1,4 @@
-"""Operators on text. Strings lie on the host, so these run there; n-grams of integers are counted on the device."""
+"""Operators on strings, which run on the host; n-grams of integers are counted on the device."""
 
 from gpuexec.ops.text import normalizer as normalizer
 from gpuexec.ops.text import parts as parts

@@ -1,4 +1,4 @@
-"""Whether all of a text matches a pattern: all ways through the pattern are followed at once, character by character.
+"""Nondeterministic finite automata for full matches of regular expressions, in linear time.
 
 So the time is at most that of the pattern's length times the text's, whatever the pattern is; and sets of states that
 were met before are found again.

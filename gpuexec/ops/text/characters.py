@@ -1,4 +1,4 @@
-"""Classes of characters as regular expressions name them."""
+"""Character classes of regular expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree of n-grams, as tables: which n-gram it is that follows from the tokens met so far."""
+"""Trie of n-grams, as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StringNormalizer: stop words left out, and the case of letters changed."""
+"""StringNormalizer: removal of stop words and change of case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings put together and taken apart."""
+"""StringConcat and StringSplit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RegexFullMatch: which strings match a pattern from end to end."""
+"""RegexFullMatch: full matches of strings with a regular expression."""
 
 from __future__ import annotations
 

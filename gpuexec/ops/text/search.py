@@ -1,4 +1,4 @@
-"""Search for the matches of a pattern in a text, the leftmost and of those the longest.
+"""Leftmost-longest search for matches of a regular expression.
 
 A text is walked twice by automata: once from its end, which says where matches begin, then from a beginning, as far as
 a longer match may come. So a search takes time in proportion to the text, whatever the pattern is.

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer: n-grams counted in rows of tokens. Integers are counted on the device, strings on the host."""
+"""TfIdfVectorizer: counts of n-grams; integers on the device, strings on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How derivatives pass backwards through operators: tables of rules, by kind of operator.
+"""Vector-Jacobian products of operators: tables of rules for reverse-mode differentiation.
 
 A rule takes a tape, a node and the derivative by the node's first output, and gives those by its inputs; what it
 computes, it puts on the tape. An operator without one may have parts that have some. Rules are made of operators with

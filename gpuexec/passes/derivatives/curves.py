@@ -1,4 +1,4 @@
-"""Rules of operators of one input, element by element."""
+"""Derivative rules of unary elementwise operators."""
 
 from __future__ import annotations
 

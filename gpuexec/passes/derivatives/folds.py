@@ -1,4 +1,4 @@
-"""Rules of operators that fold axes: sums, extremes, Softmax, running sums, losses."""
+"""Derivative rules of reductions: sums, extremes, Softmax, running sums, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of operators that move elements: views, joins and cuts, gathering and scattering."""
+"""Derivative rules of operators that move elements: views, Concat, Split, Gather, Scatter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalizations by parts, which have rules; half and bfloat16 in float."""
+"""Decomposition of normalizations into operators with derivative rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of operators of several inputs that stretch to one shape, element by element."""
+"""Derivative rules of broadcast elementwise operators of several inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of products: MatMul, Gemm, Einsum, Conv, ConvTranspose, and AveragePool, which is a Conv of each channel."""
+"""Derivative rules of products: MatMul, Gemm, Einsum, Conv, ConvTranspose, AveragePool."""
 
 from __future__ import annotations
 

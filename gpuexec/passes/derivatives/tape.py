@@ -1,4 +1,4 @@
-"""The tape: nodes being made for one Gradient, and what its rules are made of."""
+"""Tape of a Gradient: the nodes under construction and the functions that rules build them with."""
 
 from __future__ import annotations
 

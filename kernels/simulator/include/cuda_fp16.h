@@ -1,2 +1,2 @@
-// Half and bfloat16 are always there in the simulator; this file lets kernels include CUDA's header by its name.
+// Stand-in for CUDA's header: half and bfloat16 are always there in the simulator.
 #pragma once

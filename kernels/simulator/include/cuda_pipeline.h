@@ -1,2 +1,3 @@
+// Stand-in for CUDA's header, with the pipeline primitives.
 #pragma once
 #include <cuda_pipeline_primitives.h>
