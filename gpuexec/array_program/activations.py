@@ -16,12 +16,12 @@ __all__ = [
 
 
 def relu(x: Any) -> SymbolicArray:
-    """Let no element be below 0."""
+    """Clamp each element at 0 from below."""
     return add_node("Relu", as_symbolic(x))
 
 
 def relu6(x: Any) -> SymbolicArray:
-    """Let no element be below 0 or above 6."""
+    """Clamp each element between 0 and 6."""
     array = as_symbolic(x)
     low, high = (as_symbolic(n, array.dtype, array._tracer) for n in (0, 6))
     return add_node("Clip", array, low, high)

@@ -37,7 +37,7 @@ _OTHERS: Mapping[Any, Callable[..., Any]] = {
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Answer an elementwise function of NumPy's.
+    """Dispatch a ufunc of NumPy.
 
     Raises:
         InputError: There is none of that name here, or an option has no meaning for symbolic arrays.
@@ -66,7 +66,7 @@ def _refuse_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def call_function(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Answer a function of NumPy's that is not elementwise.
+    """Dispatch a function of NumPy that is not a ufunc.
 
     Raises:
         InputError: There is none of that name here, or it does not take the arguments.

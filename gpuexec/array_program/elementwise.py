@@ -181,7 +181,7 @@ clamp = clip
 
 
 def lerp(start: Any, end: Any, weight: Any) -> SymbolicArray:
-    """Go from start to end by a weight."""
+    """Interpolate linearly from start to end by a weight."""
     first, last = unify(start, end)
     return add(first, multiply(weight, subtract(last, first)))
 
@@ -224,7 +224,7 @@ def divmod(x: Any, y: Any) -> tuple[SymbolicArray, SymbolicArray]:
 
 
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> SymbolicArray:
-    """Say which elements differ by no more than ``atol`` and ``rtol`` of the second."""
+    """Test which elements differ by no more than ``atol`` and ``rtol`` of the second."""
     first, second = unify(a, b)
     if first.dtype.kind in "iub":
         first, second = (cast(each, FLOAT64) for each in (first, second))

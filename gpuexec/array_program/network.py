@@ -45,7 +45,7 @@ def conv_transpose(
     x: Any, weight: Any, bias: Any = None, stride: Ints = 1, padding: Any = 0, output_padding: Ints = 0,
     groups: int = 1, dilation: Ints = 1,
 ) -> SymbolicArray:  # fmt: skip
-    """Do the reverse of a convolution in shape, by a weight [channels, outputs / groups, ...]."""
+    """Apply a transposed convolution by a weight [channels, outputs / groups, ...]."""
     array, given = _operands(x, weight, bias)
     rank = array.ndim - 2
     attributes: dict[str, Any] = {"strides": _spread(stride, rank), "dilations": _spread(dilation, rank)}

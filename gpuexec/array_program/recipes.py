@@ -181,12 +181,12 @@ def ignore_nan(name: str, x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 def isnan(x: SymbolicArray) -> SymbolicArray:
-    """Say which elements are no numbers; no integer is."""
+    """Test which elements are NaN; no integer is."""
     return add_node("IsNaN", x, dtype=BOOL) if is_float(x) else add_node("Not", add_node("Equal", x, x, dtype=BOOL))
 
 
 def isinf(x: SymbolicArray) -> SymbolicArray:
-    """Say which elements are infinite; no integer is."""
+    """Test which elements are infinite; no integer is."""
     if not is_float(x):
         return isnan(x)
     if x.dtype.itemsize == 2:

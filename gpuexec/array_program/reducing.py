@@ -117,12 +117,12 @@ def ptp(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
 
 
 def any(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Say whether some element is not 0."""
+    """Test whether some element is not 0."""
     return _reduce_bool("ReduceMax", a, axis, keepdims)
 
 
 def all(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Say whether no element is 0."""
+    """Test whether no element is 0."""
     return _reduce_bool("ReduceMin", a, axis, keepdims)
 
 
@@ -257,7 +257,7 @@ def average(a: Any, axis: Axes = None, weights: Any = None, keepdims: bool = Fal
 
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> SymbolicArray:
-    """Say whether all elements are close, as `isclose` has it."""
+    """Test whether all elements are close, as `isclose` has it."""
     return all(isclose(a, b, rtol, atol, equal_nan))
 
 

@@ -67,7 +67,7 @@ class SymbolicArray:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Extents: an int each, or where a dimension is free a symbolic scalar that stands for it in arithmetic."""
+        """Return the extents: an int each, or where a dimension is free a symbolic scalar that stands for it."""
         return tuple(functions().extent(self, axis) for axis in range(self.ndim))
 
     @property
@@ -77,17 +77,17 @@ class SymbolicArray:
 
     @property
     def T(self) -> SymbolicArray:  # noqa: N802
-        """The array with its axes in reverse order."""
+        """Return the array with its axes in reverse order."""
         return functions().transpose(self)  # type: ignore[no-any-return]
 
     @property
     def mT(self) -> SymbolicArray:  # noqa: N802
-        """The array with its last two axes exchanged."""
+        """Return the array with its last two axes exchanged."""
         return functions().swapaxes(self, -1, -2)  # type: ignore[no-any-return]
 
     @property
     def at(self) -> Places:
-        """Places to change, functionally: ``x.at[1:3].set(y)`` is a new array, ``x`` stays."""
+        """Return the functional updates: ``x.at[1:3].set(y)`` is a new array, ``x`` stays."""
         return Places(self)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class SymbolicArray:
         return functions().getitem(self, key)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """Let this array be a changed one from here on; arrays made of it before stay as they were."""
+        """Replace this array by an updated one from here on; arrays made of it before stay as they were."""
         changed = functions().setitem(self, key, values)
         self._value, self._is_weak = changed._value, False
 
@@ -197,7 +197,7 @@ class SymbolicArray:
         self[...] = functions().sort(self, axis)
 
     def fill(self, value: Any) -> None:
-        """Let all elements be a value."""
+        """Set all elements to a value."""
         self[...] = value
 
     def copy(self) -> SymbolicArray:
@@ -205,7 +205,7 @@ class SymbolicArray:
         return SymbolicArray(self._tracer, self._value, self.dtype, self.dims, self._is_weak)
 
     def item(self) -> NoReturn:
-        """Raise: the content is not there yet."""
+        """Raise an error: a symbolic array has no content."""
         _refuse("item()", "the array itself")
 
     # -------------------------------------------------------------- what asks for the content

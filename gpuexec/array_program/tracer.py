@@ -34,7 +34,7 @@ _RANDOM = frozenset(
 
 
 class Tracer:
-    """Takes down what a function does to symbolic arrays."""
+    """Recorder of what a function does to symbolic arrays."""
 
     def __init__(self) -> None:
         self.scope = Scope()
@@ -216,7 +216,7 @@ class Tracer:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Be the tracer that functions without symbolic arguments add to."""
+        """Make this the tracer that functions without symbolic arguments add to."""
         token = _CURRENT.set(self)
         try:
             yield

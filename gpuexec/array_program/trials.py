@@ -142,7 +142,7 @@ class Trials:
         return [walk.analysis.specs.get(value) for walk in self._walks]
 
     def _guess_small(self, node: Node) -> None:
-        """Say what an operator would give for small extents that it does not take: what may be cut stays so."""
+        """Guess an operator's result for small extents that it does not take: what may be cut stays so."""
         doubtful = set()
         for each in node.inputs:
             first, second, small, _ = self._specs_of(each) if each is not None else (None,) * 4

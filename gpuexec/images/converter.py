@@ -36,7 +36,7 @@ _IN, _OUT = "given", "made"
 
 @not_picklable("Make one there.")
 class ImageConverter:
-    """Turns images into tensors and back on one device. It keeps what was recorded for the last layouts it met.
+    """Converter between images and tensors on one device, which keeps the recordings of recent layouts.
 
     Calls from several threads come one after the other; none of them waits for the device.
 
@@ -154,7 +154,7 @@ class ImageConverter:
         worker.close()
 
     def _submit(self, replay: Replay, source: object, target: Tensor, caller: CallerStream | None) -> None:
-        """Have the target written, behind all that makes or reads it now; a failure leaves it as it was."""
+        """Submit the conversion behind all pending writers and readers of the target; a failure leaves it as it was."""
         content, backend = target._content, self._backend
         with content.lease.lock:
             readers = content.lease.readers

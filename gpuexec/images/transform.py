@@ -23,7 +23,7 @@ _OPSET = 24
 
 @dataclass(frozen=True, slots=True)
 class ImageTransform:
-    """How image and tensor belong together; used in both directions, each undoes the other but for rounding.
+    """Mapping between image and tensor, used in both directions; each undoes the other but for rounding.
 
     tensor = (pixel * scale - mean) / std, channel by channel. The image is ``[h, w]``, ``[h, w, c]`` or ``[n, h, w,
     c]`` of uint8, uint16 or float32, the tensor has four axes.

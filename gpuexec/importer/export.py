@@ -94,7 +94,7 @@ def store_inside(array: Array, name: str) -> TensorProto:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all nodes are written by: names of values, the version of each domain, and what stores constants."""
+    """Export context: names of values, the version of each domain, and the store of constants."""
 
     names: dict[Value, str]
     versions: dict[str, int]

@@ -52,7 +52,7 @@ class ImportedModel:
 
     @property
     def opset(self) -> int:
-        """Version of ai.onnx, the default domain."""
+        """Return the version of ai.onnx, the default domain."""
         return self.opsets.get("", NEWEST_OPSET)
 
     @property

@@ -37,7 +37,7 @@ _PLAIN_CONSTANTS: Mapping[str, Any] = {
 
 
 class NodeReader:
-    """Reads the nodes of a graph of the file, in order, and keeps what they make.
+    """Reader of the nodes of a graph in order, with the values they make.
 
     Attributes:
         values: Every value so far, by name.
@@ -67,7 +67,7 @@ class NodeReader:
 
     @property
     def is_body(self) -> bool:
-        """Whether the graph is the body of a node."""
+        """Return whether the graph is the body of a node."""
         return self._outer is not None
 
     def open_body(self, graph: onnx.GraphProto, path: str) -> NodeReader:

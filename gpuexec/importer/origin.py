@@ -34,7 +34,7 @@ class ExternalData:
 
 
 class Origin:
-    """What a model was read from, beside its message.
+    """Source of a model beside its message.
 
     Args:
         folder: Where external data lies; nothing outside it is read. None: the source has no place of its own.
@@ -78,7 +78,7 @@ class Origin:
 
     @property
     def has_files(self) -> bool:
-        """Whether there are files beside the model, on disk or given."""
+        """Return whether there are files beside the model, on disk or given."""
         return self.folder is not None or self.external.files is not None
 
     def map_external(self, location: str) -> memoryview:

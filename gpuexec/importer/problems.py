@@ -44,7 +44,7 @@ class Problems:
             self.errors.append(error)
 
     def report(self, model: str) -> None:
-        """Raise if there is anything to report.
+        """Raise an error that lists all problems, if there are any.
 
         Raises:
             ModelError: The model contradicts itself; lists each contradiction, and after them what is not supported.

@@ -29,7 +29,7 @@ instantiate(SOURCE, [f"affine_grid<{dtype_row(dtype).cuda}>" for dtype in FLOATS
 @operator("AffineGrid")
 @dataclass(frozen=True, slots=True)
 class AffineGrid(Operator):
-    """Apply ``theta[n]`` to the position, between -1 and 1, of each element of a plane or volume.
+    """Positions of the elements of a plane or volume, from -1 to 1, each transformed by ``theta[n]``.
 
     With ``align_corners`` -1 and 1 are the middles of the outermost elements, else their edges; an axis of one element
     has it at 0. Positions are named from the innermost axis.

@@ -17,7 +17,7 @@ _BROADCAST_BY_AXIS = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Eq
 @operator("AlignAxes", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class AlignAxes(View):
-    """Show the first input with axes of extent 1 behind its own, so that its first axis is axis ``axis`` of the second.
+    """View of the first input with extents of 1 appended, so that its first axis meets ``axis`` of the second.
 
     Where the second input has no axes to spare behind them, nothing is added.
     """
@@ -40,7 +40,7 @@ class AlignAxes(View):
 
 
 def _broadcast_by_axis(node: RawNode) -> RawNode:
-    """Until opset 6 the second input broadcast alone: its axes stood at ``axis`` of the first, or at the last ones."""
+    """Align the second input at ``axis``, or at the last axes, as opset 6 broadcasts it."""
     axis = node.attributes.get("axis")
     node = node.without("axis", "broadcast")
     return node if axis is None else _align_second(node, axis)
@@ -52,7 +52,7 @@ for _name in _BROADCAST_BY_AXIS:
 
 @upgrade("PRelu", below=7)
 def _slope_by_channel(node: RawNode) -> RawNode:
-    """Until opset 6 the slope was one number, or one for each channel, which is axis 1."""
+    """Align the slope with axis 1: until opset 6 it was one number, or one for each channel."""
     return _align_second(node, 1)
 
 

@@ -22,7 +22,7 @@ from gpuexec.spec import TensorSpec
 @operator("Append", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class Append(Operator):
-    """Join what a memory holds and new rows along an axis; all together no more than ``capacity``.
+    """Concatenation of a memory and new rows along an axis, of no more than ``capacity`` together.
 
     Where the memory lies in bytes of that capacity, its rows stay and the new ones are copied behind them; elsewhere
     it is a Concat. ``memory`` is its name, for messages.

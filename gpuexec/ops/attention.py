@@ -39,7 +39,7 @@ _ROWS = 2  # axis of [batch, heads, rows, size]
 
 @dataclass(frozen=True, slots=True)
 class _Attention(Operator):
-    """What both forms share: the attributes of ONNX, and attention over all keys and values, with four axes.
+    """Base of both forms: the attributes of ONNX, and attention over all keys and values, with four axes.
 
     ``softmax_precision`` is a lower bound here: the softmax is worked out in float, or double for doubles. Values of
     another float type than Q and K are converted to theirs first.

@@ -15,13 +15,13 @@ _ROWS = 2  # axis of [batch, heads, rows, size]
 
 @upgrade("ai.onnx.preview.FlexAttention", below=2)
 def _take_for_attention(node: RawNode) -> RawNode:
-    """FlexAttention whose scores nothing changes is Attention; where graphs do, its ONNX body is expanded."""
+    """Rewrite FlexAttention without graphs as Attention; with graphs, leave its ONNX body to be expanded."""
     return replace(node, op_type="Attention", domain="")
 
 
 @decompose("Attention")
 def _take_cache_out(node: Node) -> tuple[Node, ...]:
-    """Let Concat make the present of the past and what is new, and attention read it."""
+    """Rewrite Attention with a past as Concats of past and new rows, and attention over their results."""
     op = node.operator
     assert isinstance(op, Attention)
     q, k, v, mask, past_key, past_value, lengths = (*node.inputs, *(None,) * 7)[:7]

@@ -19,7 +19,7 @@ _FAR = 1 << 34  # kFar of attention.cu
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a score comes from a product, and which keys a query sees.
+    """Scaling, capping and masking of scores.
 
     ``past`` is the position of the first query among the keys; -1 for ``left`` or ``right`` leaves a side unbounded.
     """

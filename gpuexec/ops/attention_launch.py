@@ -51,7 +51,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """How rows, columns of v and keys are dealt out to blocks, and what scratch that takes.
+    """Division of rows, columns of v and keys between blocks, and the scratch memory it takes.
 
     Scratch is for as many rows as may be split and all chunks, be they split or not: it never grows as extents shrink.
     """

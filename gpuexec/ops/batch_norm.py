@@ -156,7 +156,7 @@ _MAPS = {f"normalize_channels<{t}, {t}, {t}>" for t in _CUDA} | {
 
 @upgrade("BatchNormalization", below=7)
 def _replace_is_test(node: RawNode) -> RawNode:
-    """Say by ``training_mode`` what ``is_test`` said until opset 6, where training was the default."""
+    """Replace ``is_test``, which told inference from training until opset 6, by ``training_mode``."""
     is_test = node.attributes.get("is_test", 0)
     return node.without("is_test") if is_test else node.without("is_test").with_attributes(training_mode=1)
 
@@ -171,7 +171,7 @@ def _drop_spatial(node: RawNode) -> RawNode:
 
 @upgrade("BatchNormalization", below=14)
 def _name_training(node: RawNode) -> RawNode:
-    """Say by ``training_mode`` what the number of outputs said before.
+    """Set ``training_mode``, which followed from the number of outputs before.
 
     Raises:
         InputError: The statistics of the batch are wanted as outputs, which later forms don't have.

@@ -19,7 +19,7 @@ from gpuexec.spec import STRING, TensorSpec
 @operator("CenterCropPad")
 @dataclass(frozen=True, slots=True)
 class CenterCropPad(Operator):
-    """Cut or pad some axes to ``shape``, both sides alike; of an odd rest the end gets one more.
+    """Tensor cropped or padded to ``shape`` on some axes, evenly on both sides; of an odd rest the end gets one more.
 
     What is added is zero, and of strings empty.
     """

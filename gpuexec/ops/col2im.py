@@ -39,7 +39,7 @@ instantiate(SOURCE, dict.fromkeys(f"columns_to_image<{_storage(dtype)}>" for dty
 @operator("Col2Im")
 @dataclass(frozen=True, slots=True)
 class Col2Im(Operator):
-    """Add what blocks hold for each element of an image: the transpose of laying out its patches as columns.
+    """Image summed from overlapping columns of blocks: the transpose of im2col.
 
     Integers wrap, and of bools the sum is their or.
     """

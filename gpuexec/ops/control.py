@@ -45,7 +45,7 @@ _BOOL, _INT64 = np.dtype(np.bool_), np.dtype(np.int64)
 @operator("If")
 @dataclass(frozen=True, slots=True)
 class If(Operator):
-    """Compute one of two graphs by a condition of one element.
+    """One of two graphs, chosen by a condition of one element.
 
     A node's inputs are the condition and the captures; the inputs of both branches are one value for each capture, in
     the same order.
@@ -83,7 +83,7 @@ class If(Operator):
 @operator("Loop")
 @dataclass(frozen=True, slots=True)
 class Loop(Operator):
-    """Repeat a graph while its condition holds, at most ``trip_count`` times, handing values on from trip to trip.
+    """Graph repeated while its condition holds, at most ``trip_count`` times, with values carried from trip to trip.
 
     A node's inputs are trip count (None: no limit), condition (None: true), the ``carried`` values and the captures;
     the body's are number of the trip, condition, carried values and captures. The body gives the condition, the carried

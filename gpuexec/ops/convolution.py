@@ -38,7 +38,7 @@ class Convolution(Operator):
 
 @dataclass(frozen=True, slots=True)
 class ConvSizes:
-    """What a kernel takes beside windows: ``ConvSizes`` of ``kernels/convolution.cuh``.
+    """Kernel parameters of a convolution beside its windows: ``ConvSizes`` of ``kernels/convolution.cuh``.
 
     ``group_ins`` and ``group_outs`` are the channels of one group, ``outputs`` the elements of one output channel.
     """
@@ -56,7 +56,7 @@ class ConvSizes:
 
     @property
     def has_single(self) -> bool:
-        """Whether a group has one input or one output channel, so that nothing would be shared in a tile."""
+        """Return whether a group has one input or one output channel, so that nothing would be shared in a tile."""
         return self.group_ins == 1 or self.group_outs == 1
 
     def pack(self) -> bytes:

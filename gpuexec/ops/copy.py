@@ -84,7 +84,7 @@ def _divide_work(
 @operator("Concat")
 @dataclass(frozen=True, slots=True)
 class Concat(Operator):
-    """Join tensors along an axis. Inputs that can be made in place there cost nothing; the others are copied."""
+    """Concatenation along an axis. Inputs that can be made in place there cost nothing; the others are copied."""
 
     axis: int
     tolerance = Tolerance.EXACT
@@ -128,7 +128,7 @@ class Concat(Operator):
 @operator("Tile")
 @dataclass(frozen=True, slots=True)
 class Tile(Operator):
-    """Repeat the input along each axis."""
+    """Repetition of the input along each axis."""
 
     tolerance = Tolerance.EXACT
 
@@ -190,13 +190,13 @@ class EyeLike(Operator):
 
 @upgrade("Concat", below=4)
 def _fill_axis(node: RawNode) -> RawNode:
-    """Until opset 3 the axis was 1 unless given."""
+    """Set the axis, which was 1 unless given until opset 3."""
     return node.with_attributes(axis=node.attributes.get("axis", 1))
 
 
 @upgrade("Tile", below=6)
 def _refuse_one_axis(node: RawNode) -> RawNode:
-    """Until opset 5 the inputs were a count and an axis, of which no constant can be made here.
+    """Refuse the inputs of opset 5, a count and an axis, of which no constant can be made here.
 
     Raises:
         InputError: Always.

@@ -36,7 +36,7 @@ instantiate(
 
 @dataclass(frozen=True, slots=True)
 class Cumulative(Operator):
-    """What CumSum and CumProd share; each names its functor, NumPy's function and what an empty row comes to."""
+    """Base of CumSum and CumProd; each names its functor, NumPy's function and the result of an empty row."""
 
     exclusive: int = 0
     reverse: int = 0

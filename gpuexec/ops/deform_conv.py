@@ -32,7 +32,7 @@ instantiate(SOURCE, [f"deform_conv<{dtype_row(dtype).cuda}>" for dtype in FLOATS
 @operator("DeformConv")
 @dataclass(frozen=True, slots=True)
 class DeformConv(Operator):
-    """Convolve samples: tap ``t`` of a window reads the multilinear blend around where it lies plus its offset.
+    """Deformable convolution: tap ``t`` of a window samples, multilinearly, at its own position plus its offset.
 
     Elements beyond the input are 0; a mask weighs each sample. Channels come in ``offset_group`` groups of equal
     offsets and masks; offsets are listed by group, tap and axis. On a device it is one matrix product whose right

@@ -17,7 +17,7 @@ from gpuexec.spec import TensorSpec
 @operator("DepthToSpace")
 @dataclass(frozen=True, slots=True)
 class DepthToSpace(Operator):
-    """Move blocks of channels ``[n, c * b * b, h, w]`` to the plane ``[n, c, h * b, w * b]``.
+    """Rearrangement of channels ``[n, c * b * b, h, w]`` into blocks of the plane ``[n, c, h * b, w * b]``.
 
     In mode DCR the channels are ordered block row, block column, c; in mode CRD c comes first.
     """
@@ -65,7 +65,7 @@ class DepthToSpace(Operator):
 @operator("SpaceToDepth")
 @dataclass(frozen=True, slots=True)
 class SpaceToDepth(Operator):
-    """Move blocks of the plane ``[n, c, h * b, w * b]`` to channels ``[n, b * b * c, h, w]``.
+    """Rearrangement of blocks of the plane ``[n, c, h * b, w * b]`` into channels ``[n, b * b * c, h, w]``.
 
     In mode DCR the channels are ordered block row, block column, c; in mode CRD c comes first.
     """

@@ -50,7 +50,7 @@ class Det(Operator):
         return (x.with_shape(x.shape[:-2]),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Ask NumPy, in double."""
+        """Compute with NumPy, in double."""
         with np.errstate(all="ignore"):
             return (np.asarray(np.linalg.det(x.astype(np.float64))).astype(x.dtype),)
 

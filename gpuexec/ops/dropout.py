@@ -144,7 +144,7 @@ def _scale(ratio: float, dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 @upgrade("Dropout", below=7)
 def _drop_is_test(node: RawNode) -> RawNode:
-    """Until opset 6 ``is_test`` told inference from training, which was the default.
+    """Replace ``is_test``, which told inference from training until opset 6; training was the default.
 
     Raises:
         InputError: The node trains.
@@ -158,5 +158,5 @@ def _drop_is_test(node: RawNode) -> RawNode:
 
 @upgrade("Dropout", below=12)
 def drop_ratio(node: RawNode) -> RawNode:
-    """Until opset 11 the ratio was an attribute, and the operator inference only."""
+    """Drop the ratio, an attribute until opset 11, where the operator was inference only."""
     return node.without("ratio")

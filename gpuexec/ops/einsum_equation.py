@@ -28,7 +28,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Two operands become one: ``left`` and ``right`` leave the list of operands, what they make goes to its end."""
+    """Contraction of two operands: ``left`` and ``right`` leave the list of operands, the result goes to its end."""
 
     left: int
     right: int

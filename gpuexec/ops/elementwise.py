@@ -35,7 +35,7 @@ from gpuexec.spec import TensorSpec, dtype_row
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an operator does to elements, twice: in NumPy and in CUDA.
+    """Implementation of an operator on elements, in NumPy and in CUDA.
 
     ``function(*arrays, *parameters, out=)`` writes into ``out``, which may be memory of an input of the same shape: it
     reads all it needs of an element before it writes it. It sees float32 for half and bfloat16.
@@ -47,7 +47,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One elementwise operator.
+    """Table row of one elementwise operator.
 
     Args:
         name: ONNX name.
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """All forms."""
+        """Return all forms."""
         return (self.form,) if isinstance(self.form, Form) else tuple(self.form.values())
 
     def output_type(self, dtype: DType) -> str:

@@ -127,7 +127,7 @@ def widen_narrow(emit: Emitter, x: Slot) -> Slot:
 
 
 class _Conversion(Operator):
-    """What Cast and CastLike share once the type is known."""
+    """Base of Cast and CastLike once the type is known."""
 
     __slots__ = ()
     tolerance = Tolerance.EXACT
@@ -236,7 +236,7 @@ _ONNX_NAMES = {"float": "float32", "double": "float64"}
 
 @upgrade("Cast", below=6)
 def _read_type_name(node: RawNode) -> RawNode:
-    """Until opset 5 the type was a name, like FLOAT."""
+    """Convert the type's name, such as FLOAT, which was the attribute until opset 5."""
     name = str(node.attributes["to"]).lower()
     return node.with_attributes(to=dtype_row(_ONNX_NAMES.get(name, name)).code)
 

@@ -89,7 +89,7 @@ def apply(
 
 
 def _gains_from_blocks(function: Callable[..., Any], arrays: Sequence[Array], result: Array) -> bool:
-    """Tell whether temporaries would leave the cache, and the arrays can be walked in step."""
+    """Return whether temporaries would leave the cache, and the arrays can be walked in step."""
     if result.size <= BLOCK or not result.flags.c_contiguous:
         return False
     if isinstance(function, np.ufunc) and all(accumulator(x.dtype) == x.dtype for x in (*arrays, result)):
@@ -170,7 +170,7 @@ def vector_width(slots: Sequence[Slot]) -> int:
 
 
 def can_vectorize(walk: Walk, operands: Sequence[tuple[int, int]], width: int) -> bool:
-    """Tell whether every operand can be read ``width`` neighbours at a time, or is one element along the inner axis.
+    """Return whether each operand can be read ``width`` neighbours at a time, or is one element along the inner axis.
 
     Only a walk of one axis may end with a short unit.
 

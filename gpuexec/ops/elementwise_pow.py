@@ -42,7 +42,7 @@ class Pow(Operator):
         return (TensorSpec(broadcast(base.shape, exponent.shape), base.dtype),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Raise in NumPy."""
+        """Compute powers with NumPy."""
         base, exponent = inputs
         assert base is not None and exponent is not None
         are_integers = base.dtype.kind == "i" and exponent.dtype.kind in "iu"
@@ -58,7 +58,7 @@ class Pow(Operator):
 
 
 def _power(base: Array, exponent: Array, out: Array) -> None:
-    """Raise in float or double; ``out`` may be an integer array."""
+    """Compute powers in float or double; ``out`` may be an integer array."""
     is_single = base.dtype == np.float32 and (exponent.dtype == np.float32 or exponent.dtype.itemsize <= 2)
     kind: DType = np.dtype(np.float32 if is_single else np.float64)
     a, b = base.astype(kind, copy=False), exponent.astype(kind, copy=False)
@@ -80,7 +80,7 @@ def _power(base: Array, exponent: Array, out: Array) -> None:
 
 
 def _power_integers(base: Array, exponent: Array, out: Array) -> None:
-    """Raise by repeated squaring modulo 2**64, of which the low bits are the answer in any narrower type."""
+    """Compute powers by repeated squaring modulo 2**64; the low bits are the result in any narrower type."""
     value = np.broadcast_to(base, out.shape).astype(np.int64).view(np.uint64)
     bits = exponent.astype(np.uint64)
     is_negative = np.broadcast_to(exponent < 0, out.shape)

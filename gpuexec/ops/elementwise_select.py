@@ -124,7 +124,7 @@ class Clip(Operator):
 
 @upgrade("Clip", below=11)
 def _bounds_to_inputs(node: RawNode) -> RawNode:
-    """Clip-6 has its bounds as float attributes, which are the limits of float where none are given."""
+    """Move the bounds of Clip-6, float attributes with the limits of float as defaults, to inputs."""
     limit = np.finfo(np.float32).max
     for index, (name, default) in enumerate((("min", -limit), ("max", limit)), 1):
         node = node.with_input(index, np.array(node.attributes.get(name, default), np.float32)).without(name)

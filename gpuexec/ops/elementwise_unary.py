@@ -215,7 +215,7 @@ ROWS = (
 
 @upgrade("Selu", below=6)
 def _fill_rounded_constants(node: RawNode) -> RawNode:
-    """Until opset 5 the defaults had fewer digits."""
+    """Set the defaults of opset 5, which had fewer digits."""
     return node.with_attributes(**{"alpha": 1.6732, "gamma": 1.0507, **node.attributes})
 
 

@@ -250,14 +250,14 @@ class FinishingEmitter:
         self.copy(output, view)
 
     def in_place(self, output: Slot, source: Slot) -> None:
-        """Do nothing."""
+        """Ignore the request."""
 
     def place(self, source: Slot, window: Slot) -> bool:
-        """Refuse."""
+        """Refuse the request."""
         return False
 
     def grow(self, output: Slot, source: Slot) -> bool:
-        """Refuse."""
+        """Refuse the request."""
         return False
 
     def contiguous(self, slot: Slot) -> Slot:

@@ -196,7 +196,7 @@ class STFT(Operator):
 
 @upgrade("DFT", below=20)
 def _take_axis_as_input(node: RawNode) -> RawNode:
-    """Until opset 19 the axis was an attribute, 1 unless given."""
+    """Move the axis, an attribute until opset 19 with default 1, to an input."""
     return node.with_input(2, np.array(node.attributes.get("axis", 1), np.int64)).without("axis")
 
 

@@ -28,7 +28,7 @@ instantiate(_SOURCE, [f"fourier<{dtype_row(dtype).cuda}>" for dtype in dtypes_of
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """How a length is transformed: by a stage for each radix, directly or (chirped) within a longer power of two."""
+    """Stages of a transform, one for each radix, directly or (chirped) within a longer power of two."""
 
     points: int
     radices: tuple[int, ...]

@@ -89,7 +89,7 @@ class Fused(Operator):
 
     @property
     def parts(self) -> Parts:
-        """What it is made of: worked out once."""
+        """Return the producer and the steps as operators, made once."""
         try:
             return self._parts
         except AttributeError:  # new, or out of a pickle, which has fields alone

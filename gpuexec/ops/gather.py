@@ -36,7 +36,7 @@ _THREADS = 256  # kThreads of gather.cu
 @operator("Gather")
 @dataclass(frozen=True, slots=True)
 class Gather(Operator):
-    """Replace an axis of data by the axes of the indices, picking a slice for each index."""
+    """Slices of an axis picked by indices, whose axes take the place of that axis."""
 
     axis: int = 0
     tolerance = Tolerance.EXACT
@@ -101,7 +101,7 @@ class Gather(Operator):
 @operator("GatherND")
 @dataclass(frozen=True, slots=True)
 class GatherND(Operator):
-    """Pick a slice of data for each tuple along the indices' last axis; ``batch_dims`` leading axes run together."""
+    """Slices picked by tuples along the indices' last axis; ``batch_dims`` leading axes run together."""
 
     batch_dims: int = 0
     tolerance = Tolerance.EXACT
@@ -154,7 +154,7 @@ class GatherND(Operator):
 @operator("GatherElements")
 @dataclass(frozen=True, slots=True)
 class GatherElements(Operator):
-    """Pick single elements along an axis, at the places the indices give; the other coordinates stay."""
+    """Single elements picked along an axis by indices; the other coordinates stay."""
 
     axis: int = 0
     tolerance = Tolerance.EXACT

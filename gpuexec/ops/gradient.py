@@ -48,7 +48,7 @@ class Gradient(Operator):
         return tuple(check_dtype(self.name, spec, dtypes_of("float")) for spec in inputs[: len(self.xs)])
 
     def compute(self, *inputs: Any, out: Any = None) -> tuple[Array, ...]:
-        """Refuse: one node alone does not know what it differentiates.
+        """Raise UnsupportedError: one node alone does not know the graph it differentiates.
 
         Raises:
             UnsupportedError: Always.
@@ -95,7 +95,7 @@ class SumTo(Operator):
 @operator("SwapAxes", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class SwapAxes(Operator):
-    """Exchange two axes, as a view; negative ones count from the end."""
+    """Exchange of two axes, as a view; negative ones count from the end."""
 
     first: int
     second: int
@@ -126,7 +126,7 @@ class SwapAxes(Operator):
 @operator("MatrixOf", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class MatrixOf(Operator):
-    """Show an operand of MatMul (``role`` "a" or "b") or its result ("y") with the axes a vector lacks, of extent 1.
+    """View of an operand of MatMul (``role`` "a" or "b") or its result ("y") with extents of 1 for axes a vector lacks.
 
     Of the other two inputs, the operands, ranks alone count.
     """
@@ -167,7 +167,7 @@ class MatrixOf(Operator):
 @operator("Widen", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class Widen(Operator):
-    """Give half and bfloat16 as float, float and double as they are."""
+    """Conversion of half and bfloat16 to float; float and double stay."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
 

@@ -43,7 +43,7 @@ _Taps = list[tuple[Array, Array | None, Array]]
 @operator("GridSample")
 @dataclass(frozen=True, slots=True)
 class GridSample(Operator):
-    """Sample ``x[n, c]`` at the positions ``grid[n]``, which go from -1 to 1 and name the innermost axis first.
+    """Samples of ``x[n, c]`` at the positions ``grid[n]``, from -1 to 1, which name the innermost axis first.
 
     Beyond the tensor there are zeros, its border, or its reflection: a position that lies outside is moved to where it
     shows, then its neighbours are. One that is no number counts as outside, or as the first element where padding
@@ -191,7 +191,7 @@ class GridSample(Operator):
 
 @upgrade("GridSample", below=20)
 def _name_modes(node: RawNode) -> RawNode:
-    """Until opset 19 the modes were named after images."""
+    """Rename the modes, which were named after images until opset 19."""
     mode = node.attributes.get("mode", "bilinear")
     return node.with_attributes(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
 

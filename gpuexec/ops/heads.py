@@ -62,7 +62,7 @@ def join_heads(x: Array) -> Array:
 @operator("SplitHeads", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class SplitHeads(Operator):
-    """Show ``[batch, rows, heads * size]`` as ``[batch, heads, rows, size]``; what has four axes stays."""
+    """View of ``[batch, rows, heads * size]`` as ``[batch, heads, rows, size]``; four axes stay as they are."""
 
     heads: int | None = None
     tolerance = Tolerance.EXACT

@@ -81,7 +81,7 @@ class View(Operator):
 @operator("Reshape")
 @dataclass(frozen=True, slots=True)
 class Reshape(View):
-    """Show the elements under the shape of the second input, where 0 copies an extent and -1 takes what is left."""
+    """Input under the shape of the second input, where 0 copies an extent and -1 takes what is left."""
 
     allowzero: int = 0
 
@@ -97,7 +97,7 @@ class Reshape(View):
 @operator("Flatten")
 @dataclass(frozen=True, slots=True)
 class Flatten(View):
-    """Join the axes before ``axis`` into one, and the others into another."""
+    """Input as a matrix: the axes before ``axis`` joined into one, and the others into another."""
 
     axis: int = 1
 
@@ -117,7 +117,7 @@ class Flatten(View):
 @operator("Squeeze")
 @dataclass(frozen=True, slots=True)
 class Squeeze(View):
-    """Drop the given axes, which must have extent 1; without axes, all of extent 1."""
+    """Input without the given axes, which must have extent 1; without axes, without all of extent 1."""
 
     def infer(self, x: TensorSpec, axes: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Drop the axes."""
@@ -131,7 +131,7 @@ class Squeeze(View):
 @operator("Unsqueeze")
 @dataclass(frozen=True, slots=True)
 class Unsqueeze(View):
-    """Insert axes of extent 1; ``axes`` count in the output."""
+    """Input with axes of extent 1 inserted; ``axes`` count in the output."""
 
     def infer(self, x: TensorSpec, axes: TensorSpec) -> tuple[TensorSpec, ...]:
         """Insert the axes."""
@@ -145,7 +145,7 @@ class Unsqueeze(View):
 @operator("Transpose")
 @dataclass(frozen=True, slots=True)
 class Transpose(Operator):
-    """Reorder the axes: axis ``i`` of the output is axis ``perm[i]`` of the input; without ``perm``, in reverse."""
+    """Permuted axes: axis ``i`` of the output is axis ``perm[i]`` of the input; without ``perm``, in reverse."""
 
     makes_views = True
 
@@ -173,7 +173,7 @@ class Transpose(Operator):
 @operator("Expand")
 @dataclass(frozen=True, slots=True)
 class Expand(Operator):
-    """Broadcast the input and a shape against each other; either may stretch."""
+    """Input broadcast against a shape; either may stretch."""
 
     tolerance = Tolerance.EXACT
 
@@ -194,14 +194,14 @@ class Expand(Operator):
 
 @upgrade("Reshape", below=5)
 def _take_shape_as_input(node: RawNode) -> RawNode:
-    """Until opset 4 the shape was an attribute."""
+    """Move the shape, an attribute until opset 4, to an input."""
     return attributes_to_inputs(node, "shape")
 
 
 @upgrade("Squeeze", below=13)
 @upgrade("Unsqueeze", below=13)
 def take_axes_as_input(node: RawNode) -> RawNode:
-    """Until opset 12 the axes were an attribute."""
+    """Move the axes, an attribute until opset 12, to an input."""
     return attributes_to_inputs(node, "axes")
 
 

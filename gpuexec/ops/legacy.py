@@ -35,7 +35,7 @@ globals().update(add_table(LEGACY_ROWS, "elementwise_unary.cu", "unary", 1, __na
 @operator("Crop")
 @dataclass(frozen=True, slots=True)
 class Crop(Operator):
-    """Cut the plane of ``[n, c, h, w]``: ``border`` from left, top, right, bottom, or ``scale`` from left and top on.
+    """Cropped plane of ``[n, c, h, w]``: ``border`` from left, top, right, bottom, or ``scale`` from left and top on.
 
     ``scale`` is the height and width to keep.
     """
@@ -81,7 +81,7 @@ class Crop(Operator):
 
 @upgrade("ImageScaler", below=_LAST)
 def _normalize_image(node: RawNode) -> RawNode:
-    """``x * scale + bias[c]``: a BatchNormalization of mean 0 and variance 1.
+    """Rewrite ``x * scale + bias[c]`` as a BatchNormalization of mean 0 and variance 1.
 
     Raises:
         InputError: There is no bias.
@@ -98,14 +98,14 @@ def _normalize_image(node: RawNode) -> RawNode:
 
 @upgrade("Scale", below=_LAST)
 def _scale(node: RawNode) -> RawNode:
-    """A factor alone."""
+    """Rewrite as Affine without an offset."""
     return replace(node, op_type="Affine", attributes={"alpha": node.attributes.get("scale", 1.0)})
 
 
 @upgrade("ScaledTanh", below=_LAST)
 @upgrade("ParametricSoftplus", below=_LAST)
 def _scale_around(node: RawNode) -> RawNode:
-    """``alpha * f(beta * x)``."""
+    """Rewrite as ``alpha * f(beta * x)``."""
     scaled, inner = f"{node.outputs[0]}.scaled", f"{node.outputs[0]}.inner"
     function = {"ScaledTanh": "Tanh", "ParametricSoftplus": "Softplus"}[node.op_type]
     before = (
@@ -118,7 +118,7 @@ def _scale_around(node: RawNode) -> RawNode:
 
 @upgrade("MeanVarianceNormalization", below=9)
 def _choose_axes(node: RawNode) -> RawNode:
-    """Until opset 8 two flags chose the axes of ``[n, c, h, w]``, and whether the mean alone was taken away."""
+    """Set the axes of ``[n, c, h, w]``, and whether to divide, which two flags chose until opset 8."""
     axes = (0, 1, 2, 3) if node.attributes.get("across_channels", 0) else (0, 2, 3)
     if node.attributes.get("normalize_variance", 1):
         return replace(node, attributes={"axes": axes})
@@ -131,13 +131,13 @@ def _choose_axes(node: RawNode) -> RawNode:
 
 @upgrade("DynamicSlice", below=_LAST)
 def _slice(node: RawNode) -> RawNode:
-    """Slice of opset 10 without steps."""
+    """Rewrite as Slice of opset 10 without steps."""
     return replace(node, op_type="Slice")
 
 
 @upgrade("ConstantFill", below=_LAST)
 def _fill_with_number(node: RawNode) -> RawNode:
-    """One number, in a shape that is given, or that of the input, or the input's content."""
+    """Rewrite as one number, in a shape that is given, or that of the input, or the input's content."""
     dtype = dtype_row(int(node.attributes.get("dtype", 1))).numpy
     value = np.array([node.attributes.get("value", 0.0)]).astype(dtype)
     node, shape = _find_shape(node)
@@ -146,7 +146,7 @@ def _fill_with_number(node: RawNode) -> RawNode:
 
 @upgrade("GivenTensorFill", below=_LAST)
 def _fill_with_numbers(node: RawNode) -> RawNode:
-    """Numbers in row-major order, in a shape as ConstantFill finds it."""
+    """Rewrite as numbers in row-major order, in a shape as ConstantFill finds it."""
     values = np.array(node.attributes.get("values", ()), np.float32)
     node, shape = _find_shape(node)
     name = f"{node.outputs[0]}.values"
@@ -156,7 +156,7 @@ def _fill_with_numbers(node: RawNode) -> RawNode:
 
 @upgrade("GRUUnit", below=_LAST)
 def _step(node: RawNode) -> RawNode:
-    """One step of a GRU whose reset gate is applied already: ``h * u + (1 - u) * o`` while the sequence lasts.
+    """Rewrite one step of a GRU with its reset gate applied: ``h * u + (1 - u) * o`` while the sequence lasts.
 
     ``u`` is the sigmoid of the second third of the gates, ``o`` the tanh of the last. A sequence that is over keeps its
     state, or has zeros with ``drop_states``.

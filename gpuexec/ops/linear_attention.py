@@ -33,7 +33,7 @@ instantiate(_SOURCE, [f"linear_attention<{dtype_row(t).cuda}>" for t in FLOATS])
 @operator("LinearAttention")
 @dataclass(frozen=True, slots=True)
 class LinearAttention(Operator):
-    """At each step the state of a head decays, takes the outer product of key and value in, and is read by queries.
+    """Attention by a state per head: at each step it decays, adds the outer product of key and value, and is queried.
 
     Rows of the state go with elements of keys, columns with those of values. ``update_rule``: gated ones multiply row i
     by ``exp(decay[i])`` first; delta ones write ``beta * (value - state' key)`` in place of the value. Outputs are
@@ -96,7 +96,7 @@ class LinearAttention(Operator):
                 raise InputError(f"{self.name} expects update_rule {self.update_rule!r} {word} {role}, got {spec}.")
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Go from step to step with NumPy, in float; what comes out is rounded once."""
+        """Compute step by step with NumPy, in float; results are rounded once."""
         query, key, value, past, decay, beta = (*inputs, *(None,) * 6)[:6]
         assert query is not None and key is not None and value is not None
         heads, group = self.kv_num_heads, self.q_num_heads // self.kv_num_heads

@@ -26,7 +26,7 @@ instantiate(_SOURCE, [f"normalize_lp<{dtype_row(dtype).cuda}>" for dtype in _FLO
 @operator("LpNormalization")
 @dataclass(frozen=True, slots=True)
 class LpNormalization(Operator):
-    """Divide by the 1-norm or the 2-norm along ``axis``; 0 where the norm is 0."""
+    """Division by the 1-norm or the 2-norm along ``axis``; 0 where the norm is 0."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     axis: int = -1

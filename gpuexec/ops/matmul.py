@@ -209,7 +209,7 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
 
 @upgrade("Gemm", below=7)
 def _drop_broadcast(node: RawNode) -> RawNode:
-    """Until opset 6 an attribute said that C may broadcast, as it always may since."""
+    """Remove the attribute that until opset 6 said that C may broadcast, as it always may since."""
     return node.without("broadcast")
 
 

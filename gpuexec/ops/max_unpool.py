@@ -27,7 +27,7 @@ _Shape = tuple[int, ...]
 @operator("MaxUnpool")
 @dataclass(frozen=True, slots=True)
 class MaxUnpool(Operator):
-    """Write each element where its index says, among zeros; of several at one place the last one stays.
+    """Elements scattered by index among zeros; of several at one place the last one stays.
 
     Indices count the elements of the tensor that kernel, strides and pads give. With an ``output_shape`` that tensor is
     the beginning of the output along each axis, as ONNX's own tests have it (ONNX Runtime counts elements of the output

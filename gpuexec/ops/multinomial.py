@@ -32,7 +32,7 @@ instantiate(
 @operator("Multinomial")
 @dataclass(frozen=True, slots=True)
 class Multinomial(Operator):
-    """Draw ``sample_size`` classes for each row of unnormalised log-probabilities, each time from all of them."""
+    """Sample of ``sample_size`` classes for each row of unnormalised log-probabilities, with replacement."""
 
     dtype: int = 6
     sample_size: int = 1

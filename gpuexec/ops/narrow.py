@@ -32,7 +32,7 @@ BLOCK_NBYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an operator takes its weight: position of the weight, how many inputs it has, and where a bias is."""
+    """Signature of an operator with a weight: position of the weight, number of inputs, and position of a bias."""
 
     consumer: type[Any]
     weight: int
@@ -67,13 +67,13 @@ class Narrowed(Operator):
 
     @property
     def consumer(self) -> Any:
-        """The operator this one stands for."""
+        """Return the operator this one stands for."""
         names = [f.name for f in dataclasses.fields(self.form.consumer)]
         return self.form.consumer(**{name: getattr(self, name) for name in names})
 
     @property
     def wide(self) -> np.dtype[Any]:
-        """The type that is computed in."""
+        """Return the type that is computed in."""
         return dtype_row(self.to).numpy
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:

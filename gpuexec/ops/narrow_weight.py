@@ -37,7 +37,7 @@ NARROW_TYPES = tuple(name_types(*pair) for pair in PAIRS)
 
 @dataclass(frozen=True, slots=True)
 class NarrowWeight:
-    """What a lowering needs beside the weight: scale and zero point (None: none), and their axis (None: of it all)."""
+    """Quantisation of a weight in a lowering: scale and zero point (None: none), and their axis (None: of it all)."""
 
     scale: Slot | None
     zero: Slot | None

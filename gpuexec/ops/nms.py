@@ -35,7 +35,7 @@ instantiate(SOURCE, ["select_boxes", "write_rows"])
 
 @dataclass(frozen=True, slots=True)
 class BoxSelection(Operator):
-    """What NonMaxSuppression and SelectBoxes share: the attribute, the checks, and the search."""
+    """Base of NonMaxSuppression and SelectBoxes: the attribute, the checks, and the search."""
 
     center_point_box: int = 0
     tolerance = Tolerance.EXACT
@@ -80,7 +80,7 @@ class BoxSelection(Operator):
 @operator("NonMaxSuppression")
 @dataclass(frozen=True, slots=True)
 class NonMaxSuppression(BoxSelection):
-    """Keep, for each batch and class, the boxes of the highest scores that overlap no kept one; rows of three numbers.
+    """Boxes of the highest scores that overlap no kept one, per batch and class; rows of three numbers.
 
     Overlap is intersection over union above ``iou_threshold``; boxes whose score is not above ``score_threshold`` are
     left out, if that is given. Without ``max_output_boxes_per_class`` none is kept.
@@ -115,7 +115,7 @@ class NonMaxSuppression(BoxSelection):
         score_threshold: Array | None = None,
         out: Any = None,
     ) -> tuple[Array, ...]:
-        """Go through the boxes by score."""
+        """Select the boxes by score."""
         most = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
         return (self.select(boxes, scores, most, iou_threshold, score_threshold),)
 
@@ -123,7 +123,7 @@ class NonMaxSuppression(BoxSelection):
 @operator("SelectBoxes", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class SelectBoxes(BoxSelection):
-    """Give the rows that NonMaxSuppression gives, then rows of zeros, and how many are kept."""
+    """Rows of NonMaxSuppression, then rows of zeros, and the number of rows that are kept."""
 
     def infer(
         self,
@@ -133,7 +133,7 @@ class SelectBoxes(BoxSelection):
         iou_threshold: TensorSpec | None = None,
         score_threshold: TensorSpec | None = None,
     ) -> tuple[TensorSpec, ...]:
-        """Have room for as many as may be kept."""
+        """Return specs with room for all rows that may be kept."""
         self.check(boxes, scores, iou_threshold, score_threshold)
         rows = scores.shape[0] * scores.shape[1] * self.most(boxes, limit)
         return TensorSpec((rows, 3), _INDEX), TensorSpec((1,), _INDEX)
@@ -147,7 +147,7 @@ class SelectBoxes(BoxSelection):
         score_threshold: Array | None = None,
         out: Any = None,
     ) -> tuple[Array, ...]:
-        """Go through the boxes by score, and fill up."""
+        """Select the boxes by score."""
         most = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
         kept = self.select(boxes, scores, most, iou_threshold, score_threshold)
         rows = np.zeros((scores.shape[0] * scores.shape[1] * most, 3), _INDEX)

@@ -41,7 +41,7 @@ instantiate(SOURCE, ["add_up_counts", "unravel"])
 @operator("NonZero")
 @dataclass(frozen=True, slots=True)
 class NonZero(Operator):
-    """Give the coordinates of all elements that are not zero, in order: ``[rank, count]``. NaN is not zero."""
+    """Coordinates of all nonzero elements in order: ``[rank, count]``. NaN is not zero."""
 
     tolerance = Tolerance.EXACT
 
@@ -60,7 +60,7 @@ class NonZero(Operator):
 @operator("Compress")
 @dataclass(frozen=True, slots=True)
 class Compress(Operator):
-    """Keep the slices of an axis where the condition holds; without ``axis``, the elements. A short condition ends."""
+    """Slices of an axis where a condition holds; without ``axis``, elements. A short condition leaves out the rest."""
 
     axis: int | None = None
     tolerance = Tolerance.EXACT
@@ -86,12 +86,12 @@ class Compress(Operator):
 @operator("Compact", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class Compact(Operator):
-    """Give the flat positions of all elements that are not zero, in order and then zeros, and how many they are."""
+    """Flat positions of all nonzero elements in order, then zeros, and their number."""
 
     tolerance = Tolerance.EXACT
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Be as long as the input."""
+        """Return specs as long as the input."""
         check_computed(self.name, x)
         return TensorSpec((x.size,), _INDEX), TensorSpec((1,), _INDEX)
 
@@ -112,7 +112,7 @@ class Compact(Operator):
 @operator("Unravel", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class Unravel(Operator):
-    """Turn flat positions in a tensor of the given shape into coordinates, an axis per row."""
+    """Coordinates of flat positions in a tensor of the given shape, an axis per row."""
 
     tolerance = Tolerance.EXACT
 

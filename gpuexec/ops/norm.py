@@ -55,7 +55,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class NormalizedRows:
-    """What normalising the rows of a dense tensor takes: their number and length, parameters and two constants."""
+    """Normalisation of the rows of a dense tensor: their number and length, parameters and two constants."""
 
     count: int
     columns: int

@@ -16,13 +16,13 @@ from gpuexec.spec import TensorSpec
 @operator("NumberLike", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class NumberLike(Operator):
-    """Give ``value`` as a tensor without axes, of the input's type. Of the input nothing else counts."""
+    """Scalar ``value`` of the input's element type; nothing else of the input counts."""
 
     value: float
     tolerance = Tolerance.EXACT
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Know the content already."""
+        """Return the spec with its content."""
         number = self._make(x.dtype)
         return (TensorSpec((), x.dtype).with_value(number),)
 

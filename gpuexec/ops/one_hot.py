@@ -27,7 +27,7 @@ instantiate("one_hot.cu", [f"one_hot<{dtype_row(dtype).cuda}>" for dtype in _NUM
 @operator("OneHot")
 @dataclass(frozen=True, slots=True)
 class OneHot(Operator):
-    """Give ``values[1]`` where the place along the new ``axis`` is the index, ``values[0]`` elsewhere.
+    """Tensor with ``values[1]`` where the place along the new ``axis`` is the index, ``values[0]`` elsewhere.
 
     Indices are truncated to integers; a negative one counts from ``depth``, one out of range matches nowhere.
     """

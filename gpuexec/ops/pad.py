@@ -31,7 +31,7 @@ instantiate("pad.cu", [f"pad<{bits}>" for bits in _TYPES.values()])
 
 @dataclass(frozen=True, slots=True)
 class PadAxis:
-    """One axis: which part of the input is shown, how far behind the start of the output it begins, and the output."""
+    """Padding of one axis: the part of the input that is shown, its place in the output, and the output's extent."""
 
     first: int
     extent: int
@@ -40,14 +40,14 @@ class PadAxis:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the part shown fills the output."""
+        """Return whether the part shown fills the output."""
         return self.begin == 0 and self.extent == self.output
 
 
 @operator("Pad")
 @dataclass(frozen=True, slots=True)
 class Pad(Operator):
-    """Add elements before and behind some axes: a constant, or what reflecting, repeating the edge or wrapping shows.
+    """Tensor padded before and behind some axes: by a constant, or by reflecting, repeating the edge or wrapping.
 
     A negative pad cuts. Reflecting, edge and wrap see only what is left after cutting.
     """
@@ -138,13 +138,13 @@ def launch_pad(emit: Emitter, x: Slot, constant: Slot | None, y: Slot, plan: Seq
 
 @upgrade("Pad", below=2)
 def _rename_paddings(node: RawNode) -> RawNode:
-    """In opset 1 the pads were called paddings."""
+    """Rename the pads, which opset 1 called paddings."""
     return node.without("paddings").with_attributes(pads=node.attributes.get("paddings", ()))
 
 
 @upgrade("Pad", below=11)
 def take_pads_as_inputs(node: RawNode) -> RawNode:
-    """Until opset 10 pads and the constant were attributes."""
+    """Move pads and the constant, attributes until opset 10, to inputs."""
     value = node.attributes.get("value", 0.0)
     node = attributes_to_inputs(node.without("value"), "pads")
     # The element type is not known here; `Pad` converts a constant of another type.

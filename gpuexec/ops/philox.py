@@ -31,7 +31,7 @@ _TERMS = {np.dtype(np.float32): (6, 6), np.dtype(np.float64): (12, 10)}
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Where a node draws from: ``seed`` of its own, or None for that of the key; ``stream`` tells nodes apart."""
+    """Random source of a node: ``seed`` of its own, or None for that of the key; ``stream`` tells nodes apart."""
 
     seed: int | None
     stream: int

@@ -178,7 +178,7 @@ Pool = MaxPool | AveragePool | LpPool
 @upgrade("LpPool", below=2)
 @upgrade("GlobalLpPool", below=2)
 def _round_p(node: RawNode) -> RawNode:
-    """In opset 1 p was a float.
+    """Convert p to an integer; in opset 1 it was a float.
 
     Raises:
         InputError: It is no integer.

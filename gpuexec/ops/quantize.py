@@ -158,7 +158,7 @@ class QuantizeLinear(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Which scale each element has: elements ``[outer, extent, inner]``, scales by strides (0: all share one)."""
+    """Scale lookup of each element: elements ``[outer, extent, inner]``, scales by strides (0: all share one)."""
 
     shape: tuple[int, ...]
     axis: int

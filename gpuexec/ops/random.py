@@ -34,7 +34,7 @@ instantiate("random.cu", [f"bernoulli<{dtype_row(dtype).cuda}, {bits}>" for dtyp
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What numbers of a kind come from: the kernel, NumPy's form, and the offset and factor that an operator has."""
+    """Random distribution: the kernel, NumPy's form, and the offset and factor of the operator."""
 
     kernel: str
     draw: Callable[[Draw, Array | None, int, np.dtype[Any]], Array]
@@ -48,7 +48,7 @@ NORMAL = Distribution("random_normal", Draw.normal, lambda op: (op.mean, op.scal
 
 @dataclass(frozen=True, slots=True)
 class Drawing(Operator):
-    """What RandomUniform, RandomNormal and their Likes share: offset + number * factor, in a shape and type."""
+    """Base of RandomUniform, RandomNormal and their Likes: offset + number * factor, in a shape and type."""
 
     dtype: int | None = None
     seed: float | None = None
@@ -125,7 +125,7 @@ class RandomUniform(Drawing):
 @operator("RandomUniformLike")
 @dataclass(frozen=True, slots=True)
 class RandomUniformLike(Drawing):
-    """What RandomUniform gives, in the shape of the input, and in its type unless ``dtype`` says another."""
+    """RandomUniform in the shape of the input, and in its type unless ``dtype`` says another."""
 
     high: float = 1.0
     low: float = 0.0
@@ -153,7 +153,7 @@ class RandomNormal(Drawing):
 @operator("RandomNormalLike")
 @dataclass(frozen=True, slots=True)
 class RandomNormalLike(Drawing):
-    """What RandomNormal gives, in the shape of the input, and in its type unless ``dtype`` says another."""
+    """RandomNormal in the shape of the input, and in its type unless ``dtype`` says another."""
 
     mean: float = 0.0
     scale: float = 1.0

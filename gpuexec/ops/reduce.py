@@ -39,7 +39,7 @@ _ORDERED = (*_NUMBERS, *(np.dtype(t) for t in (np.uint8, np.int8, np.bool_)))
 
 
 class Finish(IntEnum):
-    """What becomes of the folded terms; the codes of ``Finish`` in reduce.cu."""
+    """Final function of the folded terms; the codes of ``Finish`` in reduce.cu."""
 
     AS_IS = 0
     MEAN = 1
@@ -49,7 +49,7 @@ class Finish(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReductionRow:
-    """One way to reduce: ONNX name, CUDA functor and finish, NumPy function, element types.
+    """Table row of a reduction: ONNX name, CUDA functor and finish, NumPy function, element types.
 
     ``axes_input_since`` is the opset that made axes an input; ``keeps_single`` says that reducing over no axes gives
     the input; ``widened`` are integers that are reduced as double.
@@ -68,7 +68,7 @@ class ReductionRow:
 
 @dataclass(frozen=True, slots=True)
 class Reduction(Operator):
-    """Reduce along axes; all of them where none are given, unless ``noop_with_empty_axes``.
+    """Reduction along axes; along all of them where none are given, unless ``noop_with_empty_axes``.
 
     A scalar may be reduced along axis 0 or -1, as torch has it and exporters write it: its one element is the one term.
     """

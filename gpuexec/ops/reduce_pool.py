@@ -22,7 +22,7 @@ _FLOATS = dtypes_of("float")
 
 @dataclass(frozen=True, slots=True)
 class GlobalPool(Operator):
-    """Reduce everything after batch and channel to extent 1."""
+    """Reduction of everything after batch and channel to extent 1."""
 
     _fold: ClassVar[Callable[..., Array]]
     _kernel: ClassVar[Callable[..., tuple[Any, ...]]]  # CUDA type -> name expression, then the scalars after the team's

@@ -39,7 +39,7 @@ instantiate("resize.cu", [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in 
 @operator("Resize")
 @dataclass(frozen=True, slots=True)
 class Resize(Operator):
-    """Sample a tensor at other positions: the nearest element, or a linear or cubic blend of its neighbours.
+    """Tensor sampled at other positions: the nearest element, or a linear or cubic blend of its neighbours.
 
     Axes are blended one after the other, the last one first, in float (half, bfloat16, float) or double (double,
     integers); integers are rounded to nearest even and saturate.
@@ -277,7 +277,7 @@ def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
 
 @upgrade("Resize", below=11)
 def _resize_10(node: RawNode) -> RawNode:
-    """Opset 10 has inputs X, scales; coordinates are divided by the scale."""
+    """Upgrade from opset 10, which has inputs X, scales; coordinates are divided by the scale."""
     return replace(node, inputs=(node.inputs[0], "", node.inputs[1])).with_attributes(
         coordinate_transformation_mode="asymmetric", nearest_mode="simple"
     )
@@ -285,7 +285,7 @@ def _resize_10(node: RawNode) -> RawNode:
 
 @upgrade("Upsample", below=7)
 def _upsample_1(node: RawNode) -> RawNode:
-    """Until opset 6 only the plane of ``[n, c, h, w]`` was scaled, and linear was called bilinear."""
+    """Upgrade from opset 6, which scales the plane of ``[n, c, h, w]`` alone, and calls linear bilinear."""
     scales = (1.0, 1.0, node.attributes["height_scale"], node.attributes["width_scale"])
     mode = node.attributes.get("mode", "nearest")
     mode = "linear" if mode == "bilinear" else mode
@@ -294,12 +294,12 @@ def _upsample_1(node: RawNode) -> RawNode:
 
 @upgrade("Upsample", below=9)
 def _upsample_7(node: RawNode) -> RawNode:
-    """Opset 7 has scales as an attribute."""
+    """Move the scales, an attribute in opset 7, to an input."""
     return node.without("scales").with_input(1, np.array(node.attributes["scales"], np.float32))
 
 
 @upgrade("Upsample", below=10)
 def _upsample_9(node: RawNode) -> RawNode:
-    """Upsample is Resize of opset 10."""
+    """Rewrite Upsample as Resize of opset 10."""
     resize: RawNode = _resize_10(replace(node, op_type="Resize"))
     return resize

@@ -30,7 +30,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ResizedAxis:
-    """One axis to resize: input and output extent, scale as the model gives it, and the region of interest."""
+    """Resizing of one axis: input and output extent, scale as the model gives it, and the region of interest."""
 
     axis: int
     extent: int

@@ -26,7 +26,7 @@ instantiate("reverse_sequence.cu", [f"reverse_sequence<{bits}>" for bits in _BIT
 @operator("ReverseSequence")
 @dataclass(frozen=True, slots=True)
 class ReverseSequence(Operator):
-    """Reverse the first ``sequence_lens[b]`` steps of the time axis for each ``b`` of the batch axis.
+    """Batch whose first ``sequence_lens[b]`` steps of the time axis are reversed for each ``b``.
 
     No shape depends on the lengths, so the kernel reads them on the device and nobody waits for them. One beyond the
     extents counts as the nearest within them.

@@ -221,7 +221,7 @@ class RNN(Recurrent):
 
 @upgrade("GRU", below=3)
 def _correct_direction(node: RawNode) -> RawNode:
-    """The first version has a default that is no direction: a letter short of forward."""
+    """Correct the misspelt default direction of the first version, a letter short of forward."""
     return node.with_attributes(direction=node.attributes.get("direction", "forward"))
 
 
@@ -229,7 +229,7 @@ def _correct_direction(node: RawNode) -> RawNode:
 @upgrade("GRU", below=7)
 @upgrade("RNN", below=7)
 def _drop_output_sequence(node: RawNode) -> RawNode:
-    """Until opset 6 an attribute repeated whether the first output is wanted."""
+    """Remove the attribute that until opset 6 said whether the first output is wanted."""
     return node.without("output_sequence")
 
 

@@ -31,7 +31,7 @@ instantiate(_SOURCE, [f"recur<{dtype_row(t).cuda}>" for t in dtypes_of("float")]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What a layer is made of, beside its slots.
+    """Parameters of a recurrent layer beside its slots.
 
     ``hidden_size`` is what the attribute says, 0 where it says nothing: it alone decides on the kernel, since extents
     may not. Axes of x are time and batch, and with ``is_batch_first`` the other way round. ``is_linear`` is a GRU's.

@@ -147,7 +147,7 @@ class MaxRoiPool(Operator):
 
 @upgrade("RoiAlign", below=16)
 def _align_without_offset(node: RawNode) -> RawNode:
-    """Until opset 15 coordinates were not moved by half an element."""
+    """Set the coordinate mode of opset 15, without the offset of half an element."""
     return node.with_attributes(coordinate_transformation_mode="output_half_pixel")
 
 

@@ -30,7 +30,7 @@ instantiate("rotary.cu", [f"rotate<{dtype_row(t).cuda}>" for t in FLOATS])
 @operator("RotaryEmbedding")
 @dataclass(frozen=True, slots=True)
 class RotaryEmbedding(Operator):
-    """Turn pairs of each row: ``(x1 cos - x2 sin, x1 sin + x2 cos)``.
+    """Rotation of pairs of each row: ``(x1 cos - x2 sin, x1 sin + x2 cos)``.
 
     A pair is two halves' elements of one index, or neighbours if ``interleaved``; ``rotary_embedding_dim`` elements are
     turned (0: all), the others copied. Tables hold a row for each of X, ``[batch, rows, pairs]``, or with position_ids

@@ -20,7 +20,7 @@ from gpuexec.spec import TensorSpec
 @operator("Scan")
 @dataclass(frozen=True, slots=True)
 class Scan(Operator):
-    """Walk along an axis of each scan input, handing states on from slice to slice, and stack what each slice gives.
+    """Graph repeated along an axis of each scan input, with states carried from slice to slice and results stacked.
 
     A node's inputs are the ``states``, the ``num_scan_inputs`` scan inputs and the captures; the body's are states, one
     slice of each scan input, and captures. Axes and directions (1: from the back) are 0 where they are not given.

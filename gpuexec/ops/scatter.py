@@ -49,7 +49,7 @@ Locate = Callable[[Slot, Slot | None], None]
 @operator("ScatterElements")
 @dataclass(frozen=True, slots=True)
 class ScatterElements(Operator):
-    """Copy data, and write each update at the place its index gives along ``axis``; the other coordinates stay."""
+    """Copy of data with each update written at its index along ``axis``; the other coordinates stay."""
 
     axis: int = 0
     reduction: str = "none"
@@ -104,7 +104,7 @@ class ScatterElements(Operator):
 @operator("ScatterND")
 @dataclass(frozen=True, slots=True)
 class ScatterND(Operator):
-    """Copy data, and write each slice of the updates where a tuple along the indices' last axis says."""
+    """Copy of data with slices of the updates written at the tuples along the indices' last axis."""
 
     reduction: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
@@ -154,7 +154,7 @@ class ScatterND(Operator):
 
 @upgrade("Scatter", below=11)
 def rename_scatter(node: RawNode) -> RawNode:
-    """Until opset 10 ScatterElements was called Scatter."""
+    """Rename Scatter, as ScatterElements was called until opset 10."""
     return replace(node, op_type="ScatterElements")
 
 

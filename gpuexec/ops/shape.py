@@ -81,14 +81,14 @@ def store_commands(emit: Emitter, destination: Slot, array: Array, capacity: int
 @operator("Shape")
 @dataclass(frozen=True, slots=True)
 class Shape(Operator):
-    """Give the extents of axes ``start`` to before ``end`` (clamped; negative ones count from the back) as int64."""
+    """Extents of axes ``start`` to before ``end`` (clamped; negative ones count from the back) as int64."""
 
     start: int = 0
     end: int | None = None
     tolerance = Tolerance.EXACT
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Know the content already."""
+        """Return the spec with its content."""
         extents = self._extents(x.shape)
         return (TensorSpec(extents.shape, extents.dtype).with_value(extents),)
 
@@ -109,12 +109,12 @@ class Shape(Operator):
 @operator("Size")
 @dataclass(frozen=True, slots=True)
 class Size(Operator):
-    """Give the number of elements as int64."""
+    """Number of elements as int64."""
 
     tolerance = Tolerance.EXACT
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Know the content already."""
+        """Return the spec with its content."""
         return (TensorSpec((), np.dtype(np.int64)).with_value(np.array(x.size, np.int64)),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
@@ -131,7 +131,7 @@ class Size(Operator):
 @operator("Constant")
 @dataclass(frozen=True, slots=True)
 class Constant(Operator):
-    """Give a tensor that stands in the model. Exactly one attribute is set; ``value`` may be given as an array."""
+    """Tensor that stands in the model. Exactly one attribute is set; ``value`` may be given as an array."""
 
     value: Literal | None = None
     value_float: float | None = None
@@ -151,7 +151,7 @@ class Constant(Operator):
             )
 
     def infer(self) -> tuple[TensorSpec, ...]:
-        """Know the content already."""
+        """Return the spec with its content."""
         array = self._array()
         return (TensorSpec(array.shape, array.dtype).with_value(array),)
 
@@ -176,7 +176,7 @@ class Constant(Operator):
 @operator("ConstantOfShape")
 @dataclass(frozen=True, slots=True)
 class ConstantOfShape(Operator):
-    """Fill a tensor of the given shape with the element of ``value`` (an array of one); by default float32 zero."""
+    """Tensor of the given shape filled with the element of ``value`` (an array of one); by default float32 zero."""
 
     value: Literal | None = None
     tolerance = Tolerance.EXACT
@@ -207,7 +207,7 @@ class ConstantOfShape(Operator):
 @operator("Range")
 @dataclass(frozen=True, slots=True)
 class Range(Operator):
-    """Count from ``start`` to before ``limit`` by ``delta``: element i is start + i * delta."""
+    """Numbers from ``start`` to before ``limit`` by ``delta``: element i is start + i * delta."""
 
     tolerance = Tolerance.EXACT
 

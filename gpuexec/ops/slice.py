@@ -22,7 +22,7 @@ Walks = tuple[tuple[int, int, int], ...]  # first index, count and step, per axi
 @operator("Slice")
 @dataclass(frozen=True, slots=True)
 class Slice(Operator):
-    """Take every ``steps``-th element from ``starts`` to before ``ends`` on some axes; a negative step walks back."""
+    """Every ``steps``-th element from ``starts`` to before ``ends`` on some axes; a negative step walks back."""
 
     makes_views = True
     tolerance = Tolerance.EXACT
@@ -77,7 +77,7 @@ class Slice(Operator):
 @operator("Split")
 @dataclass(frozen=True, slots=True)
 class Split(Operator):
-    """Cut an axis into the parts given by ``split``, or into ``num_outputs`` equal ones (the last may be smaller)."""
+    """Parts of an axis given by ``split``, or ``num_outputs`` equal ones (the last may be smaller)."""
 
     makes_views = True
 
@@ -126,19 +126,19 @@ class Split(Operator):
 
 @upgrade("Slice", below=10)
 def take_bounds_as_inputs(node: RawNode) -> RawNode:
-    """Until opset 9 starts, ends and axes were attributes, and there were no steps."""
+    """Move starts, ends and axes, attributes until opset 9, to inputs; there were no steps."""
     return attributes_to_inputs(node, "starts", "ends", "axes")
 
 
 @upgrade("Split", below=13)
 def take_split_as_input(node: RawNode) -> RawNode:
-    """Until opset 12 the parts were an attribute."""
+    """Move the parts, an attribute until opset 12, to an input."""
     return attributes_to_inputs(node, "split")
 
 
 @upgrade("Split", below=18)
 def count_outputs(node: RawNode) -> RawNode:
-    """Until opset 17 the number of equal parts followed from the number of outputs."""
+    """Set the number of equal parts, which until opset 17 followed from the number of outputs."""
     return node if len(node.inputs) > 1 and node.inputs[1] else node.with_attributes(num_outputs=len(node.outputs))
 
 

@@ -42,7 +42,7 @@ instantiate(SOURCE, ["merge_all_samples"])
 @operator("Statistics", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class Statistics(Operator):
-    """Count NaN and infinities, say where the first lie, and give range, mean and deviation of what is finite.
+    """Counts and first places of NaN and infinities, and range, mean and deviation of finite elements.
 
     Without ``moments`` mean and deviation are NaN, and cost nothing. With ``floats_only`` nothing is told of other
     types, which hold neither NaN nor infinities.
@@ -53,7 +53,7 @@ class Statistics(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Be `WORDS` doubles, whatever the input."""
+        """Return a spec of a size that does not depend on the input."""
         return (TensorSpec((WORDS,), _DOUBLE),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
@@ -103,13 +103,13 @@ class Statistics(Operator):
 @operator("Histogram", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class Histogram(Operator):
-    """Count the finite elements in ``bins`` even parts of the range that their `Statistics` tell."""
+    """Counts of the finite elements in ``bins`` even parts of the range that their `Statistics` tell."""
 
     bins: int = 64
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
 
     def infer(self, x: TensorSpec, words: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Be one count for each bin."""
+        """Return a spec of a size that does not depend on the input."""
         check_dtype(self.name, words, (_DOUBLE,), "words")
         if words.shape != (WORDS,):
             raise InputError(f"Histogram expects the {WORDS} words of Statistics, got {words}.")

@@ -37,7 +37,7 @@ class Walk:
 
     @property
     def is_wide(self) -> bool:
-        """Whether an index or an offset needs more than 31 bits."""
+        """Return whether an index or an offset needs more than 31 bits."""
         return self.count >= _NARROW or any(max_offset(self.shape, strides) >= _NARROW for strides in self.strides)
 
     @property

@@ -17,7 +17,7 @@ from gpuexec.spec import TensorSpec
 @operator("StridedView", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class StridedView(Operator):
-    """Show the elements ``start + sum(index * stride)`` of a tensor in row-major order; no copy of a dense one."""
+    """Elements ``start + sum(index * stride)`` of a tensor in row-major order; no copy of a dense one."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

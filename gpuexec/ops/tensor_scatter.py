@@ -31,7 +31,7 @@ instantiate(SOURCE, [f"tensor_scatter<{bits}>" for bits in _BITS.values()])
 @operator("TensorScatter")
 @dataclass(frozen=True, slots=True)
 class TensorScatter(Operator):
-    """Write the rows of ``update`` into ``past_cache`` from row ``write_indices[b]`` on; circular: modulo its rows.
+    """Cache with the rows of ``update`` written from row ``write_indices[b]`` on; circular: modulo its rows.
 
     Rows lie along ``axis``. One beyond the cache is an error on the host; on a device, where nobody waits for the
     answer, it is left out. A cache that nobody reads afterwards is written in place.

@@ -35,7 +35,7 @@ instantiate("topk.cu", [f"topk<{dtype_row(dtype).cuda}>" for dtype in TOPK_DTYPE
 @operator("TopK")
 @dataclass(frozen=True, slots=True)
 class TopK(Operator):
-    """Give the first ``K`` elements along ``axis`` in falling order (rising, if not ``largest``), and their places.
+    """First ``K`` elements along ``axis`` in falling order (rising, if not ``largest``), and their places.
 
     Equal elements stand by place, NaN counts as the largest, and the result is sorted whatever ``sorted`` says.
     """
@@ -91,7 +91,7 @@ class TopK(Operator):
 
 @upgrade("TopK", below=10)
 def take_k_as_input(node: RawNode) -> RawNode:
-    """Until opset 9 k was an attribute."""
+    """Move k, an attribute until opset 9, to an input."""
     if "k" not in node.attributes:
         raise InputError("TopK lacks its required attribute k.")
     return node.with_input(1, np.array([node.attributes["k"]], np.int64)).without("k")

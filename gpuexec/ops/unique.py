@@ -34,7 +34,7 @@ instantiate(SOURCE, ["write_runs"])
 
 @dataclass(frozen=True, slots=True)
 class UniqueRows(Operator):
-    """What Unique and FindUnique share: the attributes, and the search."""
+    """Base of Unique and FindUnique: the attributes, and the search."""
 
     axis: int | None = None
     sorted: int = 1
@@ -85,7 +85,7 @@ class UniqueRows(Operator):
 @operator("Unique")
 @dataclass(frozen=True, slots=True)
 class Unique(UniqueRows):
-    """Give each distinct element (or slice of ``axis``) once, its first place, each element's number, and how often.
+    """Distinct elements (or slices of ``axis``), their first places, each element's number, and their counts.
 
     They stand in rising order, NaN last, or in that of their first occurrence if not ``sorted``.
     """
@@ -107,10 +107,10 @@ class Unique(UniqueRows):
 @operator("FindUnique", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class FindUnique(UniqueRows):
-    """Give what Unique gives, each as long as the input and with zeros at the end, and how many there are."""
+    """Outputs of Unique, each as long as the input and with zeros at the end, and the number of distinct elements."""
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Be as long as the input."""
+        """Return specs as long as the input."""
         check_computed(self.name, x)
         rows = self.view(x.shape)[1]
         lists = TensorSpec((rows,), _INDEX)

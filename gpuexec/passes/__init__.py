@@ -39,7 +39,7 @@ class Pass:
 
     @property
     def summary(self) -> str:
-        """What the pass does, in one line."""
+        """Return one line on the pass."""
         return (self.function.__doc__ or "").partition("\n")[0]
 
 

@@ -12,7 +12,7 @@ from gpuexec.ops.copy import Concat
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a memory grows: by the rows that ``node``, a Concat, puts behind it along ``axis``."""
+    """Growth of a memory: by the rows that ``node``, a Concat, puts behind it along ``axis``."""
 
     node: Node
     axis: int

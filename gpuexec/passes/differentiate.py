@@ -116,7 +116,7 @@ def _repeat(tape: Tape, path: Sequence[Node], stands_for: dict[Value, Value]) ->
 
 
 def _pass_back(tape: Tape, path: Sequence[Node], slopes: dict[Value, Value], moving: set[Value]) -> None:
-    """Go from the end of a path to its beginning, and add up the derivatives by all that moves.
+    """Add up derivatives from the end of a path back to its beginning.
 
     Args:
         tape: For what computes them.

@@ -50,7 +50,7 @@ class _Chain:
 
 
 def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
-    """Let operators with sums apply the elementwise operators behind them, where nobody else reads what they make.
+    """Fuse elementwise operators into the operator with sums before them, where nobody else reads its result.
 
     A second input must be there when the operator runs, by nothing but what the operator waits for as it is: branches
     that may run side by side stay such. It may not stretch the result; if the planner finds that it does, since content
@@ -67,7 +67,7 @@ def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
 
 
 class _Fusing:
-    """One walk over a graph: the chains found, by the value that the last step of each makes."""
+    """Walk over a graph, with the chains found by the value that the last step of each makes."""
 
     def __init__(self, graph: Graph, specs: Mapping[str, TensorSpec]) -> None:
         self._graph, self._inputs = graph, specs
@@ -80,7 +80,7 @@ class _Fusing:
         self._known: dict[Value, TensorSpec] | None = None
 
     def visit(self, position: int, node: Node) -> None:
-        """Let a node be a chain's next step, or begin one."""
+        """Extend a chain by a node, or begin one with it."""
         if not self._extend(node):
             self._begin(position, node)
         own = 0 if node.operator.name in _LIGHT else 1 << position

@@ -11,7 +11,7 @@ from gpuexec.ops.layout import Expand, Reshape
 
 
 def group_heads(graph: Graph) -> Graph:
-    """Let attention read repeated heads of keys and values, a Reshape of an Expand, in groups that are not copied.
+    """Replace repeated heads of keys and values, a Reshape of an Expand, by groups that are not copied.
 
     An exporter that does not know of shared heads puts a new axis behind the heads, stretches it and joins the two. The
     joining alone needs a copy. Whether it is heads that are joined is decided when sizes are known; see `GroupHeads`.

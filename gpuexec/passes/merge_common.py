@@ -40,7 +40,7 @@ def merge_common(graph: Graph) -> Graph:
 
 
 def _merge(kept: Node, other: Node, stands_for: dict[Value, Value]) -> Node:
-    """Let the outputs of ``kept`` stand for those of ``other``; it makes those that only the other wants."""
+    """Replace the outputs of ``other`` by those of ``kept``, with outputs added that only ``other`` has readers for."""
     outputs = []
     for mine, theirs in zip(kept.outputs, other.outputs, strict=True):
         if mine is not None and theirs is not None:

@@ -35,7 +35,7 @@ class Stored:
 
 
 def narrow_weights(graph: Graph) -> Graph:
-    """Let the readers of a dequantised constant read it as it is stored, where kernels can.
+    """Fuse dequantised constants into their readers, where kernels read them as stored.
 
     The constant is int8 or uint8 before DequantizeLinear, with one scale or one for each channel, or half before a Cast
     to float; a Transpose may follow. Others stay, and are widened while loading. What is computed stays the same.

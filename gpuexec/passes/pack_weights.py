@@ -42,7 +42,7 @@ class Packed:
 
 
 def pack_weights(graph: Graph) -> Graph:
-    """Let products read weights of 4 bits in blocks as they are stored; other readers have them widened while loading.
+    """Fuse blockwise 4-bit weights into the products that read them; other readers get constants widened at load.
 
     The constant is int4 or uint4, float or half once dequantised, and its blocks of 16 to 256 run along the inner
     extent.

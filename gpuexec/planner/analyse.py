@@ -44,7 +44,7 @@ class Analysis:
 
 
 class Analyser:
-    """Analyses one graph again and again; nodes whose inputs did not change are not inferred anew.
+    """Repeated shape inference of one graph; nodes whose inputs did not change are not inferred anew.
 
     The first call, for the upper end of a size class, decides which values are known on the host; later ones keep to
     it.
@@ -271,7 +271,7 @@ def _needs(reader: Node, value: Value, role: str, origin: str) -> NeedsHostValue
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Puts down that a node read content which comes from these inputs of the graph, or is that of one."""
+    """Log of reads of content, by the graph inputs it comes from."""
 
     analysis: Analysis
     inputs: tuple[str, ...]

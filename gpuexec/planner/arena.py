@@ -98,7 +98,7 @@ def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _pose(lifetimes: Sequence[Lifetime]) -> Problem:
-    """State who may not share bytes with whom, in units of ALIGNMENT; lifetimes are sorted by first command."""
+    """Return the conflicts between buffers, in units of ALIGNMENT; lifetimes are sorted by first command."""
     sizes = tuple(ceil_div(each.nbytes, ALIGNMENT) for each in lifetimes)
     moments = _find_moments(lifetimes)
     adjacent: list[set[int]] = [set() for _ in lifetimes]

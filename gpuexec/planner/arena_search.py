@@ -16,7 +16,7 @@ Offsets = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What has to be placed. Buffers are indices, sizes and offsets are whole units of any length.
+    """Placement problem. Buffers are indices, sizes and offsets are whole units of any length.
 
     No packing is lower than ``bound``. ``moments`` lists who is alive at once, wherever no longer list contains it.
     """

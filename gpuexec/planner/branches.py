@@ -14,7 +14,7 @@ from gpuexec.spec import TensorSpec
 
 
 class Branches:
-    """Takes branches, and computes what follows in them from constants alone.
+    """Branches taken, and constants computed from what follows in them.
 
     Args:
         graph: What is walked.

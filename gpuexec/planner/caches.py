@@ -19,7 +19,7 @@ from gpuexec.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """How a memory lies in its bytes: row-major, with ``capacity`` in place of the extent of ``axis``.
+    """Memory layout of a cache: row-major, with ``capacity`` in place of the extent of ``axis``.
 
     ``output`` is what it becomes, ``rows`` what is added to it.
     """

@@ -55,7 +55,7 @@ def find_cut(
 
 
 class _Cutter:
-    """Walks the graph once, and keeps apart what runs now (ready) and what can't yet (later)."""
+    """Walk over a graph that splits nodes into those that run now (ready) and those that can't yet (later)."""
 
     def __init__(
         self,

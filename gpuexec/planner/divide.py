@@ -43,7 +43,7 @@ class Sorting:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What to plan now, what is left, and constants that neither plan holds but somebody takes."""
+    """Graph to plan now, graph of what is left, and constants that neither plan holds but somebody takes."""
 
     ready: Graph | None
     rest: Graph | None

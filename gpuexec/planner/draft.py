@@ -40,7 +40,7 @@ class DraftBuffer:
 
 @dataclass(slots=True)
 class Effects:
-    """What lowering one node did; kept so that the same node with the same slots need not be lowered again.
+    """Effects of lowering one node, kept so that the same node with the same slots need not be lowered again.
 
     ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its
     buffers; ``choices`` the decisions that hold for the whole size class, in the order they were asked for.

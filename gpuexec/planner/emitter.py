@@ -25,7 +25,7 @@ _LARGEST_INT = 2**31 - 1
 
 
 class CommandEmitter:
-    """Collects commands over the buffers of a draft.
+    """Emitter of commands over the buffers of a draft.
 
     Args:
         choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
@@ -61,7 +61,7 @@ class CommandEmitter:
                 self.effects.commands.append(each)
 
     def alias(self, output: Slot, view: Slot) -> None:
-        """Let an output be a window on other bytes."""
+        """Make an output a window on other bytes."""
         index = next(i for i, slot in enumerate(self.effects.outputs) if slot is output)
         self.effects.outputs[index] = Slot(
             view.buffer, view.offset_bytes, TensorSpec(view.shape, view.dtype), view.strides
@@ -78,7 +78,7 @@ class CommandEmitter:
             self.effects.in_place.append((output.buffer, source.buffer))
 
     def place(self, source: Slot, window: Slot) -> bool:
-        """Let the whole buffer of an input lie in a dense window of an output, where nothing speaks against it."""
+        """Place the whole buffer of an input in a dense window of an output, where no constraint forbids it."""
         able = self._can_place(source, window)
         chosen = self._choose(able)
         if chosen and not able:
@@ -88,7 +88,7 @@ class CommandEmitter:
         return chosen
 
     def grow(self, output: Slot, source: Slot) -> bool:
-        """Let an output be the bytes of a memory and those behind them, where its buffer has its capacity."""
+        """Make an output the bytes of a memory and those behind them, where its buffer has its capacity."""
         is_able = self._draft.buffers[source.buffer].role is Role.STATE
         if is_able:
             self.alias(output, Slot(source.buffer, source.offset_bytes, output.spec, source.strides))
@@ -178,7 +178,7 @@ class NodeEmitter(CommandEmitter):
     """The emitter of one node."""
 
     def lower(self, node: Node, inputs: tuple[Slot | None, ...], specs: Sequence[TensorSpec | None]) -> Effects:
-        """Ask the node's operator, and return what it did. ``specs`` holds None for outputs that nobody wants."""
+        """Lower a node and return the effects. ``specs`` holds None for outputs that have no reader."""
         fresh = tuple([None if spec is None else self.temp(spec.shape, spec.dtype) for spec in specs])
         self.effects.outputs = list(fresh)
         if node.operator.lower is not None:

@@ -14,7 +14,7 @@ Pair = tuple[int, int]
 def merge_in_place(
     buffers: Sequence[DraftBuffer], groups: Sequence[Group], placed: Mapping[int, Place], outputs: Mapping[int, str]
 ) -> tuple[dict[int, Place], dict[GroupKey, Pair]]:
-    """Grant the requests that harm nobody.
+    """Grant the requests that are safe.
 
     A request is granted where both buffers are of one size, the input's is a temporary made by a command, no later
     group touches it, and the node itself reads it through no other window. Output buffers of the graph may take the

@@ -48,7 +48,7 @@ class Lowered:
 
 
 class Lowering:
-    """Lowers one graph for one target again and again; nodes whose slots did not change keep their commands.
+    """Repeated lowering of one graph for one target; nodes whose slots did not change keep their commands.
 
     The first call, for the upper end of a size class, decides what the class has in common: index widths, and which
     inputs are placed in an output. Later calls repeat those decisions.

@@ -26,7 +26,7 @@ class _Done:
 
 
 class Resolver:
-    """Resolves the drafts of one size class.
+    """Resolution of the drafts of one size class.
 
     The first draft, the upper end, is what later ones are compared with: commands must be alike but for grids, scalars,
     offsets and extents.

@@ -87,7 +87,7 @@ def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies)
 
 
 class OutputCopies:
-    """Gives the outputs of a graph their buffers, size after size; copies that do not change are the same objects."""
+    """Buffers and copies of a graph's outputs, size after size; copies that do not change are the same objects."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self._graph, self._target = graph, target

@@ -119,7 +119,7 @@ class Template:
 
     @property
     def graph(self) -> Graph:
-        """What is planned."""
+        """Return the graph that is planned."""
         return self._graph
 
     def infer(self, inputs: Mapping[str, TensorSpec]) -> Mapping[Value, TensorSpec]:

@@ -17,7 +17,7 @@ Traces = dict[Value, tuple[list[Value], list[Node]]]
 
 
 class HostTrace:
-    """Follows values back to what is on the host, or small enough to read, over nodes that are light.
+    """Trace of values back to what is on the host, or small enough to read, over nodes that are light.
 
     Args:
         walk: Has visited the nodes that are followed.

@@ -46,7 +46,7 @@ class _Touch(NamedTuple):
 
 
 class Verifier:
-    """Checks a plan when made, then variants of it: of those only what differs from the commands checked last.
+    """Verifier of a plan, and of the parts of its variants that differ from the commands checked last.
 
     Raises:
         PlanError: The plan does not hold.

@@ -45,7 +45,7 @@ class Optional(Operator):
 @operator("OptionalGetElement")
 @dataclass(frozen=True, slots=True)
 class OptionalGetElement(Operator):
-    """What an optional holds; a tensor or a sequence is taken for an optional of it."""
+    """Content of an optional; a tensor or a sequence is taken for an optional of it."""
 
     tolerance = Tolerance.EXACT
     takes_containers = True
@@ -75,7 +75,7 @@ class OptionalGetElement(Operator):
 @operator("OptionalHasElement")
 @dataclass(frozen=True, slots=True)
 class OptionalHasElement(Operator):
-    """Whether an optional holds something: true for a tensor or a sequence, false for no input."""
+    """Test of an optional for content: true for a tensor or a sequence, false for no input."""
 
     tolerance = Tolerance.EXACT
     takes_containers = True

@@ -143,7 +143,7 @@ class SequenceErase(Operator):
 @operator("SequenceLength")
 @dataclass(frozen=True, slots=True)
 class SequenceLength(Operator):
-    """How many elements there are, as one int64."""
+    """Number of elements, as one int64."""
 
     tolerance = Tolerance.EXACT
     takes_containers = True

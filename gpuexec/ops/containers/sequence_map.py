@@ -18,7 +18,7 @@ from gpuexec.spec import SEQUENCE, TensorSpec
 @operator("SequenceMap")
 @dataclass(frozen=True, slots=True)
 class SequenceMap(Operator):
-    """Compute a graph for each element of the first input; each output is a sequence of what came of them.
+    """Graph computed for each element of the first input; each output is a sequence of the results.
 
     A node's inputs are the ``given`` ones that ONNX knows, then the captures. The body takes as many values: of each
     given sequence its element, everything else as it is.

@@ -27,7 +27,7 @@ MASKED, SOFTMAX = 2, 3  # values of qk_matmul_output_mode
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What attention works on.
+    """Queries, keys, values and masks of attention.
 
     Attributes:
         q: Queries ``[batch, rows, heads * size]``.
@@ -46,7 +46,7 @@ class Attended:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How scores are made, and of what form the masks are."""
+    """Scale of scores, causality, and the form of the masks."""
 
     heads: int
     scale: float | None
@@ -211,7 +211,7 @@ def draw_parts(sketch: Sketch, projected: Value, sizes: tuple[int, ...]) -> tupl
 def extend_both(
     sketch: Sketch, given: tuple[Value, Value, Value], past: Value | None, past_length: Value | None, *, is_wanted: bool
 ) -> tuple[Attended, Value | None]:
-    """Do as `extend` where past and present hold keys and values in one tensor; return that too, if it is wanted."""
+    """Extend a past that holds keys and values in one tensor, as `extend` does; return that too, if it is wanted."""
     q, k, v = given
     if past is None and not is_wanted:
         return Attended(q, k, v), None

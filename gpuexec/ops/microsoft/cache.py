@@ -32,7 +32,7 @@ instantiate(_SOURCE, ["cache_places", *(f"place_rows<{UNSIGNED_BY_SIZE[size]}>" 
 @operator("CachePlaces", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class CachePlaces(Operator):
-    """Where new rows stand: the first for each sequence, how many rows there are with them, and each one's position.
+    """Positions of new rows in a cache: the first of each sequence, its rows with them, and each one's position.
 
     Inputs: counts ``[batch]``, or one for all; something ``[batch, rows, ...]`` of which only the extents count; and
     the largest total of rows, where it is given. Counts are numbers of rows before the new ones or, with ``are_last``,
@@ -106,7 +106,7 @@ def launch_places(
 @operator("PlaceRows", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class PlaceRows(Operator):
-    """Put new rows into a buffer of rows, at a place for each sequence; the rest stays, and what is new room is 0.
+    """Buffer with new rows written at a place for each sequence; the rest stays, and new room is 0.
 
     Inputs: the buffer ``[..., batch, heads, rows, size]`` (absent: there is none), new rows, starts ``[batch]``, and
     the number of rows that there must be room for, as for the new ones by themselves (absent: the buffer's will do).

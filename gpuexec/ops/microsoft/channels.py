@@ -44,7 +44,7 @@ class _Order(Operator):
 @operator("ChannelsFirst", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class ChannelsFirst(_Order):
-    """Show ``[batch, space..., channels]`` as ``[batch, channels, space...]``."""
+    """View of ``[batch, space..., channels]`` as ``[batch, channels, space...]``."""
 
     def _order(self, rank: int) -> tuple[int, ...]:
         return (0, rank - 1, *range(1, rank - 1))
@@ -53,7 +53,7 @@ class ChannelsFirst(_Order):
 @operator("ChannelsLast", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class ChannelsLast(_Order):
-    """Show ``[batch, channels, space...]`` as ``[batch, space..., channels]``."""
+    """View of ``[batch, channels, space...]`` as ``[batch, space..., channels]``."""
 
     def _order(self, rank: int) -> tuple[int, ...]:
         return (0, *range(2, rank), 1)

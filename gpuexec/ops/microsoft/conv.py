@@ -15,7 +15,7 @@ from gpuexec.ops.pool import MaxPool
 
 @dataclass(frozen=True, slots=True)
 class _Convolution(Composite):
-    """What all forms share: the attributes of Conv."""
+    """Base of all forms: the attributes of Conv."""
 
     inputs: ClassVar[int] = 4
     auto_pad: str = "NOTSET"

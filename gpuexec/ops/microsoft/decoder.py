@@ -33,7 +33,7 @@ class DecoderMaskedMultiHeadAttention(Composite):
     )
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Do as MultiHeadAttention."""
+        """Draw the parts of the general attention operator."""
         query, key, value, mask, attention_bias, past_key, past_value, past_length, _, beams, bias = inputs
         if beams is not None:
             raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")
@@ -65,7 +65,7 @@ class DecoderMaskedSelfAttention(Composite):
     example = "float32[2,1,6] float32[6,24] float32[24] int32[2,6] float32[2,2,2,5,4] - int32[1] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Do as Attention."""
+        """Draw the parts of the general attention operator."""
         x, weights, bias, mask, past, attention_bias, past_length, _, beams = inputs
         if beams is not None:
             raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")

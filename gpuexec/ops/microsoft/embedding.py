@@ -22,7 +22,7 @@ _INT32 = np.dtype(np.int32)
 @operator("FirstRows", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class FirstRows(Operator):
-    """Show the first n rows of ``[rows, columns]`` as ``[1, n, columns]``; the second input's last axis is n long."""
+    """First n rows of ``[rows, columns]`` as a view ``[1, n, columns]``; the second input's last axis is n long."""
 
     tolerance = Tolerance.EXACT
 

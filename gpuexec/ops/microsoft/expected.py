@@ -66,7 +66,7 @@ class OfType(_Shown):
 @operator("ProjectedInput", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class ProjectedInput(_Shown):
-    """What attention projects: an input, weights ``[columns, queries + keys + values]``, a bias of as many numbers.
+    """Checked inputs of a projection: an input, weights ``[columns, queries + keys + values]``, a bias as long.
 
     Three parts of equal width, or of the widths ``sizes``, of which queries and keys have the same; heads divide each.
     """
@@ -158,7 +158,7 @@ class GatedInput(_Shown):
 @operator("OneRow", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class OneRow(_Shown):
-    """What a step of decoding is for: one new row of each sequence, ``[batch, 1, hidden units]``."""
+    """Checked input of a decoding step: one new row of each sequence, ``[batch, 1, hidden units]``."""
 
     def check(self, *inputs: TensorSpec | None) -> None:
         """Count the rows."""

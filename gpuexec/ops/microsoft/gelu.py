@@ -16,7 +16,7 @@ _QUICK = 1.7020000219345093
 
 @upgrade(f"{DOMAIN}.QuickGelu", below=EVERY_VERSION)
 def _take_as_swish(node: RawNode) -> RawNode:
-    """It is Swish with another default."""
+    """Rewrite as Swish, which has another default."""
     return rename(node, "Swish").with_attributes(alpha=node.attributes.get("alpha", _QUICK))
 
 

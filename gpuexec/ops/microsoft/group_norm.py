@@ -20,7 +20,7 @@ _NONE, _SILU = 0, 1
 @operator("SpreadOverSpace", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class SpreadOverSpace(View):
-    """Show ``[batch, channels]`` as ``[batch, 1, 1, channels]``; what has four axes stays."""
+    """View of ``[batch, channels]`` as ``[batch, 1, 1, channels]``; four axes stay as they are."""
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Insert axes of extent 1.

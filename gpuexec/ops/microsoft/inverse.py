@@ -113,7 +113,7 @@ class Solve(Operator):
 
 @upgrade(f"{DOMAIN}.Solve", below=EVERY_VERSION)
 def _drop_triangle(node: RawNode) -> RawNode:
-    """SciPy's ``lower`` says which triangle of a symmetric matrix is read; here all of any matrix is."""
+    """Remove ``lower``, by which SciPy reads one triangle of a symmetric matrix; here all of any matrix is read."""
     return node.without("lower")
 
 

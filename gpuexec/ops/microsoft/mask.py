@@ -31,7 +31,7 @@ instantiate(_SOURCE, [f"mask_bias<{dtype_row(t).cuda}>" for t in FLOATS])
 @operator("MaskBias", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class MaskBias(Operator):
-    """What is added to scores: a bias, and ``filter`` for keys that a mask takes out.
+    """Additive bias of scores: a bias, and ``filter`` for keys that a mask takes out.
 
     Inputs: queries ``[batch, rows, ...]`` and keys ``[batch, heads, keys, size]`` for their extents, a mask of int32
     and a bias that broadcasts to ``[batch, heads, rows, keys]``, or either. A mask has one of the shapes ``[batch]``

@@ -97,7 +97,7 @@ def _show(slot: Slot, order: tuple[int, ...]) -> Slot:
 
 @upgrade(f"{DOMAIN}.TransposeMatMul", below=EVERY_VERSION)
 def _take_as_fused(node: RawNode) -> RawNode:
-    """It is FusedMatMul by its older name."""
+    """Rewrite as FusedMatMul, its newer name."""
     return replace(node, op_type="FusedMatMul")
 
 

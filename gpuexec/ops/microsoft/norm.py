@@ -32,7 +32,7 @@ instantiate(_SOURCE, [f"normalize_summed_rows<{dtype_row(t).cuda}>" for t in FLO
 
 @dataclass(frozen=True, slots=True)
 class _NormalizedSum(Operator):
-    """Normalises rows of ``x + skip + bias`` along the last axis, in one launch.
+    """Normalisation of rows of ``x + skip + bias`` along the last axis, in one launch.
 
     Outputs: the result, mean and inverse deviation in float, and the sum.
     """

@@ -39,7 +39,7 @@ instantiate(_SOURCE, ["order_tokens", *(f"restore_rows<{UNSIGNED_BY_SIZE[size]}>
 @operator("OrderTokens", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class OrderTokens(Operator):
-    """Give the places of all tokens, then those of all padding, in ``[batch, rows, ...]``, and what they add up to.
+    """Places of all tokens, then of all padding, in ``[batch, rows, ...]``, and the prefix sums of the lengths.
 
     Inputs: something of that shape, and the number of tokens of each sequence, which stand first in it. Outputs: places
     ``[batch, rows]``, running sums ``[batch + 1]`` from 0 on, the largest number ``[1]``, all int32; and the number of
@@ -106,7 +106,7 @@ class RemovePadding(Composite):
 @operator("RestoreRows", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class RestoreRows(Operator):
-    """Put rows ``[tokens, ...]`` at their places in ``[batch, rows, ...]``, and 0 where there are none.
+    """Rows ``[tokens, ...]`` put at their places in ``[batch, rows, ...]``, with 0 where there are none.
 
     The places ``[batch, rows]`` are those of the tokens, then those of all padding: each place once. A third input has
     as many rows.

@@ -23,7 +23,7 @@ _QUERIES, _VALUES = 0, 2
 @operator("ProjectedHeads", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class ProjectedHeads(Operator):
-    """One of queries, keys and values (``part`` 0, 1, 2), plus its part of a bias, as ``[batch, heads, rows, size]``.
+    """Queries, keys or values (``part`` 0, 1, 2) plus their part of a bias, as ``[batch, heads, rows, size]``.
 
     The first input is ``[batch, rows, heads * size]``; or, of several ``parts``, ``[batch, rows, heads, parts, size]``,
     of which the slice ``packed`` counts; or has the four axes already, and then takes no bias. The bias, input 1, holds

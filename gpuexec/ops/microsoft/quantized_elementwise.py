@@ -199,7 +199,7 @@ class QLinearWhere(Operator):
 @operator("QLinearConcat", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class QLinearConcat(Operator):
-    """Join tensors along an axis, each brought to the scale and zero point of the result, which come first."""
+    """Concatenation along an axis, each input requantised to the result's scale and zero point, which come first."""
 
     axis: int
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT

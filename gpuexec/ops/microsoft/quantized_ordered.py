@@ -34,7 +34,7 @@ _SIGNED, _SINGLE, _WIDE = ("int8",), ("float32",), ("float32", "float16")
 @operator("ColumnMajor", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class ColumnMajor(Operator):
-    """Show matrices whose elements lie column by column as what they are; the shape stays."""
+    """View of matrices stored column by column; the shape stays."""
 
     tolerance = Tolerance.EXACT
     example = "int8[3,4]"

@@ -38,14 +38,14 @@ for _name in SAME:
 
 @upgrade(f"{DOMAIN}.Unique", below=EVERY_VERSION)
 def _take_unique(node: RawNode) -> RawNode:
-    """ONNX's has the places of first occurrences between the values and the numbers of elements."""
+    """Insert the output of ONNX's Unique between the values and the counts: the places of first occurrences."""
     values, *rest = node.outputs
     return replace(rename(node, "Unique"), outputs=(values, "", *rest)).with_attributes(sorted=0)
 
 
 @upgrade(f"{DOMAIN}.GridSample", below=EVERY_VERSION)
 def _take_grid_sample(node: RawNode) -> RawNode:
-    """ONNX calls the modes by other names since opset 20."""
+    """Rename the modes as ONNX has since opset 20."""
     mode = node.attributes.get("mode", "bilinear")
     return rename(node, "GridSample").with_attributes(mode=_SAMPLING_MODES.get(mode, mode))
 
@@ -53,7 +53,7 @@ def _take_grid_sample(node: RawNode) -> RawNode:
 @composite("ExpandDims", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class ExpandDims(Composite):
-    """Unsqueeze by one axis, a number of int32."""
+    """Unsqueeze by one axis, given as an int32 scalar."""
 
     inputs: ClassVar[int] = 2
 

@@ -26,7 +26,7 @@ _INDEX = np.dtype(np.int64)
 @operator("RotateHeads", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class RotateHeads(Operator):
-    """Turn pairs of each row of each head by its position, as many elements as two rows of the tables have.
+    """Rotation of pairs of each row of each head by its position, over twice the width of the tables.
 
     Inputs: ``[batch, rows, heads * size]`` (without ``heads``, a head is as long as what is turned) or
     ``[batch, heads, rows, size]``; positions ``[batch, rows]`` or ``[1, rows]``, or the first one alone; tables

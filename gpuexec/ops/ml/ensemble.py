@@ -42,7 +42,7 @@ class Ensemble:
 
     @property
     def columns(self) -> int:
-        """Columns of the scores."""
+        """Return the number of columns of the scores."""
         return self.finish.width(self.targets)
 
     def check(self, name: str, x: TensorSpec) -> int:

@@ -19,7 +19,7 @@ from gpuexec.spec import STRING, TensorSpec
 @operator("ArrayFeatureExtractor", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class ArrayFeatureExtractor(Operator):
-    """Pick elements of the last axis by all indices, one after the other; of an input of one axis, as one row.
+    """Elements of the last axis at all indices, one after the other; of an input of one axis, as one row.
 
     An index out of range is an error on the host; on a device it reads as zero.
     """

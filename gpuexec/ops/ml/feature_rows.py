@@ -29,7 +29,7 @@ instantiate(SOURCE, ["normalize_features", "place_features"])
 @operator("Normalizer", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class Normalizer(Operator):
-    """Divide a row by its largest element, the sum of magnitudes (L1), or the root of the sum of squares (L2).
+    """Rows divided by their largest element, the sum of magnitudes (L1), or the root of the sum of squares (L2).
 
     A row whose divisor is 0 stays as it is. The result is float.
     """
@@ -77,7 +77,7 @@ class Normalizer(Operator):
 @operator("FeatureVectorizer", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class FeatureVectorizer(Operator):
-    """Put inputs beside each other as float columns, each of as many as ``inputdimensions`` says.
+    """Concatenation of inputs as float columns, each of as many as ``inputdimensions`` says.
 
     What an input has more is left out, what it lacks is 0. An input of one axis is a row; of more than two, the first
     counts rows and what lies behind it is one row of features.

@@ -17,7 +17,7 @@ _MOST_FEATURES = 1 << 28
 
 
 class Test(IntEnum):
-    """How a node compares a feature, numbered as TreeEnsemble numbers it and trees.cu has it."""
+    """Comparison of a feature at a node, numbered as TreeEnsemble numbers it and trees.cu has it."""
 
     BRANCH_LEQ = 0
     BRANCH_LT = 1
@@ -29,7 +29,7 @@ class Test(IntEnum):
 
 
 class Aggregate(IntEnum):
-    """What the votes for a target become, numbered as TreeEnsemble numbers it and trees.cu has it."""
+    """Aggregation of the votes for a target, numbered as TreeEnsemble numbers it and trees.cu has it."""
 
     AVERAGE = 0
     SUM = 1
@@ -69,7 +69,7 @@ class Forest:
 
     @property
     def features(self) -> int:
-        """How many features rows have at least."""
+        """Return the least number of features that rows must have."""
         return int((self.tests >> FEATURE_SHIFT).max(initial=-1)) + 1 if len(self.tests) else 0
 
     def pack(self, dtype: np.dtype[Any]) -> Array:

@@ -68,7 +68,7 @@ class HostForest:
             return scores / dtype.type(trees) if aggregate is Aggregate.AVERAGE else scores
 
     def _vote_singly(self, leaves: Array, targets: int, aggregate: Aggregate, dtype: np.dtype[Any]) -> Array:
-        """Go from tree to tree and from vote to vote."""
+        """Add votes tree by tree and vote by vote."""
         rows, forest = leaves.shape[1], self.forest
         weights = forest.weights.astype(dtype, copy=False)
         scores = np.zeros((rows, targets), dtype)

@@ -27,7 +27,7 @@ instantiate(SOURCE, [f"encode_labels<{dtype_row(dtype).cuda}>" for dtype in _NUM
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """What stands for what.
+    """Key and value tables of a LabelEncoder.
 
     Attributes:
         keys: Each once, numbers in the order of `sort_keys`.
@@ -54,7 +54,7 @@ class Encoding:
 @operator("LabelEncoder", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class LabelEncoder(Prepared[dict[Any, Encoding]]):
-    """Replace each element that is a key by its value, and any other by the default. Of equal keys the last counts.
+    """Element lookup: a key becomes its value, anything else the default. Of equal keys the last counts.
 
     Before opset 2 there were only ``classes_strings``: a string becomes its place among them, and a place the string.
     """

@@ -24,7 +24,7 @@ instantiate(SOURCE, ["compare_with_vectors"])
 
 
 class Likeness(IntEnum):
-    """What is made of a row and a vector, numbered as svm.cu has it."""
+    """Kernel function of a row and a vector, numbered as svm.cu has it."""
 
     LINEAR = 0
     POLY = 1

@@ -25,7 +25,7 @@ instantiate(SOURCE, ["mark_category"])
 @operator("OneHotEncoder", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class OneHotEncoder(Operator):
-    """Give a new last axis of categories: 1 at that of the element, 0 elsewhere. Of equal categories the last counts.
+    """New last axis of categories: 1 at that of the element, 0 elsewhere. Of equal categories the last counts.
 
     Numbers are truncated to integers. What is no category is 0 everywhere, or an error if not ``zeros``; on a device,
     where nobody waits for the answer, 0 everywhere all the same.

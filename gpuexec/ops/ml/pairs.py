@@ -26,7 +26,7 @@ instantiate(SOURCE, ["score_pairs", "count_votes", "couple_classes"])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """All pairs of classes, those of the first class first.
+    """Table of all pairs of classes, those of the first class first.
 
     Attributes:
         coefficients: ``[classes - 1, vectors]``: in row k the weights of a vector against the k-th other class.
@@ -50,12 +50,12 @@ class Pairs:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether scores are probabilities of classes."""
+        """Return whether scores are probabilities of classes."""
         return self.slopes is not None
 
     @property
     def columns(self) -> int:
-        """Scores of a row."""
+        """Return the number of scores of a row."""
         return self.classes if self.has_probabilities else len(self.members)
 
     def score(self, likeness: Array) -> Array:

@@ -42,7 +42,7 @@ class Prepared(Operator, Generic[Tables]):
 
     @property
     def tables(self) -> Tables:
-        """What ``prepare`` returned; made again for an operator that was unpickled."""
+        """Return the result of ``prepare``, made again for an operator that was unpickled."""
         if not hasattr(self, "_tables"):
             object.__setattr__(self, "_tables", self.prepare())
         return self._tables

@@ -26,7 +26,7 @@ instantiate(SOURCE, [f"finish_scores<{dtype_row(a).cuda}, {dtype_row(t).cuda}>" 
 
 
 class Transform(IntEnum):
-    """What is done to the scores last, numbered as TreeEnsemble numbers it and scores.cu has it."""
+    """Final transform of scores, numbered as TreeEnsemble numbers it and scores.cu has it."""
 
     NONE = 0
     SOFTMAX = 1
@@ -40,7 +40,7 @@ _NAMED = tuple(transform.name for transform in Transform if transform is not Tra
 
 
 class Rule(IntEnum):
-    """Which class a row is of: that of its largest score, the second if its last score is above, or a given one."""
+    """Choice of a row's class: that of its largest score, the second if its last score is above, or a given one."""
 
     LARGEST = 0
     ABOVE = 1
@@ -48,7 +48,7 @@ class Rule(IntEnum):
 
 
 class Pair(IntEnum):
-    """What one score becomes: itself, ``1 - s, s`` or ``-s, s``."""
+    """Expansion of one score for two classes: itself, ``1 - s, s`` or ``-s, s``."""
 
     AS_IT_IS = 0
     COMPLEMENT = 1
@@ -75,7 +75,7 @@ def choose_pair(transform: Transform, untransformed: Pair) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How raw scores ``[rows, columns]`` become scores, and labels if there are ``names`` of classes."""
+    """Conversion of raw scores ``[rows, columns]`` to scores, and to labels if there are ``names`` of classes."""
 
     transform: Transform
     pair: Pair = Pair.AS_IT_IS

@@ -83,7 +83,7 @@ class SVMRegressor(Prepared[tuple[Vectors | None, Vectors]]):
 @operator("SVMClassifier", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class SVMClassifier(Prepared[tuple[Vectors, Pairs | None]]):
-    """Of each pair of classes the likelier by the support vectors of both, and the class that wins most pairs.
+    """Support vector classification, one-vs-one: the class that wins most pairs.
 
     Scores are those of the pairs (of two classes ``-s, s``), or probabilities of classes if ``prob_a`` and ``prob_b``
     are given. Without support vectors, scores are products with the coefficients of each class, and the largest wins.

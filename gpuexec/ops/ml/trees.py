@@ -103,7 +103,7 @@ class TreeEnsemble(Prepared[Ensemble]):
         return (TensorSpec((self.tables.check(self.name, x), self.tables.columns), x.dtype),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Follow all trees with NumPy."""
+        """Traverse all trees with NumPy."""
         return (self.tables.finish.compute(self.tables.compute(x, x.dtype), x.dtype)[1],)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:

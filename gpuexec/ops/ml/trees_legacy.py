@@ -102,7 +102,7 @@ class TreeEnsembleRegressor(LegacyTrees):
         return (TensorSpec((self.tables.check(self.name, x), self.tables.columns), FLOAT),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Follow all trees with NumPy."""
+        """Traverse all trees with NumPy."""
         return (self.tables.finish.compute(self.tables.compute(x, FLOAT), FLOAT)[1],)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -164,7 +164,7 @@ class TreeEnsembleClassifier(LegacyTrees):
         return labels, TensorSpec((rows, self.tables.columns), FLOAT)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Follow all trees with NumPy."""
+        """Traverse all trees with NumPy."""
         places, scores = self.tables.finish.compute(self.tables.compute(x, FLOAT), FLOAT)
         return name_places(places, self.classlabels_int64s, self.classlabels_strings), scores
 

@@ -21,7 +21,7 @@ States = frozenset[int]
 
 @dataclass(slots=True)
 class Automaton:
-    """What `build_automaton` makes of a tree; state 0 is the end.
+    """Nondeterministic automaton made of a pattern's tree; state 0 is the end.
 
     Attributes:
         classes: By state that takes a character: which, and the next state.

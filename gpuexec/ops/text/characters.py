@@ -31,7 +31,7 @@ _MOST_CASES = 1000  # ranges are given all cases of so many characters
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Some characters: those of ranges (both ends inclusive) and of a general category, or all others."""
+    """Set of characters: those of ranges (both ends inclusive) and of a general category, or all others."""
 
     ranges: tuple[tuple[str, str], ...] = ()
     category: str | None = None
@@ -49,7 +49,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """One character that is a member of any of these, or of none; where ``folds``, in whichever case."""
+    """Character class: a member of any of these sets, or of none; where ``folds``, in whichever case."""
 
     members: tuple[Members, ...]
     is_negated: bool = False

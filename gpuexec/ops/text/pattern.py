@@ -32,21 +32,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after the other."""
+    """Concatenation of patterns."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several."""
+    """Alternation of patterns."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """As often as from ``least`` to ``most`` times; None: no limit."""
+    """Repetition from ``least`` to ``most`` times; None: no limit."""
 
     part: Tree
     least: int

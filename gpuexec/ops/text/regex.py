@@ -19,7 +19,7 @@ from gpuexec.spec import STRING, TensorSpec
 @operator("RegexFullMatch")
 @dataclass(frozen=True, slots=True)
 class RegexFullMatch(Operator):
-    r"""Whether all of a string matches the pattern, in RE2's syntax (see `gpuexec.ops.text.pattern`).
+    r"""Test of strings for a full match of the pattern, in RE2's syntax (see `gpuexec.ops.text.pattern`).
 
     Characters are Unicode's, ``\d``, ``\w``, ``\s`` and ``\b`` know ASCII alone. The time is linear in the length of a
     string.

@@ -27,7 +27,7 @@ instantiate(SOURCE, ["count_ngrams<i32>", "count_ngrams<i64>", "weigh_ngrams"])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighing:
-    """What becomes of counts.
+    """Weighting of n-gram counts.
 
     Attributes:
         grams: The n-grams.
@@ -43,14 +43,14 @@ class Weighing:
 
     @property
     def columns(self) -> int:
-        """Columns of the result."""
+        """Return the number of columns of the result."""
         return self.starts.size - 1
 
 
 @operator("TfIdfVectorizer")
 @dataclass(frozen=True, slots=True)
 class TfIdfVectorizer(Prepared[Weighing]):
-    """Count n-grams of a pool in each row, each in the column that it has.
+    """Counts of the n-grams of a pool in each row, each in its column.
 
     Tokens of one may have up to ``max_skip_count`` others between them, always as many. IDF counts an n-gram once at
     most; it and TFIDF multiply by the n-gram's weight. Where n-grams share a column they add up.
@@ -109,7 +109,7 @@ class TfIdfVectorizer(Prepared[Weighing]):
         return (TensorSpec((*x.shape[:-1], self.tables.columns), FLOAT),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Follow all n-grams at once, token by token, from each place and with each distance."""
+        """Count all n-grams at once, token by token, from each place and with each distance."""
         tables, rows = self.tables, as_rows(x)
         numbers, grams = tables.grams.number(rows), tables.grams
         counts = np.zeros((len(rows), grams.count), np.int64)

@@ -32,7 +32,7 @@ def _mean(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """Where several elements are the largest, they share alike."""
+    """Divide the derivative evenly between equal extremes."""
     op: Any = node.operator
     x = first_of(node)
     hits = tape.apply("Equal", x, _unfold(tape, node, output_of(node)))
@@ -45,7 +45,7 @@ def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _norm(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """At 0, where there is a kink, the slope is 0."""
+    """Pass back through a norm; at 0, where there is a kink, the slope is 0."""
     x, y = first_of(node), output_of(node)
     is_kink = tape.apply("Equal", y, tape.number(0, y))
     divisor = tape.apply("Where", is_kink, tape.number(1, y), y)

@@ -28,7 +28,7 @@ def _swap(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _cast_like(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """A type that has no derivatives is found out by SumTo, which sums nothing here."""
+    """Pass back through CastLike; SumTo, which sums nothing here, refuses types without derivatives."""
     return [tape.apply("CastLike", tape.sum_to(g, output_of(node)), first_of(node)), None]
 
 

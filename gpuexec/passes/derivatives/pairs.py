@@ -28,7 +28,7 @@ def _mean(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """Where several inputs are the largest, they share alike."""
+    """Divide the derivative evenly between equal extremes of several inputs."""
     return share(tape, given(node), output_of(node), g)
 
 
@@ -48,7 +48,7 @@ def _choice(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _clip(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """What lies on a bound counts as inside; of two bounds alike, the higher takes what lies outside."""
+    """Pass back through Clip: a bound counts as inside; of two equal bounds the higher takes all outside."""
     x, low, high, y = first_of(node), input_at(node, 1), input_at(node, 2), output_of(node)
     is_moved = tape.apply("Not", tape.apply("Equal", x, y))
     by_bounds: list[Value | None] = []
@@ -60,7 +60,7 @@ def _clip(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _power(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """An exponent of 0 has slope 0 everywhere, and so has any by the exponent where x is 0.
+    """Pass back through Pow: slope 0 for an exponent of 0, and by the exponent where x is 0.
 
     What would not be finite there is not computed at all, so that slopes of slopes are right too.
     """

@@ -33,7 +33,7 @@ def _gemm(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def _einsum(tape: Tape, node: Node, g: Value) -> Derivatives:
-    """Each operand takes the product of the others and g, summed over what it does not have."""
+    """Multiply the other operands and g for each operand, summed over the labels it does not have."""
     op: Any = node.operator
     terms, output = _read_equation(op.equation)
     operands = given(node)
