@@ -28,22 +28,22 @@ def relu6(x: Any) -> SymbolicArray:
 
 
 def sigmoid(x: Any) -> SymbolicArray:
-    """Give 1 / (1 + exp(-x))."""
+    """Return the sigmoid, 1 / (1 + exp(-x))."""
     return add_node("Sigmoid", as_float(x))
 
 
 def hard_sigmoid(x: Any, alpha: float = 1 / 6, beta: float = 0.5) -> SymbolicArray:
-    """Give alpha x + beta between 0 and 1."""
+    """Return the hard sigmoid: alpha x + beta, clamped between 0 and 1."""
     return add_node("HardSigmoid", as_float(x), alpha=float(alpha), beta=float(beta))
 
 
 def hard_swish(x: Any) -> SymbolicArray:
-    """Give x times its hard sigmoid."""
+    """Return x times its hard sigmoid."""
     return add_node("HardSwish", as_float(x))
 
 
 def swish(x: Any, alpha: float = 1.0) -> SymbolicArray:
-    """Give x times the sigmoid of alpha x."""
+    """Return x times the sigmoid of alpha x."""
     array = as_float(x)
     return array * sigmoid(array * alpha if alpha != 1 else array)
 
@@ -52,17 +52,17 @@ silu = swish
 
 
 def elu(x: Any, alpha: float = 1.0) -> SymbolicArray:
-    """Give alpha (exp(x) - 1) below 0."""
+    """Return alpha (exp(x) - 1) below 0."""
     return add_node("Elu", as_float(x), alpha=float(alpha))
 
 
 def selu(x: Any) -> SymbolicArray:
-    """Give the scaled exponential unit, with the constants of its paper."""
+    """Return the scaled exponential unit, with the constants of its paper."""
     return add_node("Selu", as_float(x))
 
 
 def celu(x: Any, alpha: float = 1.0) -> SymbolicArray:
-    """Give alpha (exp(x / alpha) - 1) below 0."""
+    """Return alpha (exp(x / alpha) - 1) below 0."""
     return add_node("Celu", as_float(x), alpha=float(alpha))
 
 
@@ -86,27 +86,27 @@ def gelu(x: Any, approximate: str = "none") -> SymbolicArray:
 
 
 def mish(x: Any) -> SymbolicArray:
-    """Give x tanh(softplus(x))."""
+    """Return x tanh(softplus(x))."""
     return add_node("Mish", as_float(x))
 
 
 def softsign(x: Any) -> SymbolicArray:
-    """Give x / (1 + |x|)."""
+    """Return x / (1 + |x|)."""
     return add_node("Softsign", as_float(x))
 
 
 def softplus(x: Any) -> SymbolicArray:
-    """Give log(1 + exp(x))."""
+    """Return log(1 + exp(x))."""
     return add_node("Softplus", as_float(x))
 
 
 def softmax(x: Any, axis: int = -1) -> SymbolicArray:
-    """Give exponentials of an axis divided by their sum."""
+    """Return the softmax: exponentials of an axis divided by their sum."""
     array = as_float(x)
     return add_node("Softmax", array, axis=find_axis(array, axis))
 
 
 def log_softmax(x: Any, axis: int = -1) -> SymbolicArray:
-    """Give the logarithm of the softmax."""
+    """Return the logarithm of the softmax."""
     array = as_float(x)
     return add_node("LogSoftmax", array, axis=find_axis(array, axis))

@@ -60,7 +60,7 @@ def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any]
 
 
 def while_loop(condition: Callable[..., Any], body: Callable[..., Any], initial: Any) -> Any:
-    """Repeat a function of what it last gave while a condition of that holds.
+    """Repeat a function of its last result while a condition of that result holds.
 
     Args:
         condition: Of the carried arrays; gives a truth value.
@@ -74,7 +74,7 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], initial:
 
 
 def fori_loop(lower: Any, upper: Any, body: Callable[..., Any], initial: Any) -> Any:
-    """Repeat a function for numbers from ``lower`` to before ``upper``, handing on what it gives.
+    """Repeat a function for the numbers from ``lower`` to before ``upper``, with carried values.
 
     Args:
         lower: First number.
@@ -86,7 +86,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[..., Any], initial: Any) ->
 
 
 def scan(body: Callable[..., Any], initial: Any, xs: Any, reverse: bool = False) -> tuple[Any, Any]:
-    """Walk along the first axis of arrays, handing states on, and stack what each step gives.
+    """Apply a function along the first axis of arrays, with carried values, and stack its results.
 
     Args:
         body: Of the states and one slice of each array; gives the next states and what is stacked.

@@ -21,12 +21,12 @@ __all__ = [
 
 
 def asarray(a: Any, dtype: Any = None) -> SymbolicArray:
-    """Take numbers, arrays or nests of them into the program."""
+    """Convert numbers, arrays or nests of them to a symbolic array."""
     return as_symbolic(a, dtype)
 
 
 def array(a: Any, dtype: Any = None) -> SymbolicArray:
-    """Take numbers, arrays or nests of them into the program as an array of its own."""
+    """Convert numbers, arrays or nests of them to a symbolic array of its own."""
     return as_symbolic(a, dtype).copy()
 
 
@@ -41,19 +41,19 @@ def clone(a: Any) -> SymbolicArray:
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None) -> SymbolicArray:
-    """Give an array of one value; extents may be symbolic, the value too."""
+    """Fill an array with one value; extents may be symbolic, the value too."""
     tracer = find_tracer(shape, fill_value)
     value = as_symbolic(fill_value, dtype, tracer)
     return broadcast_to(value, shape if isinstance(shape, (tuple, list, SymbolicArray)) else (shape,))
 
 
 def zeros(shape: Any, dtype: Any = np.float64) -> SymbolicArray:
-    """Give an array of zeros."""
+    """Return an array of zeros."""
     return full(shape, 0, dtype)
 
 
 def ones(shape: Any, dtype: Any = np.float64) -> SymbolicArray:
-    """Give an array of ones."""
+    """Return an array of ones."""
     return full(shape, 1, dtype)
 
 
@@ -61,18 +61,18 @@ empty = zeros
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> SymbolicArray:
-    """Give an array of one value, of another array's shape and dtype."""
+    """Fill an array of another's shape and dtype with one value."""
     given = as_symbolic(a)
     return full(given.shape, as_symbolic(fill_value, dtype or given.dtype, given._tracer))
 
 
 def zeros_like(a: Any, dtype: Any = None) -> SymbolicArray:
-    """Give zeros of another array's shape and dtype."""
+    """Return zeros of another array's shape and dtype."""
     return full_like(a, 0, dtype)
 
 
 def ones_like(a: Any, dtype: Any = None) -> SymbolicArray:
-    """Give ones of another array's shape and dtype."""
+    """Return ones of another array's shape and dtype."""
     return full_like(a, 1, dtype)
 
 
@@ -96,7 +96,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Sy
 
 
 def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None) -> SymbolicArray:
-    """Give numbers at equal distances, the last at ``stop`` if ``endpoint``; start and stop may be symbolic."""
+    """Return evenly spaced numbers, the last at ``stop`` if ``endpoint``; start and stop may be symbolic."""
     tracer = find_tracer(start, stop)
     if num < 0:
         raise InputError(f"linspace gives 0 numbers or more, got num={num}.")
@@ -114,13 +114,13 @@ def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype:
 def logspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: float = 10.0, dtype: Any = None
 ) -> SymbolicArray:
-    """Give powers of ``base`` whose exponents lie at equal distances."""
+    """Return powers of ``base`` with evenly spaced exponents."""
     row = power(base, linspace(start, stop, num, endpoint))
     return row if dtype is None else cast(row, dtype)
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = np.float64) -> SymbolicArray:
-    """Give a matrix of ones on a diagonal, zeros elsewhere."""
+    """Return a matrix of ones on a diagonal, zeros elsewhere."""
     return find_tracer().add_constant(np.eye(N, M, k, dtype))
 
 
@@ -128,12 +128,12 @@ identity = eye
 
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = np.float64) -> SymbolicArray:
-    """Give a matrix of ones on and below a diagonal, zeros elsewhere."""
+    """Return a matrix of ones on and below a diagonal, zeros elsewhere."""
     return find_tracer().add_constant(np.tri(N, M, k, dtype))
 
 
 def as_strided(a: Any, shape: Any, strides: Any, offset: int = 0) -> SymbolicArray:
-    """Read elements by strides: element (i, j, ...) stands at ``offset`` and i, j, ... strides of *elements* on.
+    """View by strides: element (i, j, ...) is at ``offset`` plus i, j, ... strides of *elements*.
 
     The elements are numbered in the array's own order, dense.
     """
@@ -148,7 +148,7 @@ def as_strided(a: Any, shape: Any, strides: Any, offset: int = 0) -> SymbolicArr
 
 
 def diag(a: Any, k: int = 0) -> SymbolicArray:
-    """Give the diagonal of a matrix, or the matrix that has a row on its diagonal."""
+    """Return the diagonal of a matrix, or the matrix that has a row on its diagonal."""
     given = as_symbolic(a)
     if given.ndim == 2:
         return diagonal(given, k)
@@ -159,7 +159,7 @@ def diag(a: Any, k: int = 0) -> SymbolicArray:
 
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> SymbolicArray:
-    """Give the diagonals of two axes, as the last axis."""
+    """Return the diagonals over two axes, as the last axis."""
     given = moveaxis(as_symbolic(a), (axis1, axis2), (-2, -1))
     rows, columns = extent(given, -2) + min(offset, 0), extent(given, -1) - max(offset, 0)
     if isinstance(rows, int) and isinstance(columns, int):
@@ -180,7 +180,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> SymbolicAr
 
 
 def vander(x: Any, N: int, increasing: bool = False) -> SymbolicArray:
-    """Give the powers of a row, a column each."""
+    """Return the Vandermonde matrix of a row, a column for each power."""
     exponents = np.arange(N) if increasing else np.arange(N)[::-1]
     given = as_symbolic(x)
     return expand_dims(given, 1) ** as_symbolic(exponents.copy(), given.dtype, given._tracer)

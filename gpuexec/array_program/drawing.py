@@ -57,7 +57,7 @@ def normal_like(a: Any, mean: float = 0.0, std: float = 1.0, seed: float | None 
 
 
 def randint(low: int, high: int, shape: Any, dtype: Any = np.int64, seed: float | None = None) -> SymbolicArray:
-    """Draw whole numbers from ``low`` to before ``high``, all equally likely as far as float64 tells them apart."""
+    """Draw integers from ``low`` to before ``high``, uniformly as far as float64 tells them apart."""
     if high <= low:
         raise InputError(f"randint draws from low to before high, got low={low}, high={high}.")
     drawn = rand(shape, np.float64, seed)

@@ -39,7 +39,7 @@ _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.g
 
 
 def define(ufunc: np.ufunc, recipe: str | Recipe, *, on_bool: str | None = None) -> Callable[..., SymbolicArray]:
-    """Return the function that does on symbolic arrays what a function of NumPy does, and enter it in the table.
+    """Return and register the symbolic counterpart of a NumPy function.
 
     Args:
         ufunc: NumPy's function; its loops decide the dtypes.
@@ -187,17 +187,17 @@ def lerp(start: Any, end: Any, weight: Any) -> SymbolicArray:
 
 
 def frac(x: Any) -> SymbolicArray:
-    """Give what is left of elements without their whole part, of the same sign."""
+    """Return the fractional part, of the same sign."""
     return subtract(x, trunc(x))
 
 
 def rsqrt(x: Any) -> SymbolicArray:
-    """Give one over the square root."""
+    """Return the reciprocal square root."""
     return reciprocal(sqrt(x))
 
 
 def erf(x: Any) -> SymbolicArray:
-    """Give the error function."""
+    """Return the error function."""
     array = as_symbolic(x)
     return add_node("Erf", cast(array, resolve(np.sqrt, [x])[0]))
 
@@ -219,7 +219,7 @@ around = round
 
 
 def divmod(x: Any, y: Any) -> tuple[SymbolicArray, SymbolicArray]:
-    """Give floor quotient and remainder."""
+    """Return floor quotient and remainder."""
     return floor_divide(x, y), remainder(x, y)
 
 

@@ -68,7 +68,7 @@ def flatnonzero(a: Any) -> SymbolicArray:
 
 
 def topk(a: Any, k: Any, axis: int = -1, largest: bool = True) -> tuple[SymbolicArray, SymbolicArray]:
-    """Give the ``k`` largest or smallest of an axis, in order, and where they stand; of equals the first first."""
+    """Return the ``k`` largest or smallest of an axis, in order, and their positions; of equals the first first."""
     array = as_symbolic(a)
     axis = find_axis(array, axis)
     narrow = _NARROW.get(array.dtype)
@@ -93,7 +93,7 @@ def sort(a: Any, axis: int | None = -1) -> SymbolicArray:
 
 
 def argsort(a: Any, axis: int | None = -1, kind: str | None = None, stable: bool = True) -> SymbolicArray:
-    """Give the positions that sort an axis; equals stay in their order."""
+    """Return the positions that sort an axis; equals stay in their order."""
     array = as_symbolic(a)
     if axis is None:
         array, axis = ravel(array), 0
@@ -101,7 +101,7 @@ def argsort(a: Any, axis: int | None = -1, kind: str | None = None, stable: bool
 
 
 def median(a: Any, axis: int | None = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the element in the middle of the sorted ones, or the mean of the two that are. A NaN makes it NaN."""
+    """Return the median: the middle one of the sorted elements, or the mean of the two. A NaN makes it NaN."""
     array = as_symbolic(a)
     array = cast(array, FLOAT64) if array.dtype.kind in "iub" else array
     rank = array.ndim
@@ -117,7 +117,7 @@ def median(a: Any, axis: int | None = None, keepdims: bool = False) -> SymbolicA
 
 
 def unique(a: Any) -> SymbolicArray:
-    """Give the distinct elements, sorted."""
+    """Return the distinct elements, sorted."""
     array = as_symbolic(a)
     otherwise = [(array.dtype, (None,))]
     return array._tracer.apply("Unique", [array], attributes={"sorted": 1}, otherwise=otherwise)[0]
@@ -135,7 +135,7 @@ def compress(condition: Any, a: Any, axis: int | None = None) -> SymbolicArray:
 
 
 def one_hot(a: Any, num_classes: Any, axis: int = -1, dtype: Any = np.int64) -> SymbolicArray:
-    """Give each number a row of its own, 1 where it stands and 0 elsewhere."""
+    """Encode numbers as rows with 1 at the number's place and 0 elsewhere."""
     array = as_symbolic(a)
     values = array._tracer.add_constant(np.array([0, 1], dtype))
     depth = shape_vector(array._tracer, [num_classes])
@@ -183,7 +183,7 @@ def nms(
 
 
 def searchsorted(a: Any, v: Any, side: str = "left") -> SymbolicArray:
-    """Give where values would be put into a sorted row."""
+    """Return the positions at which values would be inserted into a sorted row."""
     row, values = as_symbolic(a), as_symbolic(v)
     name = {"left": "Less", "right": "LessOrEqual"}.get(side)
     if name is None:

@@ -22,7 +22,7 @@ __all__ = ["forward"]
 
 
 def forward(model: Model, *arrays: Any, **named: Any) -> Outputs:
-    """Put a model into the program, as often as wanted; weights are shared, not copied.
+    """Call a model in the program, as often as wanted; weights are shared, not copied.
 
     Args:
         model: What `load` or `graph` gave.

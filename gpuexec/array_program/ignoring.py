@@ -15,13 +15,13 @@ __all__ = ["nanmax", "nanmean", "nanmin", "nansum"]
 
 
 def nansum(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> SymbolicArray:
-    """Add up what is a number."""
+    """Sum the elements that are not NaN."""
     array = as_symbolic(a)
     return sum(choose(isnan(array), 0, array), axis, dtype, keepdims)
 
 
 def nanmean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> SymbolicArray:
-    """Average what is a number; where nothing is, give NaN."""
+    """Average the elements that are not NaN; where there are none, NaN."""
     array = as_symbolic(a)
     if dtype is not None or array.dtype.kind in "iub":
         array = cast(array, dtype or FLOAT64)
@@ -30,12 +30,12 @@ def nanmean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False
 
 
 def nanmax(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the largest number; where there is none, NaN."""
+    """Return the largest element that is not NaN; where there is none, NaN."""
     return _choose(max, -np.inf, a, axis, keepdims)
 
 
 def nanmin(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the smallest number; where there is none, NaN."""
+    """Return the smallest element that is not NaN; where there is none, NaN."""
     return _choose(min, np.inf, a, axis, keepdims)
 
 

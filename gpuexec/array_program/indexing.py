@@ -157,7 +157,7 @@ def _check_position(array: SymbolicArray, position: Any, axis: int) -> int:
 
 
 def _take_slices(array: SymbolicArray, entries: list[Any]) -> SymbolicArray:
-    """Apply slices and plain positions; the axes of the latter go."""
+    """Apply slices and integer positions; the axes of the latter are dropped."""
     array, entries = _turn_from_the_end(array, entries)
     tracer, axis = array._tracer, 0
     rows: list[tuple[Any, Any, int, int]] = []  # start, stop, axis, step
@@ -182,7 +182,7 @@ def _take_slices(array: SymbolicArray, entries: list[Any]) -> SymbolicArray:
 
 
 def _turn_from_the_end(array: SymbolicArray, entries: list[Any]) -> tuple[SymbolicArray, list[Any]]:
-    """Cut axes of free extent before ``x[-3::-1]`` turns them: ONNX would begin with 0 if there are less than 3."""
+    """Cut axes of free extent before ``x[-3::-1]``: ONNX would begin with 0 if there are less than 3."""
     entries, axis = list(entries), 0
     for place, entry in enumerate(entries):
         if entry is None:
@@ -233,7 +233,7 @@ def _gather(array: SymbolicArray, axes: list[int], indices: list[SymbolicArray],
 
 
 def take(a: Any, indices: Any, axis: int | None = None) -> SymbolicArray:
-    """Take slices along an axis, or elements of all in a row, by an array of positions."""
+    """Take slices along an axis, or elements of the flattened array, by an array of positions."""
     array = as_symbolic(a)
     if axis is None:
         array, axis = ravel(array), 0
@@ -245,7 +245,7 @@ def _as_positions(indices: Any) -> Any:
 
 
 def take_along_axis(a: Any, indices: Any, axis: int) -> SymbolicArray:
-    """Take one element for each position listed, all else equal."""
+    """Take one element for each listed position along an axis; the other coordinates stay."""
     array = as_symbolic(a)
     given = cast(as_symbolic(indices, None, array._tracer), INT64)
     axis %= array.ndim

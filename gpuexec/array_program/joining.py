@@ -63,18 +63,18 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> SymbolicArray:
 
 
 def vstack(arrays: Sequence[Any]) -> SymbolicArray:
-    """Put arrays on top of each other, rows of one axis too."""
+    """Stack arrays vertically; arrays of one axis are rows."""
     return concatenate([atleast_2d(array) for array in unify(*arrays)], 0)
 
 
 def hstack(arrays: Sequence[Any]) -> SymbolicArray:
-    """Put arrays side by side: along the second axis, or the first of those with one."""
+    """Stack arrays horizontally: along the second axis, or the first of those with one."""
     given = [atleast_1d(array) for array in unify(*arrays)]
     return concatenate(given, 0 if given[0].ndim == 1 else 1)
 
 
 def column_stack(arrays: Sequence[Any]) -> SymbolicArray:
-    """Put arrays side by side, those of one axis as columns."""
+    """Stack arrays as columns; matrices are joined side by side."""
     given = unify(*arrays)
     return concatenate([expand_dims(array, 1) if array.ndim == 1 else array for array in given], 1)
 
@@ -85,12 +85,12 @@ def append(a: Any, values: Any, axis: int | None = None) -> SymbolicArray:
 
 
 def dstack(arrays: Sequence[Any]) -> SymbolicArray:
-    """Put arrays behind each other, along the third axis."""
+    """Stack arrays along the third axis."""
     return concatenate([atleast_3d(array) for array in unify(*arrays)], 2)
 
 
 def split(a: Any, sections: int | Sequence[int], axis: int = 0) -> list[SymbolicArray]:
-    """Take an array apart: into a number of equal parts, or before the positions listed."""
+    """Split an array into a number of equal parts, or before the positions listed."""
     array = as_symbolic(a)
     axis = find_axis(array, axis)
     if isinstance(sections, int):
@@ -105,7 +105,7 @@ def split(a: Any, sections: int | Sequence[int], axis: int = 0) -> list[Symbolic
 
 
 def split_sizes(a: Any, sizes: Sequence[int], axis: int = 0) -> list[SymbolicArray]:
-    """Take an array apart into parts of the sizes listed."""
+    """Split an array into parts of the sizes listed."""
     array = as_symbolic(a)
     vector = constant_ints(array._tracer, sizes)
     attributes = {"axis": find_axis(array, axis)}
@@ -113,7 +113,7 @@ def split_sizes(a: Any, sizes: Sequence[int], axis: int = 0) -> list[SymbolicArr
 
 
 def array_split(a: Any, sections: int | Sequence[int], axis: int = 0) -> list[SymbolicArray]:
-    """Take an array apart; of a number of parts, the first are larger by one where they can't be equal."""
+    """Split an array into parts; where they can't be equal, the first are larger by one."""
     array = as_symbolic(a)
     dim = array._known_dims()[find_axis(array, axis)]
     if isinstance(sections, int) and isinstance(dim, int):
@@ -146,7 +146,7 @@ flip_lr, flip_ud = fliplr, flipud
 
 
 def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> SymbolicArray:
-    """Move elements along axes by fixed numbers of places; what leaves at one end comes in at the other."""
+    """Roll elements along axes by fixed numbers of places; those shifted out at one end re-enter at the other."""
     array = as_symbolic(a)
     if axis is None:
         return roll(ravel(array), shift, 0).reshape(array.shape)
@@ -190,7 +190,7 @@ def repeat(a: Any, repeats: Any, axis: int | None = None) -> SymbolicArray:
 
 
 def pad(a: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> SymbolicArray:
-    """Add elements around an array: a value, its edge, or what lies inside mirrored or wrapped."""
+    """Pad an array with a value, its edge, or its inside mirrored or wrapped."""
     array = as_symbolic(a)
     if mode not in _PAD_MODES:
         raise InputError(f"pad has modes {', '.join(_PAD_MODES)}, got {mode!r}.")
@@ -230,7 +230,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[SymbolicArray]:
 
 
 def unstack(a: Any, axis: int = 0) -> list[SymbolicArray]:
-    """Take an array apart along an axis of fixed extent, dropping it."""
+    """Unstack an array along an axis of fixed extent, which is dropped."""
     array = as_symbolic(a)
     dim = array._known_dims()[find_axis(array, axis)]
     if not isinstance(dim, int):

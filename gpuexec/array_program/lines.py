@@ -16,7 +16,7 @@ _FOREIGN = tuple(str(folder) + os.sep for folder in (Path(__file__).parent.paren
 
 
 def find_line() -> str:
-    """Return the innermost line of the user's that is being executed."""
+    """Return the innermost line of user code that is being executed."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_FOREIGN):
         frame = frame.f_back
@@ -24,7 +24,7 @@ def find_line() -> str:
 
 
 def find_raised(traceback: TracebackType | None) -> str:
-    """Return the innermost line of the user's that an error went through; empty where there is none."""
+    """Return the innermost line of user code in an error's traceback; empty where there is none."""
     where = ""
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename

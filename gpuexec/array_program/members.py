@@ -29,7 +29,7 @@ def make_method(name: str) -> Callable[..., SymbolicArray]:
 
 
 def make_array_method(name: str) -> Callable[..., SymbolicArray]:
-    """Return a method that is NumPy's function of this name, whose arguments stand in the method's order."""
+    """Return a method that calls NumPy's function of this name, with arguments in the method's order."""
 
     def method(self: SymbolicArray, *arguments: Any, **options: Any) -> SymbolicArray:
         return self.__array_function__(getattr(np, name), (), (self, *arguments), options)  # type: ignore[no-any-return]
@@ -75,7 +75,7 @@ def make_unary(name: str) -> Callable[..., SymbolicArray]:
 
 
 def _operate(name: str, *operands: Any) -> Any:
-    """Return what an operator gives; of extents and Python's numbers alone it is weak as they are."""
+    """Return an operator's result, which is weak where all operands are extents and Python numbers."""
     from gpuexec.array_program.promotion import kind_of
 
     kinds = [kind_of(each) for each in operands]

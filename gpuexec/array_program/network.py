@@ -57,7 +57,7 @@ def avg_pool(
     x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> SymbolicArray:  # fmt: skip
-    """Average windows; they stand side by side unless a stride is given."""
+    """Average windows, which do not overlap unless a stride is given."""
     array = as_float(x)
     attributes = _window(array, kernel_size, stride, padding, ceil_mode)
     return add_node("AveragePool", array, count_include_pad=int(count_include_pad), **attributes)
@@ -66,7 +66,7 @@ def avg_pool(
 def max_pool(
     x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1, ceil_mode: bool = False
 ) -> SymbolicArray:
-    """Give the largest of windows; they stand side by side unless a stride is given."""
+    """Return the maximum of windows, which do not overlap unless a stride is given."""
     array = as_float(x)
     attributes = _window(array, kernel_size, stride, padding, ceil_mode)
     return add_node("MaxPool", array, dilations=_spread(dilation, array.ndim - 2), **attributes)
@@ -100,7 +100,7 @@ def global_avg_pool(x: Any) -> SymbolicArray:
 
 
 def global_max_pool(x: Any) -> SymbolicArray:
-    """Give the largest of each channel."""
+    """Return the maximum of each channel."""
     return add_node("GlobalMaxPool", as_float(x))
 
 

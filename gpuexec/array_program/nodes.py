@@ -27,7 +27,7 @@ def add_node(name: str, *arrays: SymbolicArray | None, dtype: Any = None, **attr
 
 
 def broadcast_dims(all_dims: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...] | None:
-    """Return the dims of arrays broadcast together; None where the rank of one is not known."""
+    """Return the dims of arrays broadcast together; None where a rank is unknown."""
     known = [dims for dims in all_dims if dims is not None]
     if len(known) < len(all_dims):
         return None

@@ -20,7 +20,7 @@ Axes = int | Sequence[int] | None
 
 
 def norm(a: Any, ord: Any = None, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the length of vectors, along an axis or of all elements, or along two axes the norm of matrices.
+    """Return the norm of vectors, along an axis or of all elements, or along two axes the norm of matrices.
 
     Args:
         a: Integers count as float64.

@@ -31,11 +31,11 @@ class Update:
         self._array, self._key = array, key
 
     def get(self) -> SymbolicArray:
-        """Return what is there."""
+        """Return the indexed elements."""
         return self._array[self._key]
 
     def set(self, values: Any) -> SymbolicArray:
-        """Put values there. Of places named twice, the last counts."""
+        """Replace the indexed elements by values. Of positions named twice, the last counts."""
         return functions().setitem(self._array, self._key, values)  # type: ignore[no-any-return]
 
     def add(self, values: Any) -> SymbolicArray:
@@ -47,9 +47,9 @@ class Update:
         return functions().setitem(self._array, self._key, values, "mul")  # type: ignore[no-any-return]
 
     def min(self, values: Any) -> SymbolicArray:
-        """Keep the smaller of what is there and the values."""
+        """Replace the indexed elements by the minimum of them and the values."""
         return functions().setitem(self._array, self._key, values, "min")  # type: ignore[no-any-return]
 
     def max(self, values: Any) -> SymbolicArray:
-        """Keep the larger of what is there and the values."""
+        """Replace the indexed elements by the maximum of them and the values."""
         return functions().setitem(self._array, self._key, values, "max")  # type: ignore[no-any-return]

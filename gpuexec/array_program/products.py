@@ -224,7 +224,7 @@ def multi_dot(arrays: Sequence[Any]) -> SymbolicArray:
 
 
 def cross(a: Any, b: Any) -> SymbolicArray:
-    """Give the vector at right angles to two of three elements, along the last axis."""
+    """Return the cross product of vectors of three elements along the last axis."""
     x, y = unify(a, b)
     (x0, x1, x2), (y0, y1, y2) = ([array[..., i : i + 1] for i in range(3)] for array in (x, y))
     from gpuexec.array_program.joining import concatenate

@@ -156,7 +156,7 @@ def _name_results(results: Any, tracer: Tracer) -> dict[str, SymbolicArray]:
 
 
 def _finish(tracer: Tracer, inputs: Sequence[SymbolicArray], results: Mapping[str, SymbolicArray], title: str) -> Graph:
-    """Return the graph: outputs under their names, and without what none of them needs."""
+    """Return the graph with its outputs named and unused nodes removed."""
     given = tuple(array._value for array in inputs)
     clash = {value.name for value in given}.intersection(results)
     if clash:

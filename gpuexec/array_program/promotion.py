@@ -75,7 +75,7 @@ def cast(array: SymbolicArray, dtype: Any) -> SymbolicArray:
 
 
 def cast_in_place(array: SymbolicArray, target: SymbolicArray) -> SymbolicArray:
-    """Return what an operator such as ``+=`` gave in the dtype of the array that is to hold it.
+    """Return the result of an operator such as ``+=`` in the dtype of the array that is to hold it.
 
     Raises:
         InputError: It has another shape, or elements that the array can't hold.
@@ -100,7 +100,7 @@ def as_float(x: Any) -> SymbolicArray:
 
 
 def kind_of(value: Any) -> Any:
-    """Return what a value is for promotion: its dtype, or ``bool``, ``int`` or ``float`` where it is weak."""
+    """Return a value's kind for promotion: its dtype, or ``bool``, ``int`` or ``float`` where it is weak."""
     if isinstance(value, SymbolicArray):
         return _WEAK.get(value.dtype.kind, float) if value._is_weak else value.dtype
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):

@@ -41,7 +41,7 @@ def compare(name: str, x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 def remainder(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
-    """Give the remainder with the sign of the divisor. ONNX's has it for integers only."""
+    """Return the remainder with the sign of the divisor. ONNX's has it for integers only."""
     if not is_float(x):
         return add_node("Mod", x, y)
     rest = add_node("Mod", x, y, fmod=1)
@@ -50,7 +50,7 @@ def remainder(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 def fmod(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
-    """Give the remainder with the sign of the dividend."""
+    """Return the remainder with the sign of the dividend."""
     return add_node("Mod", x, y, fmod=1)
 
 
@@ -71,7 +71,7 @@ def floor_divide(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 def shift(x: SymbolicArray, y: SymbolicArray, direction: str) -> SymbolicArray:
-    """Shift bits; ONNX does so for unsigned integers. Negative ones go right as their complement."""
+    """Shift bits; ONNX does so for unsigned integers alone. Negative ones are shifted right as their complement."""
     if x.dtype.kind == "u":
         return add_node("BitShift", x, y, direction=direction)
     unsigned = np.dtype(f"u{x.dtype}")
@@ -95,7 +95,7 @@ def negative(x: SymbolicArray) -> SymbolicArray:
 
 
 def absolute(x: SymbolicArray) -> SymbolicArray:
-    """Give the distance from zero."""
+    """Return the absolute value."""
     return x if x.dtype.kind == "u" else add_node("Abs", x)
 
 
@@ -112,12 +112,12 @@ def trunc(x: SymbolicArray) -> SymbolicArray:
 
 
 def reciprocal(x: SymbolicArray) -> SymbolicArray:
-    """Give one over the elements, of integers the whole part."""
+    """Return the reciprocal, of integers its whole part."""
     return add_node("Reciprocal", x) if is_float(x) else add_node("Div", constant(x, 1), x)
 
 
 def log1p(x: SymbolicArray) -> SymbolicArray:
-    """Give log(1 + x); what adding 1 rounds away is made up for by a factor."""
+    """Return log(1 + x); a factor makes up for what adding 1 rounds away."""
     one_more = x + 1
     is_tiny = one_more == 1
     is_end = isinf(one_more) | (one_more == 0)
@@ -127,7 +127,7 @@ def log1p(x: SymbolicArray) -> SymbolicArray:
 
 
 def expm1(x: SymbolicArray) -> SymbolicArray:
-    """Give exp(x) - 1; what the exponential rounds away is made up for by a factor."""
+    """Return exp(x) - 1; a factor makes up for what the exponential rounds away."""
     power = add_node("Exp", x)
     less = power - 1
     is_plain = (power == 1) | (less == -1) | isinf(power)
@@ -136,28 +136,28 @@ def expm1(x: SymbolicArray) -> SymbolicArray:
 
 
 def logarithm(x: SymbolicArray, base: int) -> SymbolicArray:
-    """Give the logarithm to a base; of its powers exactly the exponent, so that it may be rounded down."""
+    """Return the logarithm to a base; of its powers exactly the exponent, so that it may be rounded down."""
     exponent = add_node("Log", x) / float(np.log(base))
     nearest = add_node("Round", exponent)
     return select(add_node("Pow", constant(x, base), nearest) == x, nearest, exponent)
 
 
 def copysign(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
-    """Give x with the sign of y, that of a zero too. A NaN has none."""
+    """Return x with the sign of y, that of a zero too. A NaN has none."""
     is_negative = (y < 0) | ((y == 0) & (add_node("Reciprocal", y) < 0))
     size = add_node("Abs", x)
     return select(is_negative, add_node("Neg", size), size)
 
 
 def logaddexp(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
-    """Give log(exp(x) + exp(y)) without overflow."""
+    """Return log(exp(x) + exp(y)) without overflow."""
     top = add_node("Max", x, y)
     apart = select(x == y, 0, add_node("Neg", add_node("Abs", x - y)))
     return top + log1p(add_node("Exp", apart))
 
 
 def hypot(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
-    """Give the length of (x, y) without overflow."""
+    """Return the hypotenuse sqrt(x * x + y * y) without overflow."""
     x, y = add_node("Abs", x), add_node("Abs", y)
     long, short = add_node("Max", x, y), add_node("Min", x, y)
     is_end = (long == 0) | isinf(long)
@@ -166,7 +166,7 @@ def hypot(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 def arctan2(y: SymbolicArray, x: SymbolicArray) -> SymbolicArray:
-    """Give the angle of the point (x, y), between -pi and pi. A zero has no sign here, and two infinities no angle."""
+    """Return the angle of the point (x, y), between -pi and pi. A zero has no sign here, and two infinities no angle."""
     plain = add_node("Atan", y / select(x == 0, 1, x))
     turned = select(y < 0, plain - float(np.pi), plain + float(np.pi))
     upright = select(y > 0, constant(y, np.pi / 2), select(y < 0, -np.pi / 2, select(x == 0, y * 0, y)))

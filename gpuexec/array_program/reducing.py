@@ -93,12 +93,12 @@ def mean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -
 
 
 def max(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the largest; a NaN is larger than all."""
+    """Return the largest element; a NaN is larger than all."""
     return _extreme("ReduceMax", a, axis, keepdims)
 
 
 def min(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the smallest; a NaN is smaller than all."""
+    """Return the smallest element; a NaN is smaller than all."""
     return _extreme("ReduceMin", a, axis, keepdims)
 
 
@@ -112,7 +112,7 @@ def _extreme(name: str, a: Any, axis: Axes, keepdims: bool) -> SymbolicArray:
 
 
 def ptp(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the distance between smallest and largest."""
+    """Return the range from the smallest to the largest element."""
     return max(a, axis, keepdims) - min(a, axis, keepdims)
 
 
@@ -164,7 +164,7 @@ def var(
     keepdims: bool = False,
     correction: float | None = None,
 ) -> SymbolicArray:
-    """Give the variance: squared distances from the mean, added up and divided by their number less ``ddof``."""
+    """Return the variance: squared distances from the mean, added up and divided by their number less ``ddof``."""
     array = as_symbolic(a)
     if dtype is not None or array.dtype.kind in "iub":
         array = cast(array, dtype or FLOAT64)
@@ -183,17 +183,17 @@ def std(
     keepdims: bool = False,
     correction: float | None = None,
 ) -> SymbolicArray:
-    """Give the standard deviation, the root of the variance."""
+    """Return the standard deviation, the root of the variance."""
     return sqrt(var(a, axis, dtype, ddof, keepdims, correction))
 
 
 def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> SymbolicArray:
-    """Give where the largest stands, of equals the first; without an axis in a row of all."""
+    """Return the position of the first largest element, without an axis that in the flattened array."""
     return _arg("ArgMax", a, axis, keepdims)
 
 
 def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> SymbolicArray:
-    """Give where the smallest stands, of equals the first; without an axis in a row of all."""
+    """Return the position of the first smallest element, without an axis that in the flattened array."""
     return _arg("ArgMin", a, axis, keepdims)
 
 
@@ -234,7 +234,7 @@ def _cumulate(name: str, a: Any, axis: int | None, dtype: Any) -> SymbolicArray:
 
 
 def logsumexp(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the logarithm of the sum of exponentials, without overflow."""
+    """Return the logarithm of the sum of exponentials, without overflow."""
     array = as_symbolic(a)
     return reduce_node("ReduceLogSumExp", cast(array, FLOAT64) if array.dtype.kind in "iub" else array, axis, keepdims)
 
@@ -262,12 +262,12 @@ def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: 
 
 
 def reduce_max(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the largest."""
+    """Return the largest."""
     return max(a, axis, keepdims)
 
 
 def reduce_min(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the smallest."""
+    """Return the smallest."""
     return min(a, axis, keepdims)
 
 
@@ -277,13 +277,13 @@ def reduce_l1(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArra
 
 
 def reduce_l2(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the root of the sum of squares."""
+    """Return the root of the sum of squares."""
     array = as_symbolic(a)
     return reduce_node("ReduceL2", cast(array, FLOAT64) if array.dtype.kind in "iub" else array, axis, keepdims)
 
 
 def reduce_log_sum(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
-    """Give the logarithm of the sum."""
+    """Return the logarithm of the sum."""
     return reduce_node("ReduceLogSum", as_symbolic(a), axis, keepdims)
 
 

@@ -12,7 +12,7 @@ from gpuexec.graphs import Array, Graph, Node, Value
 
 @dataclass(eq=False)
 class Scope:
-    """A graph being written: the program's, or a body's, which takes what it needs from ``outer`` as captures."""
+    """Graph under construction: the program's, or a body's, which takes values of ``outer`` as captures."""
 
     outer: Scope | None = None
     inputs: list[Value] = field(default_factory=list)

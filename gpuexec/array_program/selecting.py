@@ -21,7 +21,7 @@ def _key(array: SymbolicArray, axis: int, part: Any) -> tuple[Any, ...]:
 
 
 def gather(a: Any, axis: int, indices: Any) -> SymbolicArray:
-    """Take one element for each position listed: where index [i, j] says, along the axis, all else equal.
+    """Gather the elements at index [i, j] along the axis; the other coordinates stay.
 
     The indices may be shorter than the array along other axes.
     """
@@ -42,7 +42,7 @@ def index_select(a: Any, axis: int, indices: Any) -> SymbolicArray:
 
 
 def select(a: Any, axis: int, index: Any) -> SymbolicArray:
-    """Take one slice along an axis, which goes."""
+    """Take one slice along an axis, which is dropped."""
     array = as_symbolic(a)
     return getitem(array, _key(array, axis, index))
 

@@ -90,7 +90,7 @@ def shape_vector(tracer: Tracer, items: Any) -> SymbolicArray:
 
 
 def as_int(item: Any) -> int | None:
-    """Return an extent or position as an int, or None where it is a symbolic scalar that only a run knows.
+    """Return an extent or position as an int, or None where it is a symbolic scalar known only at run time.
 
     Raises:
         InputError: It is no integer.
@@ -107,7 +107,7 @@ def as_int(item: Any) -> int | None:
 
 
 def as_dims(items: Any) -> tuple[Dim, ...]:
-    """Return extents as dims, None for each that only a run knows."""
+    """Return extents as dims, None for each that is known only at run time."""
     if isinstance(items, SymbolicArray):
         content = items._tracer.content_of(items)
         if content is None:
@@ -118,7 +118,7 @@ def as_dims(items: Any) -> tuple[Dim, ...]:
 
 
 def reshape(a: Any, shape: Any, order: str = "C") -> SymbolicArray:
-    """Give the same elements another shape; one extent may be -1, any may be symbolic."""
+    """Reshape; one extent may be -1, any may be symbolic."""
     if order != "C":
         raise InputError(f"reshape works in order 'C', got {order!r}; transpose before and after it.")
     array = as_symbolic(a)
@@ -206,13 +206,13 @@ move_dim = moveaxis
 
 
 def ravel(a: Any) -> SymbolicArray:
-    """Put all elements in one row."""
+    """Flatten an array to one axis."""
     array = as_symbolic(a)
     return array if array.dims is not None and len(array.dims) == 1 else reshape(array, (-1,))
 
 
 def flatten(a: Any) -> SymbolicArray:
-    """Put all elements in one row, an array of its own."""
+    """Flatten an array to one axis, as a copy."""
     return ravel(a).copy()
 
 
@@ -232,7 +232,7 @@ def broadcast_to(a: Any, shape: Any) -> SymbolicArray:
 
 
 def broadcast_arrays(*arrays: Any) -> tuple[SymbolicArray, ...]:
-    """Bring arrays to the shape they have in common."""
+    """Broadcast arrays against each other."""
     given = [as_symbolic(array) for array in arrays]
     common = broadcast_shape(given)
     return tuple(broadcast_to(array, common) for array in given)
@@ -253,19 +253,19 @@ def broadcast_shape(arrays: Sequence[SymbolicArray]) -> tuple[Any, ...]:
 
 
 def atleast_1d(a: Any) -> SymbolicArray:
-    """Give an array one axis if it has none."""
+    """Add an axis to an array that has none."""
     array = as_symbolic(a)
     return array if array.ndim else expand_dims(array, 0)
 
 
 def atleast_2d(a: Any) -> SymbolicArray:
-    """Give an array axes in front until it has two."""
+    """Add axes in front of an array until it has two."""
     array = atleast_1d(a)
     return array if array.ndim > 1 else expand_dims(array, 0)
 
 
 def atleast_3d(a: Any) -> SymbolicArray:
-    """Give an array axes until it has three; where it has two, the third comes last."""
+    """Add axes to an array until it has three; where it has two, the third comes last."""
     array = atleast_2d(a)
     return array if array.ndim > 2 else expand_dims(array, 2)
 

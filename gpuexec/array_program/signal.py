@@ -19,17 +19,17 @@ __all__ = ["blackman_window", "diff", "hamming_window", "hann_window", "stft"]
 
 
 def hann_window(size: Any, periodic: bool = True, dtype: Any = FLOAT32) -> SymbolicArray:
-    """Give a window that rises from 0 and falls back to it as a cosine does; the size may be symbolic."""
+    """Return the Hann window; the size may be symbolic."""
     return _window(size, periodic, (0.5, -0.5), dtype)
 
 
 def hamming_window(size: Any, periodic: bool = True, dtype: Any = FLOAT32) -> SymbolicArray:
-    """Give a window that rises as a cosine does from 2 / 23, with ONNX's constants 25 / 46 and 21 / 46."""
+    """Return the Hamming window with ONNX's constants 25 / 46 and 21 / 46."""
     return _window(size, periodic, (25 / 46, -21 / 46), dtype)
 
 
 def blackman_window(size: Any, periodic: bool = True, dtype: Any = FLOAT32) -> SymbolicArray:
-    """Give a window of two cosines."""
+    """Return the Blackman window."""
     return _window(size, periodic, (0.42, -0.5, 0.08), dtype)
 
 
@@ -44,7 +44,7 @@ def _window(size: Any, periodic: bool, weights: tuple[float, ...], dtype: Any) -
 
 
 def diff(a: Any, n: int = 1, axis: int = -1) -> SymbolicArray:
-    """Subtract from each element the one before it, ``n`` times; the first goes. Of bools, whether they differ."""
+    """Subtract the previous element along an axis, ``n`` times; the first is dropped. Bools: whether they differ."""
     array = as_symbolic(a)
     front = [slice(None)] * find_axis(array, axis)
     for _ in range(n):
@@ -56,7 +56,7 @@ def diff(a: Any, n: int = 1, axis: int = -1) -> SymbolicArray:
 def stft(
     signal: Any, frame_step: int, window: Any = None, frame_length: int | None = None, onesided: bool = True
 ) -> SymbolicArray:
-    """Give the spectra of stretches of a signal, ``frame_step`` elements apart.
+    """Return the short-time Fourier transform of a signal, with frames ``frame_step`` elements apart.
 
     Args:
         signal: [batch, length] or [batch, length, 1].

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SymbolicArray:
-    """An array of a program being traced: dtype and shape are known, content is not.
+    """Array of a program being traced: dtype and shape are known, content is not.
 
     It behaves as a NumPy array does: operators, indexing, methods, NumPy's functions and its promotion rules. Python
     scalars are weak, they take the array's dtype where it can hold them; so are extents, and what Python's operators
@@ -184,7 +184,7 @@ class SymbolicArray:
         return functions().astype(self, dtype)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> SymbolicArray:
-        """Give the same elements another shape; one extent may be -1."""
+        """Reshape; one extent may be -1."""
         return functions().reshape(self, shape[0] if len(shape) == 1 else shape)  # type: ignore[no-any-return]
 
     def transpose(self, *axes: Any) -> SymbolicArray:

@@ -45,7 +45,7 @@ class Tracer:
     # -------------------------------------------------------------- values
 
     def add_input(self, name: str, dtype: np.dtype[Any], dims: tuple[Dim, ...] | None) -> SymbolicArray:
-        """Return a new input of the scope at hand."""
+        """Add an input to the current scope."""
         value = Value(self.unique_name(name), DeclaredSpec(dtype, dims))
         self.scope.inputs.append(value)
         self.scope.made.add(value)
@@ -56,7 +56,7 @@ class Tracer:
     def add_stand_in(
         self, array: SymbolicArray, name: str, dims: tuple[Dim, ...] | None, skipped: int = 0
     ) -> SymbolicArray:
-        """Return a new input of the scope at hand, a body's, that stands for what changes from trip to trip.
+        """Add an input to the current scope, a body's, for a value that changes from trip to trip.
 
         Args:
             array: What it begins as; extents that ``dims`` keeps have the sizes they have there.
@@ -129,7 +129,7 @@ class Tracer:
         return self.unique_name(f"{stem}_{self._counts[stem]}")
 
     def name_node(self, operator: str) -> str:
-        """Return a name that says where in the user's source a node comes from: ``"net.py:12 MatMul"``."""
+        """Return a node's name with its line in the user's source: ``"net.py:12 MatMul"``."""
         return self.unique_name(f"{find_line()} {operator}")
 
     # -------------------------------------------------------------- nodes
@@ -186,7 +186,7 @@ class Tracer:
         return tuple(arrays)
 
     def add_node(self, node: Node, is_inferred: bool = True) -> None:
-        """Add a node whose inputs are of the scope at hand; specs of its outputs stay unknown where only a run tells.
+        """Add a node to the current scope; specs of its outputs stay unknown where only a run gives them.
 
         Raises:
             InputError: The inputs don't fit the operator.
@@ -206,7 +206,7 @@ class Tracer:
 
     @contextmanager
     def open_scope(self) -> Iterator[Scope]:
-        """Open a body: what is added until the end of the block goes into it."""
+        """Open a body, to which nodes are added until the end of the block."""
         self.scope = Scope(self.scope)
         try:
             yield self.scope

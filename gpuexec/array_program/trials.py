@@ -43,11 +43,11 @@ class Trials:
         self._walks = tuple(Walk(self._producers, {}, given) for given in self._given)
 
     def add_input(self, value: Value, dtype: np.dtype[Any], dims: tuple[Dim, ...]) -> None:
-        """Enter an input: of the program, or a body's that nothing more is known of."""
+        """Add an input: of the program, or one of a body, without further knowledge."""
         self._give(value, self._make_specs(dtype, dims))
 
     def add_constant(self, value: Value, content: Array) -> None:
-        """Enter a value of known content."""
+        """Add a value of known content."""
         self._set_specs(value, [TensorSpec.of(content)] * len(self._walks))
 
     def add_stand_in(self, value: Value, array: Value, dims: Declared, changed: Sequence[bool], skipped: int) -> None:
@@ -70,11 +70,11 @@ class Trials:
                 given[value] = TensorSpec(spec.shape, spec.dtype)
 
     def add_node(self, node: Node) -> None:
-        """Enter who makes the values of a node, for content that is asked for later."""
+        """Add a node as the producer of its values, for content that is asked for later."""
         self._producers.update({value: node for value in node.outputs if value is not None})
 
     def infer(self, node: Node) -> None:
-        """Infer a node; outputs that only a run knows, or that follow from such, get no specs.
+        """Infer a node; outputs known only at run time, or that follow from such, get no specs.
 
         Raises:
             InputError: The inputs don't fit the operator.
@@ -106,7 +106,7 @@ class Trials:
         return first.dtype, tuple(dims)
 
     def _recognize(self, found: tuple[int | None, ...]) -> Dim:
-        """Return the dim that has these sizes, None those not known; None where there is no such."""
+        """Return the dim that these trial sizes identify, None where they are unknown or identify none."""
         fixed = found[0]
         for name, sizes in ((fixed, (fixed,) * len(found)), *self._named.items()):
             if all(size is None or size == wanted for size, wanted in zip(found, sizes, strict=True)):
@@ -114,7 +114,7 @@ class Trials:
         return None
 
     def declare(self, value: Value, declared: Declared) -> Declared:
-        """Enter what is known of a value without inferring; free extents are as large as any of their name."""
+        """Declare a value's spec without inferring; free extents are as large as any of their name."""
         if declared[1] is not None:
             self._set_specs(value, self._make_specs(declared[0], declared[1]))
         return declared

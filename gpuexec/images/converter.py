@@ -126,7 +126,7 @@ class ImageConverter:
         return target
 
     def _record(self, picture: Picture, op: Operator, target: Tensor) -> Replay:
-        """Return what runs the operator over such arrays; recorded anew where it was not, or not lately."""
+        """Return the recording for such arrays, made anew unless it is a recent one."""
         key = (op, picture.spec, picture.taken, picture.strides, picture.start)
         found = self._recorded.pop(key, None)
         if found is None:
@@ -143,7 +143,7 @@ class ImageConverter:
         return found[1]
 
     def _make_room(self) -> None:
-        """Forget the layouts met longest ago, but for those under way, which would have to be waited for."""
+        """Evict the least recently used recordings, but for those in flight, which would have to be waited for."""
         done = [key for key, (_, replay, _) in self._recorded.items() if replay.is_done()]
         for key in done[: max(0, len(self._recorded) - MOST_RECORDED + 1)]:
             self._forget(key)

@@ -12,7 +12,7 @@ from gpuexec.spec import dtype_row
 
 
 def take_dtype(name: str, given: Any, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return an element type, one of those known.
+    """Return a supported element type.
 
     Raises:
         InputError: It is another, or none.

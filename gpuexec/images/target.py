@@ -19,7 +19,7 @@ from gpuexec.spec import TensorSpec
 
 
 def check_out(out: Any, spec: TensorSpec) -> None:
-    """Check that what is to be written, if anything is given, has dtype and shape of what is made.
+    """Check that a destination, if one is given, has the dtype and shape of the result.
 
     Raises:
         InputError: It has others, or is read-only.
@@ -58,7 +58,7 @@ def open_target(backend: Backend, spec: TensorSpec, out: Any, name: str) -> Tens
 
 
 def show_bytes(target: Tensor) -> Tensor:
-    """Return a tensor over the same bytes that waits for nothing: whoever writes it waits for what uses them."""
+    """Return a tensor over the same bytes without waits, for a writer that waits for their users itself."""
     content = target._content
     return Tensor(replace(content, fence=Fence.of(), lease=Lease(content.backend), request=None))
 

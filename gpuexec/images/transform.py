@@ -182,7 +182,7 @@ class ImageTransform:
     # ---- parts
 
     def _declare(self, dims: Sequence[Dim], made: Sequence[int], *, inverse: bool) -> tuple[Dim, ...]:
-        """Return what is known of the result's extents: free ones keep their names."""
+        """Return the result's declared extents; free ones keep their names."""
         if inverse:
             height, width = dims[-2:] if self.layout == "NCHW" else dims[-3:-1]
         else:
@@ -219,7 +219,7 @@ def make_step(graph: Graph) -> Model:
 
 
 def _largest(dtype: np.dtype[Any]) -> float:
-    """Return what stands for full intensity."""
+    """Return the value of full intensity."""
     return float(np.iinfo(dtype).max) if dtype.kind == "u" else 1.0
 
 
@@ -257,6 +257,6 @@ def _check_masked(masked: Mapping[str, float], wanted: str) -> None:
 
 
 def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
-    """Return what `take_numbers` made of a field."""
+    """Return a field as `take_numbers` read it."""
     assert isinstance(given, tuple)
     return given

@@ -19,7 +19,7 @@ _PARTS = ("h", "c")
 
 
 def add_memories(graph: Graph) -> tuple[Graph, tuple[tuple[Value, Value], ...]]:
-    """Give each LSTM, GRU and RNN of the graph that starts from nothing an input to start from.
+    """Add an input for the initial state of each LSTM, GRU and RNN of the graph that starts from nothing.
 
     Layers in bodies are left alone: how often they run depends on data. Names come from the node's: ``lstm.initial_h``
     and ``lstm.Y_h``.
@@ -80,7 +80,7 @@ def add_memories(graph: Graph) -> tuple[Graph, tuple[tuple[Value, Value], ...]]:
 
 
 def without_memories(graph: Graph, starts: frozenset[Value]) -> tuple[Node, ...]:
-    """Return the nodes of a graph with nothing in place of what their layers start from."""
+    """Return a graph's nodes without the initial states of their layers."""
     nodes = []
     for node in graph.nodes:
         if any(value in starts for value in node.inputs):

@@ -40,7 +40,7 @@ _KNOWN: dict[type[Operator], int] = {
 
 
 def add_random_key(graph: Graph) -> tuple[Graph, tuple[Value, Value] | None]:
-    """Give nodes that draw random numbers, and have no key yet, an input of the graph as their key.
+    """Add a graph input as the random key of nodes that draw random numbers and have none yet.
 
     Each has a stream by its place, so that no two draw the same. In the body of a Loop or Scan every trip has a key of
     its own, made of the run's and the trip's number, and in that of a SequenceMap every element. The key counts the

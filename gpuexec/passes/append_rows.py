@@ -19,7 +19,7 @@ class Growth:
 
 
 def find_growth(graph: Graph, held: Value, output: Value) -> Growth | None:
-    """Return how an output comes of an input by rows put behind it; None where it comes about in another way."""
+    """Return the growth of an output from an input by rows put behind it; None where it is made in another way."""
     producers = graph.producers()
     made = output
     while (node := producers.get(made)) is not None and node.operator.name == "Identity":

@@ -92,7 +92,7 @@ def _channel_axis(node: Node, rank: int) -> int | None:
 
 
 def _to_half(array: Array) -> tuple[Array] | None:
-    """Return an array as half, by itself; None where it has what half has not."""
+    """Return an array as half; None where half can't hold its values."""
     made = np.empty(array.shape, np.float16)
     with np.errstate(over="ignore"):
         for part in _parts(array, 0):

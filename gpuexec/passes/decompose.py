@@ -10,7 +10,7 @@ from gpuexec.operator import decomposition_for
 
 
 def decompose(graph: Graph) -> Graph:
-    """Replace operators by those they say they are made of.
+    """Replace operators by their decompositions.
 
     Where an output's size depends on data, the shape then depends on a count that a node before it makes: eight bytes
     to be read, where NonZero itself would need all of its input. Where an operator keeps a cache, a Concat makes it,

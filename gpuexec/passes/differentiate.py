@@ -46,7 +46,7 @@ def differentiate(graph: Graph) -> Graph:
 
 
 def _differentiate_one(tape: Tape, node: Node, op: Gradient, before: Sequence[Node], inputs: set[Value]) -> None:
-    """Put what a Gradient computes on its tape."""
+    """Add the computation of a Gradient to its tape."""
     count = len(op.xs) + len(op.zs)
     given, (*named, y) = node.inputs[:count], _require(node.inputs[count:])
     if len(named) != count:
@@ -102,7 +102,7 @@ def _find_path(nodes: Sequence[Node], y: Value, given: Sequence[Value], inputs: 
 
 
 def _repeat(tape: Tape, path: Sequence[Node], stands_for: dict[Value, Value]) -> list[Node]:
-    """Put the nodes that follow from values with a stand-in on the tape anew; fill in what stands for their outputs."""
+    """Copy the nodes that follow from replaced values to the tape, and enter their replaced outputs."""
     repeated = []
     for node in path:
         if stands_for.keys() & set(node.inputs):
@@ -155,7 +155,7 @@ def _apply_rule(tape: Tape, node: Node, slopes: Sequence[Value | None], moving: 
 
 
 def _pass_back_parts(tape: Tape, node: Node, slopes: dict[Value, Value], moving: set[Value]) -> None:
-    """Put what a node is made up of on the tape and go back through that."""
+    """Add a node's decomposition to the tape and pass derivatives back through it."""
     name, first = node.operator.name, len(tape.nodes)
     if name in PARTS:
         made: Sequence[Value | None] = PARTS[name](tape, node)
@@ -170,7 +170,7 @@ def _pass_back_parts(tape: Tape, node: Node, slopes: dict[Value, Value], moving:
 
 
 def _decompose(tape: Tape, node: Node) -> tuple[Value | None, ...]:
-    """Put the operators that say a node's on the tape, and return what they make.
+    """Add the decomposition of a node to the tape, and return its outputs.
 
     Raises:
         UnsupportedError: It is not said in others.

@@ -28,7 +28,7 @@ RANDOM = frozenset(
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Replace nodes whose inputs are all constants by what they compute.
+    """Replace nodes whose inputs are all constants by their results.
 
     Nodes that can't be inferred or computed stay; planning reports them with their place.
     """
@@ -77,7 +77,7 @@ def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Val
 
 
 def freeze(array: Array) -> Array:
-    """Return the array dense and closed to writing; a large view of a file stays what it is."""
+    """Return the array dense and read-only; a large view of a file stays a view."""
     array = bring_small(array)
     dense = (array if find_source(array) is not None else np.asarray(array, order="C")).view()
     dense.flags.writeable = False

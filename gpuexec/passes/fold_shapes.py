@@ -48,7 +48,7 @@ def _is_fixed(value: Value) -> bool:
 
 
 def _fold(node: Node, known: dict[Value, TensorSpec], room: int) -> dict[Value, Array] | None:
-    """Return the content of a node's outputs, or None where the host does not know it; then note what specs it has."""
+    """Return the content of a node's outputs, or None where the host does not know it, and note their specs."""
     if any(value is not None and value not in known for value in node.inputs):
         return None
     inputs = [None if value is None else known[value] for value in node.inputs]

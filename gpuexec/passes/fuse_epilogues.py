@@ -31,7 +31,7 @@ _LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP}
 
 @dataclass(slots=True)
 class _Chain:
-    """A producer and what follows: the values after each node, steps, operands, and reads of its result still to come.
+    """Producer with its epilogue: the values after each node, steps, operands, and the pending reads of its result.
 
     ``waits_for`` are the nodes whose work the producer needs, as bits. ``length`` is how many steps may be taken: up to
     where nobody else reads what the producer makes.
@@ -144,7 +144,7 @@ class _Fusing:
         return None if None in inputs or len(chain.operands) + len(added) > MAX_OPERANDS else tuple(inputs)
 
     def _read_beside(self, given: Value | None, chain: _Chain) -> Given:
-        """Return what stands beside the value of a step; None where it is not there when the producer runs."""
+        """Return the other operand of a step; None where it is not available when the producer runs."""
         if given is None:
             return None
         if given is chain.values[0]:
@@ -166,7 +166,7 @@ class _Fusing:
         return repr(float(array.reshape(())[()]))
 
     def _fits(self, given: Value, chain: _Chain) -> bool:
-        """Return whether an operand is known not to stretch what stands beside it; constants hardly ever do."""
+        """Return whether an operand is known not to broadcast the result; constants hardly ever do."""
         if self._known is None:
             self._known = infer_known(self._graph, self._inputs)
         made, beside = self._known.get(chain.values[0]), self._known.get(given)

@@ -61,7 +61,7 @@ def _as_over_cache(node: Node) -> Node | None:
 
 
 def _find_joined(attention: Node, producers: dict[Value, Node]) -> tuple[Value, Value] | None:
-    """Return keys and values where both are what a Reshape of an Expand makes."""
+    """Return keys and values where both are results of a Reshape of an Expand."""
     keys, values = attention.inputs[1:3]
     if keys is None or values is None:
         return None

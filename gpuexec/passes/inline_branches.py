@@ -41,5 +41,5 @@ def inline_branches(graph: Graph) -> Graph:
 
 
 def _is_flag(condition: Array) -> bool:
-    """Return whether this is a condition at all; planning reports what is not."""
+    """Return whether this is a valid condition; planning reports others."""
     return condition.size == 1 and condition.dtype == np.bool_

@@ -50,7 +50,7 @@ def _merge(kept: Node, other: Node, stands_for: dict[Value, Value]) -> Node:
 
 
 def _key(node: Node) -> Hashable | None:
-    """Return what nodes that compute the same have in common; None where a node is like no other, as with bodies."""
+    """Return a key that nodes with the same result share; None for nodes that are never merged, as with bodies."""
     if bodies(node.operator):
         return None
     # Equal operators may differ in the sign of a zero; their text tells.

@@ -24,7 +24,7 @@ _SHIFT = 128  # from uint8 to int8, which kernels know
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A narrow weight: its values, scale and zero point, the axis these run along, and the type it stands for."""
+    """Narrow weight: its values, scale and zero point, the axis of these, and the type it is widened to."""
 
     name: str
     weight: Array
@@ -79,7 +79,7 @@ def _replace(graph: Graph, found: Mapping[Value, Stored]) -> Graph:
 
 
 def can_read(stored: Stored, value: Value, readers: Sequence[Node]) -> bool:
-    """Return whether all readers of a value take it as their weight alone, and can take this narrow one."""
+    """Return whether all readers take a value as their weight alone, and can take this narrow one."""
     if not readers or (stored.wide, stored.weight.dtype) not in PAIRS:
         return False
     for node in readers:

@@ -25,7 +25,7 @@ _WIDE = (np.dtype(np.float32), np.dtype(np.float16))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A weight ``[inner, columns]`` as the packed product takes it: two codes a byte, by column.
+    """Packed weight ``[inner, columns]`` of MatMulNBits: two codes a byte, by column.
 
     Attributes:
         codes: ``[columns, blocks, block / 2]``.

@@ -9,7 +9,7 @@ from gpuexec.passes.narrow_bodies import drop_captures, drop_outputs
 
 
 def remove_dead(graph: Graph) -> Graph:
-    """Remove nodes and constants that no output depends on; outputs of the others that nobody reads become None.
+    """Remove nodes and constants that no output depends on; unread outputs of the others become None.
 
     Inputs stay: they are what the caller gives. Bodies are cleaned with the nodes that have them, which then take only
     what their bodies read; outputs of If and scan outputs that nobody reads go altogether.

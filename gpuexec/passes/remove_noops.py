@@ -89,7 +89,7 @@ def _redirect(node: Node, to: Mapping[Value, Value], outputs_too: bool = False) 
 
 
 def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bool:
-    """Return whether the first output always equals the first input, which is given."""
+    """Return whether a node's first output always equals its first input, which is present."""
     name, operator = node.operator.name, node.operator
     given = [value for value in node.inputs if value is not None]
     second = None if len(node.inputs) < 2 or node.inputs[1] is None else constants.get(node.inputs[1])
@@ -119,7 +119,7 @@ def _is_neutral(array: Array, neutral: float) -> bool:
 
 
 def _find_dtypes(graph: Graph) -> DTypes:
-    """Return the types that are certain: of inputs, constants, casts, and what keeps the type of such."""
+    """Return the certain types: of inputs, constants, casts, and results that keep a certain type."""
     dtypes = {value: value.declared.dtype for value in graph.inputs if value.declared is not None}
     dtypes.update({value: array.dtype for value, array in graph.constants.items()})
     for node in graph.nodes:

@@ -30,7 +30,7 @@ HOST_WORK_LIMIT = 1 << 16
 
 @dataclass(slots=True)
 class Analysis:
-    """Specs by value (with content where known), and what was read on the host to get them.
+    """Specs by value (with content where known), and the reads of content that they needed.
 
     ``known`` are the values whose content follows from shapes and constants. Content that was asked for stands in
     ``specs`` too, but belongs to one run: its nodes still run where a command wants it. ``reader`` is the node at work,
@@ -109,7 +109,7 @@ class Walk:
         self._seen: dict[Hashable, tuple[TensorSpec, ...]] = {}
 
     def run(self, nodes: Sequence[Node], last: list[tuple[Specs, tuple[TensorSpec, ...]] | None]) -> Analysis:
-        """Infer every node in order; those whose inputs are as they were ``last`` are not inferred anew."""
+        """Infer every node in order; those with the inputs of the ``last`` analysis are not inferred anew."""
         specs = self.analysis.specs
         for position, node in enumerate(nodes):
             inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
@@ -195,7 +195,7 @@ class Walk:
         return spec.with_value(frozen(array), _Log(self.analysis, tuple(names)) if names else None)
 
     def _is_large_input(self, value: Value | None) -> bool:
-        """Return whether what follows from a value would make its content, which is large, part of a plan's key."""
+        """Return whether a value is an input whose content is too large for a plan's key."""
         return value is not None and value in self._inputs and self.analysis.specs[value].nbytes > HOST_VALUE_LIMIT
 
     def _note(self, node: Node, outputs: tuple[TensorSpec, ...]) -> None:
@@ -209,7 +209,7 @@ class Walk:
                     self._known.add(value)
 
     def _find_outputs(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
-        """Return the outputs' specs with what is known of their content, and the inputs' with what was demanded."""
+        """Return the outputs' specs with known content, and the inputs' with demanded content."""
         may_know = self._knowable is None or self._knowable.issuperset([v for v in node.outputs if v is not None])
         key = None if any(map(_is_logged, inputs)) else (node.operator, may_know, content_key(inputs))
         outputs = None if key is None else self._seen.get(key)
@@ -283,7 +283,7 @@ class _Log:
 
 
 def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:
-    """Return each value the host knows beside the nodes that run and take it."""
+    """Return the host values that running nodes take, each with the node and the reason."""
     kept: dict[KeptOnHost, None] = {}
     for node in graph.nodes:
         if all(value is None or value in analysis.known for value in node.outputs):

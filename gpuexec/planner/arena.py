@@ -70,7 +70,7 @@ def pack(lifetimes: Sequence[Lifetime]) -> Packing:
 
 
 def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
-    """Return a size in bytes that no arena for these lifetimes can go below.
+    """Return a lower bound in bytes of any arena for these lifetimes.
 
     It is the most bytes alive at one time, or of a larger set found in which every two conflict.
 
@@ -81,7 +81,7 @@ def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
-    """Check the lifetimes and sort those that hold bytes, so that the order they come in changes nothing."""
+    """Check the lifetimes and sort the nonempty ones, so that the result does not depend on their order."""
     seen: set[int] = set()
     for each in lifetimes:
         if each.first >= each.last:
@@ -98,7 +98,7 @@ def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _pose(lifetimes: Sequence[Lifetime]) -> Problem:
-    """Return the conflicts between buffers, in units of ALIGNMENT; lifetimes are sorted by first command."""
+    """State the placement problem: conflicts between buffers, in units of ALIGNMENT, sorted by first command."""
     sizes = tuple(ceil_div(each.nbytes, ALIGNMENT) for each in lifetimes)
     moments = _find_moments(lifetimes)
     adjacent: list[set[int]] = [set() for _ in lifetimes]
@@ -127,7 +127,7 @@ def _pose(lifetimes: Sequence[Lifetime]) -> Problem:
 
 
 def _find_moments(lifetimes: Sequence[Lifetime]) -> list[tuple[int, ...]]:
-    """List who is alive at each moment that a later one does not include; the load peaks at one of them."""
+    """List the maximal sets of buffers alive at the same time; the load peaks at one of them."""
     moments: list[tuple[int, ...]] = []
     alive: list[int] = []
     for index, each in enumerate(lifetimes):
@@ -153,7 +153,7 @@ def _find_heavy_clique(sizes: Sequence[int], adjacent: Sequence[set[int]]) -> in
 
 
 def _solve(problem: Problem) -> tuple[Offsets, str]:
-    """Run the portfolio until the bound is met; each attempt looks only for what is lower than the best so far."""
+    """Run the portfolio until the lower bound is reached; each attempt must be lower than the best so far."""
     if not problem.sizes:
         return [], "none"
     best: Offsets = []
@@ -173,7 +173,7 @@ def _solve(problem: Problem) -> tuple[Offsets, str]:
 
 
 def _orders(problem: Problem) -> Iterator[tuple[str, list[int]]]:
-    """Sort by what tends to be hard to place late; the cheapest and most often best come first."""
+    """Yield greedy orders by what tends to be hard to place late, the cheapest and best first."""
     sizes, lives, loads = problem.sizes, problem.lives, problem.loads
     lengths = [last - first for first, last in lives]
     crowds = [sum(sizes[other] for other in neighbours) for neighbours in problem.neighbours]

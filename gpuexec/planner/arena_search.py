@@ -111,7 +111,7 @@ def _candidates(
     previous: tuple[int, int],
     limit: int,
 ) -> list[tuple[int, int]]:
-    """Return the (offset, index) that may come next, the best last; none where the limit can't be kept any more."""
+    """Return the (offset, index) that may come next, the best last; none where the limit can't be kept."""
     sizes = problem.sizes
     for alive in problem.moments:
         waiting = [index for index in alive if offsets[index] < 0]

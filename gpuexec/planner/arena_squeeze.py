@@ -54,7 +54,7 @@ def squeeze(problem: Problem, best: Sequence[int], limit: int) -> Offsets | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Squeeze:
-    """A problem as arrays, with what each buffer costs to push out at first: large and long-lived ones cost most."""
+    """Placement problem as arrays, with initial eviction costs: large and long-lived buffers cost most."""
 
     sizes: _Ints
     neighbours: tuple[_Ints, ...]
@@ -99,7 +99,7 @@ class _Squeeze:
         return (None if out else offsets), used
 
     def _choose(self, lows: _Ints, highs: _Ints, prices: _Ints, last: int) -> tuple[int, int]:
-        """Return an offset up to ``last`` that pushes out the least, and what that costs; chance decides a tie.
+        """Return the offset up to ``last`` with the least eviction cost, and that cost; ties are broken at random.
 
         Whoever lies between ``lows`` and ``highs``, both exclusive, is pushed out: its price counts there.
         """

@@ -18,7 +18,7 @@ _SHRINKING = frozenset({"Slice", "TopK"})
 def find_bound(
     op: Operator, inputs: Sequence[TensorSpec | None], need: NeedsHostValue
 ) -> tuple[TensorSpec, ...] | None:
-    """Return specs that no run exceeds, or None where there is no such bound."""
+    """Return upper bounds of specs, or None where there are none."""
     first = inputs[0] if inputs else None
     if op.name not in _SHRINKING or first is None or need.index == 0:
         return None

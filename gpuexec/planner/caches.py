@@ -30,11 +30,11 @@ class Cache:
     rows: Value
 
     def whole(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of all its bytes, where these are the rows there are."""
+        """Return the spec of the whole buffer, for the spec of the present rows."""
         return spec.with_shape((*spec.shape[: self.axis], self.capacity, *spec.shape[self.axis + 1 :]))
 
     def strides(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Return the strides of the window on the rows there are, in elements."""
+        """Return the strides of the window on the present rows, in elements."""
         return contiguous_strides(self.whole(spec).shape)
 
 

@@ -95,7 +95,7 @@ def upper_ends(
 
 
 def check_declared(graph: Graph, declared: Mapping[str, Any]) -> DeclaredDims:
-    """Return what is declared of dimensions, each an int or two; check that all exist and have sensible extents.
+    """Return the declared ranges of dimensions, each an int or two; check that all exist and have sensible extents.
 
     Raises:
         InputError: One does not.

@@ -27,7 +27,7 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
 
 
 def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:
-    """Return what is equal for equal specs of equal content; large content counts as equal only to itself."""
+    """Return a key that is equal for specs of equal content; large content equals only itself."""
     return tuple([spec if spec is None or spec.value is None else _value_key(spec, spec.value) for spec in specs])
 
 

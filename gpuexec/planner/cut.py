@@ -22,7 +22,7 @@ from gpuexec.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """Content that the host needs before it can go on: which value, which node asks, and what for."""
+    """Content that the host must read: the value, the node that needs it, and the purpose."""
 
     value: Value
     reader: str

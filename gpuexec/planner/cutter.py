@@ -174,7 +174,7 @@ class _Cutter:
         self._postpone(node)
 
     def _postpone(self, node: Node) -> None:
-        """Leave a node for later; what its outputs will be like may be known already."""
+        """Postpone a node; the specs of its outputs may be known already."""
         made = [value for value in node.outputs if value is not None]
         self._put_off(made)
         values = [value for value in node.inputs if value is not None]
@@ -206,13 +206,13 @@ class _Cutter:
     # ---- content for the host
 
     def _read(self, node: Node, value: Value, role: str) -> None:
-        """Fetch what the content of a value follows from; the rest computes it while planning."""
+        """Read the sources of a value's content; the rest computes it while planning."""
         sources, chain = self._trace.find(value)
         self._sorting.light.update(chain)
         self._add_reads(sources, node.name, role)
 
     def _fetch(self, node: Node, value: Value, role: str) -> None:
-        """Fetch what the content of a value follows from, and compute it in this step."""
+        """Read the sources of a value's content, and compute it in this step."""
         sources, chain = self._trace.find(value)
         self._sorting.on_host.update(chain)
         self._add_reads(sources, node.name, role)
@@ -223,7 +223,7 @@ class _Cutter:
                 self._reads.setdefault(source, HostRead(source, reader, role))
 
     def _keep_counters(self) -> None:
-        """Keep on the host what it needs of a body: the condition, and numbers it can count along without reading."""
+        """Keep a body's condition on the host, and numbers that can be counted along without a read."""
         for value in self._graph.outputs:
             if value in self._sorting.later or value in self._inputs or value in self._sorting.constants:
                 continue

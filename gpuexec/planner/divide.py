@@ -12,7 +12,7 @@ from gpuexec.planner.trace import HostTrace, Traces
 
 @dataclass(slots=True)
 class Sorting:
-    """The nodes of a graph sorted by who runs them, and when.
+    """Nodes of a graph sorted by where and when they run.
 
     Attributes:
         nodes: All of them, in order, branches in place of the Ifs that took them.
@@ -112,7 +112,7 @@ class _Division:
         )
 
     def _find_rest(self, outputs: Sequence[Value]) -> tuple[list[Node], list[Value]]:
-        """Return the nodes left for the outputs still to be made, and the values they take from this step.
+        """Return the remaining nodes for outputs still to be made, and the values they take from this step.
 
         What follows from shapes, and what the host computes from content that is read, is computed anew there.
         """

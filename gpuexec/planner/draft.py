@@ -57,7 +57,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands that come together, named after a node or value. ``in_place`` are pairs (output, source) of buffers."""
+    """Group of commands named after a node or value. ``in_place`` are pairs (output, source) of buffers."""
 
     key: GroupKey
     origin: str
@@ -79,7 +79,7 @@ class Draft:
         return len(self.buffers) - 1
 
     def apply(self, effects: Effects, key: GroupKey, origin: str) -> None:
-        """Add what lowering one node did."""
+        """Add the effects of lowering one node."""
         self.buffers += effects.buffers
         if effects.placed:
             self.placed.update(effects.placed)

@@ -41,7 +41,7 @@ def find_edges(commands: Sequence[Command], places: Mapping[int, tuple[int, int]
 
 
 def find_touches(commands: Sequence[Command]) -> dict[int, list[Touch]]:
-    """Return what each buffer's bytes suffer, in command order."""
+    """Return the reads and writes of each buffer's bytes, in command order."""
     found: dict[int, list[Touch]] = {}
     for position, command in enumerate(commands):
         for slot, written in slots_of(command):
@@ -78,7 +78,7 @@ def _order_within(touches: Sequence[Touch]) -> set[Edge]:
 
 
 def _order_between(touches: Mapping[int, list[Touch]], places: Mapping[int, tuple[int, int]]) -> set[Edge]:
-    """Order buffers that share bytes, each after those whose bytes it takes over."""
+    """Order buffers that share bytes, each after those it reuses the bytes of."""
     edges: set[Edge] = set()
     owners: list[tuple[int, int, int]] = []  # who had bytes [low, high) last
     for buffer in sorted(touches, key=lambda b: touches[b][0].command):

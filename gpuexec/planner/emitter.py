@@ -68,7 +68,7 @@ class CommandEmitter:
         )
 
     def in_place(self, output: Slot, source: Slot) -> None:
-        """Note that an output may take an input's bytes; who comes to want them is seen later.
+        """Note that an output may take an input's bytes; other readers are known later.
 
         Not on a target with textures: a blit reads no texel that it writes.
         """
@@ -103,7 +103,7 @@ class CommandEmitter:
         return copy
 
     def copy(self, destination: Slot, source: Slot) -> None:
-        """Copy bytes where both sides are dense, else elements; what the upper end takes, all sizes of a class do."""
+        """Copy bytes where both sides are dense, else elements; all sizes of a class copy as the upper end does."""
         is_dense = self._choose_dense(destination, source)
         if destination.spec.size == 0:
             return

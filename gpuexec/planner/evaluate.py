@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def compute_node(node: Node, specs: Sequence[TensorSpec | None]) -> tuple[Array | None, ...]:
-    """Compute a node from content that is known."""
+    """Compute a node from known content."""
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
     try:
         return compute_arrays(node.operator, arrays)
@@ -27,7 +27,7 @@ def compute_node(node: Node, specs: Sequence[TensorSpec | None]) -> tuple[Array 
 
 
 def evaluate_node(node: Node, specs: Sequence[TensorSpec | None]) -> list[TensorSpec | None]:
-    """Return the outputs of a node with their content: what follows from shapes alone, or what `compute` gives.
+    """Return the outputs of a node with their content, from shapes alone or from `compute`.
 
     Raises:
         GpuexecError: What the operator raised; names the node.
@@ -45,7 +45,7 @@ def evaluate_node(node: Node, specs: Sequence[TensorSpec | None]) -> list[Tensor
 
 
 def _infer(operator: Operator, specs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...] | None:
-    """Return the specs of an operator's outputs; None: what `compute` makes of content tells them.
+    """Return the specs of an operator's outputs; None where only the result of `compute` has them.
 
     One that the host alone computes is asked without content: else it would, for the shape, do all of its work twice.
     """
@@ -58,7 +58,7 @@ def _infer(operator: Operator, specs: Sequence[TensorSpec | None]) -> tuple[Tens
 
 
 def _check_types(specs: Sequence[TensorSpec], arrays: Sequence[Array | None]) -> None:
-    """Check that `compute` made what `infer` said; its shape may be what only content tells."""
+    """Check that results of `compute` have the inferred types."""
     for spec, array in zip(specs, arrays, strict=False):
         if array is not None and array.dtype != spec.dtype:
             raise PlanError(f"expected {spec} to be computed, got {array.dtype}{list(array.shape)}.")

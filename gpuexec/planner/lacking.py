@@ -14,7 +14,7 @@ from gpuexec.target import Target
 
 
 def touches_objects(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
-    """Return whether a node takes or gives strings or containers, as far as specs are known: no device holds them."""
+    """Return whether a node takes or gives strings or containers, which no device holds, as far as specs are known."""
     return any(
         value is not None and value in specs and is_host_object(specs[value].dtype)
         for value in (*node.inputs, *node.outputs)
@@ -22,7 +22,7 @@ def touches_objects(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
 
 
 def is_of_host(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
-    """Return whether the host computes a node on any target: what comes of it tells its shape, and no plan reads it."""
+    """Return whether the host computes a node on any target: its result has its shape, and no plan reads it."""
     is_without = node.operator.lower is None and node.operator.host_reason != ""
     return is_without or touches_objects(node, specs)
 

@@ -40,7 +40,7 @@ def find_lives(commands: Sequence[Command]) -> dict[int, tuple[int, int]]:
 def check_room(
     buffers: Sequence[Buffer], commands: Sequence[Command], origins: Sequence[str], layout: ArenaLayout, target: Target
 ) -> None:
-    """Check that the target could hold what a plan needs, before anything is allocated.
+    """Check that the target can hold a plan's memory, before anything is allocated.
 
     The limit is all the memory the device has, not what is free: a plan is kept, and what is free changes. What fits
     there and is refused all the same, the allocation tells.

@@ -27,7 +27,7 @@ from gpuexec.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A node as it was lowered last: the slots it was given, the outputs wanted, and the effects."""
+    """Node as it was lowered last: its slots, the outputs wanted, and the effects."""
 
     inputs: tuple[Slot | None, ...]
     specs: list[TensorSpec | None]
@@ -36,7 +36,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A draft with the slot of each graph input that some node takes, and of each graph output.
+    """Draft with the slots of the graph inputs that have readers, and of the graph outputs.
 
     ``grown`` are the positions of outputs that memories become where they lie.
     """
@@ -68,7 +68,7 @@ class Lowering:
         self._choices: list[list[bool]] = []
 
     def run(self, analysis: Analysis) -> Lowered:
-        """Lower every node that is needed and whose outputs the host does not know.
+        """Lower every node that is needed and has outputs the host does not know.
 
         Raises:
             PlanError: A decision of the upper end can't be repeated at this size.
@@ -115,7 +115,7 @@ class _Walk:
     def lower(
         self, position: int, node: Node, remembered: list[Remembered | None], choices: Sequence[bool] | None
     ) -> Effects:
-        """Add what a node does to the draft."""
+        """Add a node's effects to the draft."""
         specs = self._analysis.specs
         inputs = tuple([None if value is None else self._slot(value) for value in node.inputs])
         wanted = [None if value is None else specs[value] for value in node.outputs]
@@ -137,7 +137,7 @@ class _Walk:
         wanted: list[TensorSpec | None],
         choices: Sequence[bool] | None,
     ) -> Effects:
-        """Return what a node does: what an equal node did, on its own buffers, or what its operator says."""
+        """Return a node's effects: those of an equal node on its own buffers, or of its operator's lowering."""
         numbers, key = self._describe(node, inputs, wanted, choices)
         seen = self._seen.get(key)
         if seen is not None:
@@ -192,7 +192,7 @@ class _Walk:
         return Lowered(self._draft, inputs, outputs, positions)
 
     def _slot(self, value: Value) -> Slot:
-        """Return where a value lies, with a buffer for an input, constant or host value met for the first time."""
+        """Return a value's slot; an input, constant or host value gets a buffer at its first use."""
         slot = self._slots.get(value)
         if slot is None:
             spec = self._analysis.specs[value]
@@ -220,7 +220,7 @@ class _Walk:
 
 
 def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:
-    """Return the positions of nodes that must run: some output is wanted and not known."""
+    """Return the positions of nodes with a needed output that is unknown."""
     wanted = {value for value in graph.outputs if value not in analysis.known}
     needed = []
     for position in range(len(graph.nodes) - 1, -1, -1):
@@ -262,7 +262,7 @@ def _check_sizes(nodes: Iterable[Node], analysis: Analysis, target: Target) -> N
 
 
 def _is_same(last: Remembered, inputs: tuple[Slot | None, ...], specs: list[TensorSpec | None]) -> bool:
-    """Return whether a node would be lowered as it was: slots, what is known of their content, and output specs."""
+    """Return whether a node would be lowered as before: slots, known content, and output specs."""
     if last.specs != specs:
         return False
     for a, b in zip(last.inputs, inputs, strict=True):

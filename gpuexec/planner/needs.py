@@ -16,7 +16,7 @@ from gpuexec.spec import TensorSpec
 
 
 def list_needs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsHostValue) -> dict[int, str]:
-    """Return the positions of all inputs whose content a node asks for, with what for.
+    """Return the positions of all inputs whose content a node needs, with its purpose.
 
     An operator asks for one after the other, so it is shown ones in place of content that is not known.
 

@@ -19,7 +19,7 @@ from gpuexec.spec import TensorSpec
 def raise_numbers(
     graph: Graph, inputs: Mapping[str, TensorSpec], ends: Mapping[str, TensorSpec]
 ) -> dict[str, TensorSpec] | None:
-    """Return an upper end with its numbers raised by as much as what they are compared with was.
+    """Return an upper end whose scalars are raised by as much as their lower bounds were.
 
     Args:
         graph: Whose inputs they are.
@@ -53,6 +53,6 @@ def _may_count(spec: TensorSpec) -> bool:
 
 
 def _least(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[tuple[str, str], int]:
-    """Return what numbers are compared with, by input and the node that reads it."""
+    """Return the bounds that scalars are compared with, by input and the node that reads it."""
     reads = Analyser(graph).run(specs).reads
     return {(read.input, read.node): read.least for read in reads if read.least is not None}

@@ -139,7 +139,7 @@ class Resolver:
 
 
 def _describe(command: Command) -> tuple[object, ...]:
-    """Return what a command has in common at all sizes of a class."""
+    """Return the part of a command that is common to all sizes of a class."""
     match command:
         case Launch():
             rows = [

@@ -52,7 +52,7 @@ class Settlement:
     numbers: Mapping[int, int]
 
     def enlarge(self, factor: int) -> Settlement:
-        """Return the same decisions with more room in the buffers of what commands make."""
+        """Return the same decisions with larger buffers for the commands' results."""
         if factor == 1:
             return self
         made = {Role.TEMP, Role.OUTPUT}
@@ -61,7 +61,7 @@ class Settlement:
 
 
 def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies) -> Settlement:
-    """Decide what all sizes of the class will share, from the draft of its upper end."""
+    """Decide the layout that all sizes of the class share, from the draft of its upper end."""
     draft = lowered.draft
     promoted = _promote(lowered)
     outputs = copies.add(lowered, promoted)
@@ -153,7 +153,7 @@ def _promote(lowered: Lowered) -> tuple[int | None, ...]:
 
 
 def _keep_live(draft: Draft, outputs: set[int]) -> tuple[list[Group], list[tuple[int, ...]]]:
-    """Return the groups that lead to an output, in order and cut down to what does, and which commands those are."""
+    """Return the live groups, in order and cut down to their live commands, and the indices of these."""
     wanted = {find_root(buffer, draft.placed)[0] for buffer in outputs}
     groups, positions = [], []
     for group in reversed(draft.groups):

@@ -85,7 +85,7 @@ def plan_graph(
 
 
 class Template:
-    """A plan, and what is needed to specialise it. Shared between threads.
+    """Plan of a size class, with all that specialising it takes. Shared between threads.
 
     Attributes:
         plan: The plan, laid out at the upper end of the class.
@@ -132,7 +132,7 @@ class Template:
             return dict(self._analyser.run(inputs).specs)
 
     def covers(self, inputs: Mapping[str, TensorSpec]) -> bool:
-        """Return whether these inputs have the plan's dtypes and ranks, and fit what it is laid out for."""
+        """Return whether these inputs have the plan's dtypes and ranks, and fit its layout."""
         for name, end in self._specs.items():
             spec = inputs[name]
             if spec.dtype != end.dtype or len(spec.shape) != len(end.shape):

@@ -39,7 +39,7 @@ class HostTrace:
         self._producers, self._constants, self._inputs, self._on_host = producers, constants, inputs, on_host
 
     def find(self, value: Value, traced: Traces | None = None) -> tuple[list[Value], list[Node]]:
-        """Return values to read, and light nodes that the host computes from them, so that it knows a value.
+        """Return the values to read, and the light nodes to compute from them on the host, for the content of a value.
 
         ``traced`` remembers what was found for the values on the way, which may be met many times.
         """

@@ -72,7 +72,7 @@ class Verifier:
 
 
 class _SegmentCheck:
-    """The commands checked last, and what each touches."""
+    """Commands checked last, with the bytes each touches."""
 
     def __init__(self, plan: Plan, segment: Segment) -> None:
         count = len(segment.commands)
@@ -91,7 +91,7 @@ class _SegmentCheck:
         return {buffer for rows in self._touches for buffer, touches in rows.items() if any(t.written for t in touches)}
 
     def update(self, commands: Sequence[Command]) -> None:
-        """Check the commands, taking as good what depends only on those that are the same objects as before."""
+        """Check the commands; checks that depend only on the same objects as before are skipped."""
         if len(commands) != len(self._commands):
             raise PlanError(f"A segment of {len(self._commands)} commands got {len(commands)}.")
         changed = [i for i, (new, old) in enumerate(zip(commands, self._commands, strict=True)) if new is not old]
@@ -116,7 +116,7 @@ class _SegmentCheck:
         self._commands[index], self._touches[index] = command, touches
 
     def _check_buffer(self, buffer: int) -> None:
-        """Walk the commands on a buffer in plan order, keeping for each piece of it who wrote and read it last."""
+        """Walk the commands on a buffer in plan order, keeping the last writer and readers of each piece of it."""
         role = self._plan.buffers[buffer].role
         if role is Role.CONSTANT or role is Role.INPUT:
             return
@@ -166,7 +166,7 @@ class _SegmentCheck:
     def _check_after(
         self, users: Sequence[int], wrote: Sequence[bool], earlier: int, written: int, buffer: int, buffer2: int
     ) -> None:
-        """Check that the users of a buffer come after those of an earlier one, whose bytes they take over."""
+        """Check that the users of a buffer come after those of earlier buffers in its bytes."""
         for user, writes in zip(users, wrote, strict=True):
             unordered = (earlier if writes else written) & ~self._before[user] & ~(1 << user)
             if unordered or earlier >> user & 1:
@@ -187,7 +187,7 @@ class _SegmentCheck:
 
 
 def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_Touch]]:
-    """Return the bytes a command touches by buffer, reads first; check what can be seen of the command alone."""
+    """Return the bytes a command touches by buffer, reads first; check the command on its own."""
     touches: dict[int, list[_Touch]] = {}
     for slot, written in _slots(command):
         if not 0 <= slot.buffer < len(plan.buffers):

@@ -34,7 +34,7 @@ _STEPS = frozenset(
 
 
 def has_slope(node: Node) -> bool:
-    """Return whether what a node makes moves with its inputs, and not by steps alone."""
+    """Return whether a node's result has a derivative by its inputs that is not 0 everywhere."""
     operator = node.operator
     if operator.name == "Cast":
         return dtype_row(getattr(operator, "to", 0)).kind not in ("int", "uint", "bool")

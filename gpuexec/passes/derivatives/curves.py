@@ -61,7 +61,7 @@ def _choose(tape: Tape, x: Value, above: Value | float, below: Value | float) ->
 
 
 def _exponential(tape: Tape, x: Value, factor: float, rate: float) -> Value:
-    """Return factor * exp(rate * x) where x is below 0; what lies above is not looked at and stays finite."""
+    """Return factor * exp(rate * x) where x is below 0; elsewhere it stays finite."""
     below = tape.apply("Min", x, tape.number(0, x))
     return tape.scale(tape.apply("Exp", tape.scale(below, rate)), factor)
 

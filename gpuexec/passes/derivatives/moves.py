@@ -51,7 +51,7 @@ def _split(tape: Tape, node: Node, slopes: Sequence[Value | None]) -> Derivative
 
 
 def put_back(tape: Tape, x: Value, places: Value, g: Value, reduction: str = "add") -> Value:
-    """Return zeros in the shape of x, with each element of g added at the place in x that it came from."""
+    """Scatter each element of g into zeros of the shape of x, added at the place in x that it came from."""
     flat = tape.flatten(g)
     size = tape.apply("Reshape", tape.apply("Size", x), tape.ints(1))
     zeros = tape.apply("Expand", tape.number(0, g), size)
@@ -60,7 +60,7 @@ def put_back(tape: Tape, x: Value, places: Value, g: Value, reduction: str = "ad
 
 
 def _pick(reduction: str = "add") -> Rule:
-    """Return the rule of an operator that picks elements: the same done to their places says where they came from."""
+    """Return the rule of an operator that picks elements, by applying it to element numbers."""
 
     def pass_back(tape: Tape, node: Node, g: Value) -> Derivatives:
         x = first_of(node)

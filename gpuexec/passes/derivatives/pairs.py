@@ -33,7 +33,7 @@ def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
 
 
 def share(tape: Tape, xs: Sequence[Value], y: Value, g: Value) -> list[Value]:
-    """Return what passes to those of some values that are y, where such as are y alike share it."""
+    """Return the derivatives by those of some values that equal y, divided evenly between them."""
     hits = [tape.apply("Equal", x, y) for x in xs]
     weights = [tape.apply("CastLike", hit, g) for hit in hits]
     count = tape.apply("Sum", *weights)

@@ -25,11 +25,11 @@ class Tape:
         self._name, self._taken = name, taken
 
     def apply(self, operator: str, *inputs: Value | None, **attributes: Any) -> Value:
-        """Put a node on the tape and return the first value it makes."""
+        """Add a node to the tape and return its first output."""
         return self.apply_all(operator, 1, *inputs, **attributes)[0]
 
     def apply_all(self, operator: str, count: int, *inputs: Value | None, **attributes: Any) -> tuple[Value, ...]:
-        """Put a node on the tape and return so many values that it makes."""
+        """Add a node to the tape and return so many outputs."""
         values = tuple(self.make_value() for _ in range(count))
         self.nodes.append(Node(build(operator, attributes), inputs, values, values[0].name))
         return values
@@ -45,13 +45,13 @@ class Tape:
         return Value(take_free(f"{self._name}/{len(self._taken)}", self._taken))
 
     def add(self, nodes: Iterable[Node]) -> None:
-        """Put nodes on the tape; their values have names of their own."""
+        """Add nodes to the tape; their values have names of their own."""
         for node in nodes:
             self.nodes.append(node)
             self._taken.update(value.name for value in node.outputs if value is not None)
 
     def keep_needed(self, wanted: Iterable[Value | None]) -> None:
-        """Drop what none of these values needs: rules give derivatives by all inputs."""
+        """Remove nodes that none of these values needs: rules give derivatives by all inputs."""
         self.nodes, needed = list_needed(self.nodes, [value for value in wanted if value is not None])
         self.constants = {value: array for value, array in self.constants.items() if value in needed}
 
@@ -135,7 +135,7 @@ def first_of(node: Node) -> Value:
 
 
 def output_of(node: Node) -> Value:
-    """Return the first output, which somebody wants."""
+    """Return the first output, which is present."""
     assert node.outputs[0] is not None
     return node.outputs[0]
 
