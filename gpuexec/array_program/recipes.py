@@ -166,7 +166,7 @@ def hypot(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 def arctan2(y: SymbolicArray, x: SymbolicArray) -> SymbolicArray:
-    """Return the angle of the point (x, y), between -pi and pi. A zero has no sign here, and two infinities no angle."""
+    """Return the angle of the point (x, y), from -pi to pi. A zero has no sign here, and two infinities no angle."""
     plain = add_node("Atan", y / select(x == 0, 1, x))
     turned = select(y < 0, plain - float(np.pi), plain + float(np.pi))
     upright = select(y > 0, constant(y, np.pi / 2), select(y < 0, -np.pi / 2, select(x == 0, y * 0, y)))

@@ -90,7 +90,7 @@ def _read_body(reader: NodeReader, node: onnx.NodeProto, key: str, path: str, pr
 
 
 def _close(read: Mapping[str, _Body]) -> dict[str, Graph]:
-    """Give all bodies of a node the captures of each, in one order."""
+    """Set the captures of all bodies of a node, in one order."""
     captures = dict.fromkeys(chain.from_iterable(body.captures for body in read.values()))
     graphs = {}
     for key, body in read.items():

@@ -42,7 +42,7 @@ def read_constants(graph: onnx.GraphProto, reader: NodeReader, problems: Problem
 
 
 def _read_constant(tensor: onnx.TensorProto, reader: NodeReader) -> Array:
-    """Return the content of an initializer, or what is given in its place."""
+    """Return the content of an initializer, or its replacement."""
     given = None if reader.is_body else reader.origin.external.tensors.get(tensor.name)
     what = f"Initializer %{tensor.name}"
     return to_array(tensor, reader.origin, what) if given is None else take_given(tensor, given, reader.origin, what)
@@ -74,7 +74,7 @@ def read_inputs(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) 
 
 
 def read_outputs(graph: onnx.GraphProto, problems: Problems, path: str = "") -> dict[str, DeclaredSpec | None]:
-    """Return what the graph says of its outputs, by name; ``path`` says in messages where a body stands.
+    """Return the declared specs of the graph's outputs, by name; ``path`` locates a body in messages.
 
     Where the declaration of an output lacks an element type or a shape, what the graph says of that value elsewhere
     counts: in ``value_info``, among its inputs or its initializers.
@@ -92,14 +92,14 @@ def read_outputs(graph: onnx.GraphProto, problems: Problems, path: str = "") -> 
 
 
 def is_whole(info: onnx.ValueInfoProto) -> bool:
-    """Return whether a declaration says the type and rank of a value; of a container no more is asked."""
+    """Return whether a declaration has a value's type and rank; of a container no more is needed."""
     kind = info.type.WhichOneof("value")
     tensor = info.type.tensor_type
     return kind is not None and (kind != "tensor_type" or (tensor.elem_type != 0 and tensor.HasField("shape")))
 
 
 def _list_known(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, list[onnx.ValueInfoProto]]:
-    """Return what the graph says of the types of values beside the declarations of its outputs."""
+    """Return the declared types of values other than outputs."""
     if not names:
         return {}
     wanted = set(names)
@@ -115,7 +115,7 @@ def _list_known(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, lis
 
 
 def _read_declared(info: onnx.ValueInfoProto, known: Mapping[str, list[onnx.ValueInfoProto]]) -> DeclaredSpec | None:
-    """Return what is declared of a value, and elsewhere known where the declaration says nothing.
+    """Return the declared spec of a value, completed by what is known elsewhere.
 
     What is wrong elsewhere is reported where that is read.
     """

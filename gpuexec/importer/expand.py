@@ -121,7 +121,7 @@ def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto
 
 
 def _label(nodes: Sequence[onnx.NodeProto], expanded: Sequence[onnx.NodeProto], key: tuple[str, str]) -> None:
-    """Write to the nodes of expanded bodies whose parts they are; they stand where the expanded node stood.
+    """Label the nodes of expanded bodies as parts of the expanded node; they take its place.
 
     Of two that stood side by side, the second's begin behind the last that makes an output of the first.
     """
@@ -206,7 +206,7 @@ def _find_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def _write_defaults(model: onnx.ModelProto, key: tuple[str, str]) -> None:
-    """Give the nodes the defaults of attributes they lack: onnx's inliner forgets them where a body refers to them."""
+    """Set missing attributes of nodes to their defaults: onnx's inliner forgets them where a body refers to them."""
     _, schema = _schema_in(model, key)
     if not schema.has_function:
         return  # the body is made for the node, and whoever makes it knows the defaults
@@ -218,7 +218,7 @@ def _write_defaults(model: onnx.ModelProto, key: tuple[str, str]) -> None:
 
 
 def _show_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the types of values in bodies said in its graph, the one place where the inliner looks.
+    """Return the model with the types of body values declared in its graph, the one place where the inliner looks.
 
     Of a name that has two types in two bodies none is said.
     """
@@ -289,7 +289,7 @@ def infer_types(
 
 
 def hide_fatal(model: onnx.ModelProto) -> None:
-    """Give nodes that onnx can't infer safely a domain it does not know."""
+    """Move nodes that onnx can't infer safely to a domain unknown to it."""
     domains, fatal = set(), _FATAL | (_FATAL_OF_NEGATIVE if _has_negative(model.graph) else frozenset())
     for node in walk_nodes(model.graph.node):
         if qualified(node.op_type, node.domain) in fatal:

@@ -41,7 +41,7 @@ _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
 
 
 def choose_opset(graph: Graph) -> int:
-    """Return the opset to declare: EXPORT_OPSET, or the first later one that knows all operators and attributes."""
+    """Return the opset to declare: EXPORT_OPSET, or the first later one with all operators and attributes."""
     newest = defs.onnx_opset_version()
     rows = {describe(node.operator) for each in walk(graph) for node in each.nodes if not bodies(node.operator)}
     for opset in range(EXPORT_OPSET, newest + 1):
@@ -137,7 +137,7 @@ def _choose_versions(graph: Graph) -> dict[str, int]:
 
 
 def _name_values(graph: Graph, names: dict[Value, str], taken: set[str]) -> None:
-    """Give every value a name of its own; inputs and outputs come first, since theirs are what users know.
+    """Name every value uniquely; inputs and outputs come first, since users know their names.
 
     A value of a body that captures one of the graph around it goes by the other's name.
     """
@@ -190,7 +190,7 @@ def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
 
 
 def _write_body(body: Graph, name: str, captures: int, form: _Form) -> onnx.GraphProto:
-    """Write a body. An output that no node of it makes, or that is given twice, is written as an Identity."""
+    """Write a body. An output that is not made by its nodes, or is listed twice, is written as an Identity."""
     names = form.names
     nodes = [proto for node in body.nodes for proto in _write_node(node, form)]
     made = {value for node in body.nodes for value in node.outputs if value is not None}
@@ -222,7 +222,7 @@ def _write_flattened(proto: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:
 
 
 def _write_attribute(node: Node, key: str, value: Any, kind: int | None) -> AttributeProto:
-    """Write an attribute; ``kind`` is its type by ONNX, None where ONNX does not know the operator."""
+    """Write an attribute; ``kind`` is its ONNX type, None where ONNX does not know the operator."""
     if kind is None:
         kind = _guess_type(value)
     if kind == AttributeProto.TYPE_PROTO:
@@ -254,7 +254,7 @@ def _write_info(value: Value, names: dict[Value, str], is_input: bool) -> onnx.V
 
 
 def write_type(declared: DeclaredSpec) -> onnx.TypeProto:
-    """Return what is declared of a value as ONNX writes it; of a container that says nothing of what it holds, too."""
+    """Return the declared type of a value in ONNX's form; of a container without element type, too."""
     if declared.dtype == MAP:
         key = TensorProto.INT64 if declared.key is None else dtype_row(declared.key).code
         return helper.make_map_type_proto(key, _write_item(declared))

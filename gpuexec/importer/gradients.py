@@ -40,7 +40,7 @@ def bind_gradients(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def unbind_gradient(node: onnx.NodeProto) -> None:
-    """Give a node written with the values it is about as inputs the form that ONNX has; others stay as they are."""
+    """Restore ONNX's form of a Gradient whose named values are inputs; other nodes stay as they are."""
     if not _is_gradient(node):
         return
     attributes = {attribute.name: attribute for attribute in node.attribute}
@@ -102,7 +102,7 @@ def _read_names(node: onnx.NodeProto, key: str) -> list[str]:
 
 
 def _check_independent(gradient: onnx.NodeProto, names: Sequence[str], nodes: Sequence[onnx.NodeProto]) -> None:
-    """Check that no name comes twice, and that no value follows from others that are named.
+    """Check that names are distinct, and that no named value follows from others.
 
     Arguments of a function are independent there, whatever it is called with.
 

@@ -72,7 +72,7 @@ def _measure(first: Key, calls: Mapping[Key, list[Key]], sizes: dict[Key, int]) 
 
 
 def key_of(function: onnx.FunctionProto) -> Key:
-    """Return what calls name a function by."""
+    """Return the key by which calls name a function."""
     return function.domain, function.name, function.overload
 
 

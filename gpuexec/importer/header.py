@@ -15,7 +15,7 @@ from gpuexec.spec import DeclaredSpec, dtype_row
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """Fields of a ModelProto and its graph.
+    """Header fields of a ModelProto and its graph.
 
     ``model_version`` is None where it isn't said. ``overridable`` are initializers that are inputs too, which ONNX lets
     callers give anew from IR version 4 on, with the types they are declared with; of these, no node reads the ``idle``.
@@ -33,7 +33,7 @@ class ModelHeader:
 
 
 def read_header(model: onnx.ModelProto) -> ModelHeader:
-    """Return what a model says of itself."""
+    """Return a model's header."""
     graph = model.graph
     overridable = _list_overridable(graph) if model.ir_version >= 4 else {}
     read = {name for node in walk_nodes(graph.node) for name in node.input}

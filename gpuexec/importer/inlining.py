@@ -56,7 +56,7 @@ def read_version(node: onnx.NodeProto) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A function at one of its calls: attributes by name, given ones and defaults, and versions of its domains."""
+    """Call of a function: attributes by name, given ones and defaults, and versions of its domains."""
 
     function: onnx.FunctionProto
     given: Mapping[str, AttributeProto]
@@ -89,7 +89,7 @@ class _Scope:
 
 
 class _Inliner:
-    """Copies nodes into the model under new names, calls as what they stand for."""
+    """Inliner: copies nodes into the model under new names, and calls as their functions' nodes."""
 
     def __init__(self, functions: Iterable[onnx.FunctionProto], opsets: Opsets, taken: set[str]) -> None:
         self._functions = {key_of(function): function for function in functions}

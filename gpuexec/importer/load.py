@@ -34,7 +34,7 @@ from gpuexec.progress import Tell
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """A graph, and what its file said about itself.
+    """Imported graph with its file's header and memories.
 
     ``opsets`` holds the version of each domain (``""`` is ai.onnx); ``operators`` counts the nodes of the file by
     operator, those in bodies of If, Loop and Scan too, before functions are expanded.

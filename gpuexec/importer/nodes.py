@@ -71,7 +71,7 @@ class NodeReader:
         return self._outer is not None
 
     def open_body(self, graph: onnx.GraphProto, path: str) -> NodeReader:
-        """Return a reader for a body of the node at hand, to whom the values read so far are visible."""
+        """Return a reader for a body of the current node, which sees the values read so far."""
         declared = read_outputs(graph, self.problems, path)
         return NodeReader(self._opsets, self.origin, self.problems, declared, self, path)
 
@@ -101,7 +101,7 @@ class NodeReader:
         return value
 
     def declared_spec(self, name: str) -> DeclaredSpec | None:
-        """Return what the graph declares of an output by its name; None of any other value."""
+        """Return the graph's declaration of an output by its name; None of any other value."""
         return self._declared.get(name)
 
     def is_visible(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class NodeReader:
         return name in self.values or (self._outer is not None and self._outer.is_visible(name))
 
     def read(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Read nodes that stand in executable order. What is wrong is noted, and reading goes on."""
+        """Read nodes in executable order. Problems are collected, and reading continues."""
         nodes = list(nodes)
         given = {node.name for node in nodes if node.name}
         self._reserved.update(name for node in nodes for name in node.output)
@@ -214,7 +214,7 @@ class NodeReader:
     def _find_inputs(
         self, names: Iterable[str], added: Mapping[str, Value], keep_absent: bool = False
     ) -> tuple[Value | None, ...]:
-        """Return the values of these names, among what an upgrade added first; without absent ones at the end.
+        """Return the values of these names, among them those an upgrade added; without absent ones at the end.
 
         Operators with bodies divide their inputs by position, so they keep those (``keep_absent``).
         """
@@ -239,7 +239,7 @@ class NodeReader:
         return free
 
     def _make_outputs(self, names: Iterable[str]) -> tuple[Value | None, ...]:
-        """Enter the outputs of a node; that no name comes twice is known from sorting."""
+        """Make the values of a node's outputs; sorting has checked that names are distinct."""
         outputs: list[Value | None] = []
         for name in names:
             value = Value(name, self._declared.get(name)) if name else None

@@ -17,7 +17,7 @@ def sort_nodes(
     given: Iterable[str],
     is_visible: Callable[[str], bool] = lambda name: False,
 ) -> list[onnx.NodeProto]:
-    """Return the nodes so that every value is made before it is used; as they stand where that holds already.
+    """Sort nodes topologically; the present order is kept where it is valid.
 
     What the bodies of a node take from around them counts as its inputs.
 
@@ -99,7 +99,7 @@ def _bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _names_from_outside(body: onnx.GraphProto) -> dict[str, None]:
-    """Return the names that a body, or one inside it, takes from around it."""
+    """Return the names that a body, or one inside it, captures."""
     used = dict.fromkeys(info.name for info in body.output)
     own = {info.name for info in body.input}
     own.update(tensor.name for tensor in body.initializer)

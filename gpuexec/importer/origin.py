@@ -60,12 +60,12 @@ class Origin:
         self._maps: dict[str, memoryview] = {}
 
     def measure_piece(self, location: str) -> int | None:
-        """Return the bytes of what was stripped and is found at a location; None where that is something else."""
+        """Return the byte count of stripped content at a location; None where that is not stripped content."""
         piece = self._pieces.get(location)
         return None if piece is None else piece[1]
 
     def read_piece(self, location: str, name: str) -> memoryview:
-        """Return a copy of what was stripped, aligned for every element type; ``name`` is its tensor's."""
+        """Return a copy of stripped content, aligned for every element type; ``name`` is its tensor's."""
         offset, nbytes = self._pieces[location]
         assert self._read_into is not None, "a message was stripped that nothing can be read from"
         array = np.empty(nbytes, np.uint8)
@@ -82,7 +82,7 @@ class Origin:
         return self.folder is not None or self.external.files is not None
 
     def map_external(self, location: str) -> memoryview:
-        """Return the bytes of a file beside the model, mapped or as they were given.
+        """Return the bytes of an external data file, mapped or as given.
 
         Raises:
             AccessError: It is not among those given, or no regular file in the folder, by its own name.

@@ -48,7 +48,7 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPr
 
 
 def _find_needed(graph: onnx.GraphProto, origins: dict[str, int], names: Sequence[str]) -> set[int]:
-    """Return the indices of the nodes that these values need; what bodies read from around them counts as read."""
+    """Return the indices of the nodes that these values need; captures of bodies count as read."""
     needed: set[int] = set()
     waiting = [origins[name] for name in names if name in origins]
     while waiting:

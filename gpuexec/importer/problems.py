@@ -15,21 +15,21 @@ _ERRORS_SHOWN = 20
 
 @dataclass(slots=True)
 class Problems:
-    """Nodes and values by what they ask for and is not supported, and contradictions, each in the order found."""
+    """Unsupported features with their nodes and values, and contradictions, each in the order found."""
 
     rows: dict[str, list[str]] = field(default_factory=dict)
     cures: dict[str, str] = field(default_factory=dict)
     errors: list[ModelError] = field(default_factory=list)
 
     def add(self, what: str, where: str, cure: str | None = None) -> None:
-        """Note that ``what`` is not supported, at a node or value; of an operator, ``cure`` says what may help."""
+        """Note that ``what`` is not supported, at a node or value; ``cure`` is advice on an operator."""
         self.rows.setdefault(what, []).append(where)
         if cure is not None:
             self.cures[what] = cure
 
     @contextmanager
     def noting(self, path: str = "", node: str = "") -> Iterator[None]:
-        """Note a contradiction instead of raising it, so that reading goes on.
+        """Collect a contradiction instead of raising it, so that reading continues.
 
         Args:
             path: In which body it is.
@@ -70,7 +70,7 @@ class Problems:
 
 
 def _describe(what: str, names: list[str], cure: str) -> list[str]:
-    """Return the lines about what is not supported: where, what may help, and the source of the first place."""
+    """Return the lines about an unsupported feature: where, the advice, and the source of the first place."""
     lines = [f"  {what}: {len(names)} ({_shorten(names)})"]
     source = next((source for source in (getattr(name, "source", "") for name in names) if source), "")
     return [*lines, *(f"    {part}" for part in (*source.splitlines(), *cure.splitlines()))]

@@ -31,7 +31,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
-    """Return the whole model, the folder that external data is relative to, and what to call the source in messages.
+    """Return the whole model, the folder of its external data, and the source's name for messages.
 
     The folder is None where the source has no place of its own: bytes, a stream without a file name, a ModelProto.
 
@@ -48,7 +48,7 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
 def open_model(
     source: Source, tell: Tell | None = None, external: ExternalData | None = None
 ) -> tuple[onnx.ModelProto, Origin, str]:
-    """Return the model without the content of its large tensors, where to find that, and what to call the source.
+    """Return the model without large tensor content, the place of that content, and the source's name for messages.
 
     Nothing of a file is on the host twice: what the message lacks is copied out of it tensor by tensor.
 
@@ -121,7 +121,7 @@ def _read_stream(stream: Any) -> tuple[memoryview, Path | None, str]:
 
 
 def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> onnx.ModelProto:
-    """Return a message; ``whole`` is what it was stripped from."""
+    """Parse a message; ``whole`` is the content it was stripped from."""
     whole = content if whole is None else whole
     if not whole.nbytes:
         raise ModelError(f"{where}: expected an ONNX model, got 0 bytes.")

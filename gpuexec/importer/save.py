@@ -37,7 +37,7 @@ def save_graph(
     allow_custom: bool = False,
     keep_sources: bool = False,
 ) -> None:
-    """Write a graph as an ONNX file, which takes its place whole, as does the file of its weights before it.
+    """Write a graph as an ONNX file, atomically, as the file of its weights before it.
 
     Args:
         graph: What to write.
@@ -111,7 +111,7 @@ def _pack(array: Array) -> memoryview:
 
 
 def _name_beside(path: Path, graph: Graph, external_data: bool | str | None) -> Path | None:
-    """Return the file that weights go to, or None where they go into the model's own."""
+    """Return the file for weights, or None where they are stored in the model's own."""
     nbytes = sum(array.nbytes for each in walk(graph) for array in each.constants.values())
     if not external_data and nbytes > _LARGEST_INSIDE_BYTES:
         if external_data is False:

@@ -57,7 +57,7 @@ def check_opset(opset: int, where: str) -> None:
 
 @lru_cache(maxsize=1024)
 def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
-    """Return the form of an operator, or None where ONNX has no such operator at this opset."""
+    """Return the schema of an operator, or None where ONNX has no such operator at this opset."""
     if opset > _LARGEST_OPSET:
         return None
     try:
@@ -85,7 +85,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
 
 
 def newest_version(op_type: str, domain: str) -> int:
-    """Return the version of a domain that has an operator in its newest form; 1 where ONNX knows none.
+    """Return the domain version with an operator's newest form; 1 where ONNX has none.
 
     One that is deprecated has that of before.
     """
@@ -104,7 +104,7 @@ def newest_version(op_type: str, domain: str) -> int:
 
 
 def check_counts(node: onnx.NodeProto, form: Schema | Form) -> None:
-    """Check that a node has the inputs that can't be absent, and not more inputs and outputs than there are.
+    """Check a node's numbers of inputs and outputs.
 
     Raises:
         ModelError: It has not.
@@ -124,7 +124,7 @@ def check_counts(node: onnx.NodeProto, form: Schema | Form) -> None:
 
 
 def check_form(node: onnx.NodeProto, schema: Schema) -> None:
-    """Check that a node has the inputs, outputs and attribute types that ONNX asks for.
+    """Check a node's inputs, outputs and attribute types against its schema.
 
     Raises:
         ModelError: It has not.

@@ -26,7 +26,7 @@ def name_node(node: onnx.NodeProto) -> str:
 
 
 def read_source(node: onnx.NodeProto) -> str:
-    """Return the innermost frame of the user's code in the node's traceback; of a library's, where there is no other.
+    """Return the innermost frame of user code in the node's traceback; of a library where there is no other.
 
     Empty where the node has no traceback.
     """
@@ -41,12 +41,12 @@ def read_source(node: onnx.NodeProto) -> str:
 
 
 def copy_source(node: onnx.NodeProto, part: onnx.NodeProto) -> None:
-    """Give a node that was made of another the traceback of that."""
+    """Copy the traceback of a node to one made of it."""
     part.metadata_props.extend(entry for entry in node.metadata_props if entry.key == STACK_TRACE)
 
 
 def write_source(node: onnx.NodeProto, name: str) -> None:
-    """Write to a node the line of source that its name knows, if any."""
+    """Write the source line in a node's name, if any, to the node."""
     source = getattr(name, "source", "")
     if source:
         node.metadata_props.add(key=STACK_TRACE, value=source)

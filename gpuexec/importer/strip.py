@@ -28,7 +28,7 @@ _Chunk = bytes | range
 
 
 class OddMessageError(Exception):
-    """The bytes are no message that can be walked; protobuf says what is wrong with it."""
+    """Malformed message, which the walk can't follow; protobuf's parser reports what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Walker:
         return [range(low, raw[0].start), range(raw[0].high, high), elsewhere]
 
     def _rewrite(self, low: int, high: int, inner: dict[int, Callable[[int, int], list[_Chunk]]]) -> list[_Chunk]:
-        """Return a message with some of its fields rewritten; what is too small to hold much stays."""
+        """Return a message with some of its fields rewritten; small ones stay."""
         if self._depth > _DEEPEST:
             raise OddMessageError("messages are nested deeper than protobuf takes them")
         self._depth += 1

@@ -39,7 +39,7 @@ class UnsupportedFormError(Exception):
 
 
 def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
-    """Return the content of a tensor, read-only. What is large and in another file is a view of that file.
+    """Return the content of a tensor, read-only. Large content in another file is a view of that file.
 
     Args:
         tensor: Dense, with its content inside or elsewhere.
@@ -73,7 +73,7 @@ def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
 
 
 def take_given(tensor: TensorProto, given: Array, origin: Origin, what: str) -> Array:
-    """Return what a caller gives for a tensor whose content is in another file, as `to_array` would return it.
+    """Return a caller's array for a tensor with external data, as `to_array` would return it.
 
     Raises:
         InputError: Its content is in the model's own file, or what is given has another type or shape.
@@ -93,7 +93,7 @@ def take_given(tensor: TensorProto, given: Array, origin: Origin, what: str) -> 
 
 
 def element_dtype(code: int, what: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of an ONNX element type; ``what`` has it, in words.
+    """Return the NumPy dtype of an ONNX element type; ``what`` names its owner in messages.
 
     Raises:
         ModelError: The code is unknown to ONNX.
@@ -109,7 +109,7 @@ def element_dtype(code: int, what: str) -> np.dtype[Any]:
 
 
 def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
-    """Return what a model declares of a value, or None where it declares no type.
+    """Return a value's declared spec, or None where the model declares no type.
 
     Raises:
         UnsupportedFormError: It is a sparse tensor, or has an unsupported element type.
@@ -118,7 +118,7 @@ def declared_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
 
 
 def refine(declared: DeclaredSpec | None, known: DeclaredSpec | None) -> DeclaredSpec | None:
-    """Return a declared type, with what else is known of it where it says nothing: element type, rank, content."""
+    """Return a declared type completed by other knowledge: element type, rank, content."""
     if declared is None or known is None or declared.dtype != known.dtype:
         return declared or known
     return DeclaredSpec(
@@ -130,7 +130,7 @@ def refine(declared: DeclaredSpec | None, known: DeclaredSpec | None) -> Declare
 
 
 def inferred_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
-    """Return what ONNX's inference found of a value; dimensions that it named itself have no name.
+    """Return a value's spec by ONNX's inference; dimensions named by the inference itself stay unnamed.
 
     Raises:
         UnsupportedFormError: As `declared_spec`.
@@ -142,7 +142,7 @@ def inferred_spec(info: onnx.ValueInfoProto) -> DeclaredSpec | None:
 
 
 def read_type(proto: onnx.TypeProto, name: str) -> DeclaredSpec | None:
-    """Return what a type of the file says of the value of this name, or None where it says nothing.
+    """Return the spec of a type in the file, for the value of this name, or None where it is empty.
 
     Raises:
         ModelError: It is a map by keys that ONNX does not have.
@@ -205,7 +205,7 @@ def attribute_value(attribute: AttributeProto, origin: Origin, what: str) -> Any
 
 
 def _read_strings(tensor: TensorProto, what: str) -> Array:
-    """Return the content of a tensor of strings, which stands in its message as text in UTF-8."""
+    """Return the content of a tensor of strings, stored as UTF-8."""
     expected = prod(map(int, tensor.dims))
     if expected != len(tensor.string_data) or tensor.HasField("raw_data"):
         raise ModelError(
@@ -246,7 +246,7 @@ def _check_size(shape: Sequence[int], dtype: np.dtype[Any], what: str, name: str
 
 
 def _check_content(tensor: TensorProto, what: str) -> None:
-    """Check that there is as much content as the shape says, before anything is made of it."""
+    """Check that the content is as long as the shape requires, before anything is made of it."""
     if tensor.HasField("segment"):
         message = f"{what} is a segment of a larger tensor, which ONNX never said how to join; export the model anew."
         raise ModelError(message, value=tensor.name)

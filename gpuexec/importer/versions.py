@@ -19,7 +19,7 @@ _OURS = {f"tensor({_NAMES.get(row.name, row.name)})": row.name for row in (*DTYP
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An operator as ONNX has it.
+    """ONNX operator with its versions and types.
 
     Attributes:
         name: With its domain.
@@ -39,7 +39,7 @@ class Form:
 
 @functools.cache
 def list_forms() -> Mapping[str, Form]:
-    """Return every operator of the domains that the installed onnx knows, by qualified name."""
+    """Return every operator of the installed onnx's domains, by qualified name."""
     schemas: dict[str, list[Any]] = {}
     for schema in defs.get_all_schemas_with_history():
         schemas.setdefault(qualified(schema.name, schema.domain), []).append(schema)

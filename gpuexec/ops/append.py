@@ -54,7 +54,7 @@ class Append(Operator):
         return (np.concatenate((held, rows), self.axis, out=out[0] if out else None),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Copy the new rows behind those there are."""
+        """Copy the new rows behind the present ones."""
         held, rows, y = inputs[0], inputs[1], outputs[0]
         assert held is not None and rows is not None and y is not None
         if not emit.grow(y, held):

@@ -47,7 +47,7 @@ class BitCast(Operator):
         return (np.not_equal(x.view(np.uint8), 0) if to == BOOL else x.view(to),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        """Alias under another type; what becomes bool is compared, since other bytes than 0 and 1 are no bool."""
+        """Alias under another type; conversion to bool compares, since other bytes than 0 and 1 are not valid bools."""
         (x,), (y,) = inputs, outputs
         if x is None or y is None:
             return

@@ -38,7 +38,7 @@ class CenterCropPad(Operator):
         return (x.with_shape(tuple(axis.output for axis in plan)),)
 
     def compute(self, x: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
-        """Copy what is shown into zeros; a view where nothing is added."""
+        """Copy the visible part into zeros; a view where nothing is added."""
         plan = self._resolve(x.shape, read_ints(shape))
         cuts = [max(0, -axis.begin) for axis in plan]
         index: Any = (..., *(slice(cut, cut + axis.output) for cut, axis in zip(cuts, plan, strict=True)))
@@ -51,7 +51,7 @@ class CenterCropPad(Operator):
         return (y,)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch what Pad launches."""
+        """Launch the copies of Pad."""
         x, shape, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and shape is not None and y is not None
         launch_pad(emit, x, None, y, self._resolve(x.shape, require_ints(shape.spec, "shape", 1)), "constant")

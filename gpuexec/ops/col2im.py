@@ -76,7 +76,7 @@ class Col2Im(Operator):
             return (y.astype(x.dtype, copy=False),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch a thread per element of the image, which gathers what reaches it."""
+        """Launch a thread per element of the image, which gathers its terms."""
         x, image_shape, block_shape, y = *inputs, outputs[0]
         assert x is not None and image_shape is not None and block_shape is not None and y is not None
         windows = self._resolve(

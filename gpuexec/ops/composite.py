@@ -32,7 +32,7 @@ _NODE = "node"  # what a node is called whose parts are drawn for their shapes a
 
 
 class Sketch:
-    """Nodes drawn so far, in order, which take the place of one.
+    """Nodes under construction, in order, that replace one.
 
     Attributes:
         name: Of the node; names of parts and values begin with it.
@@ -44,11 +44,11 @@ class Sketch:
         self.nodes: list[Node] = []
 
     def wants(self, index: int) -> bool:
-        """Return whether somebody wants an output."""
+        """Return whether an output has readers."""
         return index < len(self.wanted) and self.wanted[index]
 
     def add(self, part: str | Operator, *inputs: Value | None, **attributes: Any) -> Value:
-        """Add an operator, given or by qualified name and attributes; return its first output."""
+        """Add an operator, an instance or a qualified name with attributes; return its first output."""
         return self.add_all(part, 1, *inputs, **attributes)[0]
 
     def add_all(self, part: str | Operator, count: int, *inputs: Value | None, **attributes: Any) -> tuple[Value, ...]:
@@ -71,7 +71,7 @@ class Sketch:
         return self.add(Constant(value_ints=numbers))
 
     def reshape(self, x: Value, *shape: int) -> Value:
-        """Show under another shape, where 0 copies an extent and -1 takes what is left."""
+        """Reshape, where 0 copies an extent and -1 takes the rest."""
         return self.add("Reshape", x, self.ints(*shape))
 
     def take(self, x: Value, axis: int, first: int, end: int) -> Value:
@@ -84,7 +84,7 @@ class Sketch:
 
 
 class Composite(Operator):
-    """Base of operators that others make up; a subclass says how in ``draw``."""
+    """Base of composite operators; a subclass draws its parts in ``draw``."""
 
     __slots__ = ()
     tolerance = Tolerance.REDUCTION
@@ -92,7 +92,7 @@ class Composite(Operator):
     inputs: ClassVar[int] = 8  # the most there may be
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Draw the parts and return the outputs; there are as many ``inputs`` as there may be at most."""
+        """Draw the parts and return the outputs; ``inputs`` is as long as the operator's signature."""
         raise TypeError(f"{type(self).__name__} lacks draw")
 
     def draw_all(self, sketch: Sketch, inputs: Sequence[Value | None]) -> Made:
@@ -136,7 +136,7 @@ CompositeType = TypeVar("CompositeType", bound=type[Composite])
 
 
 def composite(name: str, domain: str) -> Callable[[CompositeType], CompositeType]:
-    """Register a class as an operator of a domain whose parts take its place while a model is loaded."""
+    """Register a class as an operator of a domain that is replaced by its parts while a model is loaded."""
 
     def register(cls: CompositeType) -> CompositeType:
         decompose(qualified(name, domain))(take_apart)

@@ -104,7 +104,7 @@ class Loop(Operator):
             )
 
     def infer(self, trip_count: TensorSpec | None, condition: TensorSpec | None, *rest: Any) -> tuple[TensorSpec, ...]:
-        """Infer what does not depend on the trips: carried values that keep their shape, rows where trips are counted.
+        """Infer specs that do not depend on the trips: carried values of constant shape, rows where trips are counted.
 
         Raises:
             InputError: It depends on them.
@@ -173,7 +173,7 @@ LOOPS = (Loop, Scan, SequenceMap)
 
 
 def count_own_inputs(op: Operator) -> int:
-    """Return how many inputs of a node are what ONNX knows; the captures follow."""
+    """Return the number of a node's inputs that ONNX defines; the captures follow."""
     match op:
         case If():
             return 1
@@ -187,7 +187,7 @@ def count_own_inputs(op: Operator) -> int:
 
 
 def check_arity(graph: Graph) -> None:
-    """Check that nodes with bodies give those as many values as they take, and take no more than those make.
+    """Check that a node and its bodies agree in the numbers of inputs and outputs.
 
     The importer builds them so; a graph from elsewhere may say anything.
 

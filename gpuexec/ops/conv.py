@@ -121,7 +121,7 @@ class ConvTranspose(Convolution):
         return (convolve_transposed(x, w, bias, self.windows(x.shape, w.shape), self.group),)
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
-        """Launch one thread per output, which gathers what reaches it."""
+        """Launch one thread per output, which gathers its terms."""
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:

@@ -90,7 +90,7 @@ def check_kernel(name: str, x: TensorSpec, w: TensorSpec, kernel_shape: Sequence
 
 
 def check_channels(name: str, x: TensorSpec, channels: int, w: TensorSpec, group: int) -> None:
-    """Check that groups of the weight's channels make up those of an input and of what comes out.
+    """Check the channels of weight, input and output against the groups.
 
     Raises:
         InputError: They don't.
@@ -104,7 +104,7 @@ def check_channels(name: str, x: TensorSpec, channels: int, w: TensorSpec, group
 
 
 def check_index(name: str, what: str, count: int) -> None:
-    """Check that what kernels count in 32 bits fits.
+    """Check that sizes fit the kernels' 32-bit indices.
 
     Raises:
         InputError: It does not.

@@ -128,7 +128,7 @@ class DeformConv(Operator):
 
 
 def _sample(image: Array, offset: Array, windows: Windows) -> Array:
-    """Return what the taps of all windows read, ``[channels, taps, outputs]``.
+    """Return the samples of the taps of all windows, ``[channels, taps, outputs]``.
 
     Args:
         image: ``[channels, extents...]``.

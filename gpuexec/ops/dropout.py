@@ -74,7 +74,7 @@ class Dropout(Operator):
         key: Array | None = None,
         out: Sequence[Array | None] | None = None,
     ) -> tuple[Array | None, ...]:
-        """Return the input, or what is left of it, and the mask if it is wanted."""
+        """Return the input, masked in training, and the mask if it is wanted."""
         is_wanted = out is None or (len(out) > 1 and out[1] is not None)
         if training_mode is None or not training_mode.any():
             return x, np.ones(x.shape, np.bool_) if is_wanted else None
@@ -138,7 +138,7 @@ def _read_ratio(ratio: TensorSpec | None) -> float:
 
 
 def _scale(ratio: float, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Return the ratio, and what is left is multiplied by."""
+    """Return the ratio, and the scale of elements that are kept."""
     return dtype.type(ratio), dtype.type(1.0 / (1.0 - ratio))
 
 

@@ -79,7 +79,7 @@ def quantize_by_range(x: Array, axis: int | None = None) -> Quantized:
 
 
 def launch_dynamic_quantize(emit: Emitter, x: Slot, y: Quantized) -> None:
-    """Launch what makes bytes, scale and zero point of a float slot."""
+    """Launch the quantisation of a float slot: bytes, scale and zero point."""
     x, count = emit.contiguous(x), x.spec.size
     parts = max(1, min(_MOST_PARTS, ceil_div(count, _THREADS * _PER_THREAD)))
     ranges = emit.temp((_MOST_PARTS, 2), FLOAT)

@@ -81,7 +81,7 @@ class Einsum(Operator):
             return (np.array(result) if len(arrays) == 1 else result,)  # not a view: an epilogue works in it
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch a sum for each operand that needs one, then a product for each pair; alias what is a view."""
+        """Launch a sum for each operand that needs one, then a product for each pair; alias views."""
         slots, y = [slot for slot in inputs if slot is not None], outputs[0]
         assert y is not None
         equation, _, steps = self._plan([slot.shape for slot in slots])
@@ -170,7 +170,7 @@ class _Contracting:
         return _Operand(y, kept)
 
     def _contract(self, a: _Operand, b: _Operand, y: _Operand) -> None:
-        """Multiply two operands and sum over what ``y`` does not have."""
+        """Multiply two operands and sum over the labels that ``y`` lacks."""
         rows = tuple(label for label in y.labels if label not in b.labels)
         columns = tuple(label for label in y.labels if label not in a.labels)
         inner = tuple(label for label in a.labels if label not in y.labels)
@@ -229,7 +229,7 @@ class _Contracting:
         return _Operand(self.emit.contiguous(view), labels)
 
     def _walk(self, a: _Operand, b: _Operand | None, y: _Operand) -> None:
-        """Launch the kernel for what is no matrix product."""
+        """Launch the kernel of contractions that are no matrix product."""
         second = a if b is None else b
         inner = tuple(label for label in a.labels if label not in y.labels)
         extents = _stretch(a, second, inner)
@@ -278,7 +278,7 @@ def _take_longest(extents: Shape, walks: Sequence[Sequence[int]]) -> tuple[int, 
 
 
 def _is_run(part: Labels, labels: Labels) -> bool:
-    """Return whether labels stand side by side, in this order."""
+    """Return whether labels are adjacent, in this order."""
     first = labels.index(part[0])
     return labels[first : first + len(part)] == part
 

@@ -99,7 +99,7 @@ def measure(equation: Equation, shapes: Sequence[Shape], text: str) -> dict[str,
 
 
 def result_labels(left: Labels, right: Labels, needed: frozenset[str]) -> Labels:
-    """Return the labels of what two operands make: those that others, or the output, still need."""
+    """Return the labels of the product of two operands: those that others, or the output, still need."""
     both = (*left, *(label for label in right if label not in left))
     return tuple(label for label in both if label in needed)
 

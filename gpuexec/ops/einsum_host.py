@@ -20,7 +20,7 @@ def diagonal(x: Array, term: Labels) -> tuple[Array, Labels]:
 
 
 def sum_to(x: Array, labels: Labels, kept: Labels) -> Array:
-    """Sum over the labels that are not kept; the others come in the order of ``kept``."""
+    """Sum over the labels that are not kept; the result's axes are in the order of ``kept``."""
     summed = tuple(label for label in labels if label not in kept)
     arranged = x.transpose([labels.index(label) for label in (*kept, *summed)])
     if not summed:
@@ -29,7 +29,7 @@ def sum_to(x: Array, labels: Labels, kept: Labels) -> Array:
 
 
 def contract(a: Array, a_labels: Labels, b: Array, b_labels: Labels, labels: Labels) -> Array:
-    """Multiply two operands and sum over what ``labels`` lacks; axes of extent 1 stretch."""
+    """Multiply two operands and sum over the labels not in ``labels``; axes of extent 1 broadcast."""
     batch = tuple(label for label in labels if label in a_labels and label in b_labels)
     rows = tuple(label for label in labels if label not in b_labels)
     columns = tuple(label for label in labels if label not in a_labels)

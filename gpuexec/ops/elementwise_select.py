@@ -86,7 +86,7 @@ class Clip(Operator):
         return (TensorSpec(x.shape, x.dtype),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
-        """Clip; ties between 0 and -0 go to the bound."""
+        """Clip; between 0 and -0 the result is the bound."""
         x, low, high = (*inputs, None, None)[:3]
         assert x is not None
         low, high = (None if bound is None else _cast_bound(bound, x.dtype) for bound in (low, high))

@@ -86,7 +86,7 @@ for _kernel in FINISHED.values():
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An elementwise operator, and what its inputs are.
+    """An elementwise operator with the sources of its inputs.
 
     Each is a position among the inputs of the fused operator, `VALUE`, `MADE`, a number as text (a tensor of one
     element; as text, since JSON has no infinity and 1 equals 1.0), or None where it is absent.
@@ -110,7 +110,7 @@ class Step:
 
 @functools.lru_cache(4096)
 def read_steps(rows: tuple[Any, ...]) -> tuple[Step, ...]:
-    """Return steps from what a fused operator has as its attribute: name, attributes and inputs of each."""
+    """Return steps from a fused operator's attribute: name, attributes and inputs of each."""
     return tuple(Step(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows)
 
 
@@ -121,7 +121,7 @@ def count_steps(name: str, inputs: Sequence[object]) -> int:
 
 @functools.lru_cache(4096)
 def make_number(text: str, dtype: np.dtype[Any]) -> Array:
-    """Return the tensor of one element that a number stands for, closed to writing."""
+    """Return a number as a read-only tensor of one element."""
     with np.errstate(all="ignore"):
         number = np.array(float(text)).astype(dtype)
     number.flags.writeable = False
@@ -130,14 +130,14 @@ def make_number(text: str, dtype: np.dtype[Any]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The arguments behind those of a kernel: two operands, None where there is none, and the struct ``Steps``."""
+    """Extra arguments of a kernel: two operands, None where there is none, and the struct ``Steps``."""
 
     operands: tuple[Slot | None, Slot | None]
     packed: bytes
 
 
 def make_epilogue(steps: Sequence[Step], inputs: Slots, y: Slot) -> Epilogue | None:
-    """Return the epilogue that takes these steps to make ``y``; None where a kernel can't."""
+    """Return the epilogue that applies these steps to ``y``; None where a kernel can't."""
     operands: list[Slot] = []
     rows: list[bytes] = []
     for step in steps:
@@ -187,7 +187,7 @@ def _round(text: Given, y: Slot) -> float:
 
 
 def _find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return (inner, extent): element i of ``whole`` goes with element ``i // inner % extent`` of ``shape``.
+    """Return (inner, extent): element i of ``whole`` is paired with element ``i // inner % extent`` of ``shape``.
 
     None where there are no such numbers: axes that stretch stand between others.
     """
@@ -246,7 +246,7 @@ class FinishingEmitter:
         self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
 
     def alias(self, output: Slot, view: Slot) -> None:
-        """Copy: what is to be finished has bytes of its own."""
+        """Copy, since steps need bytes of their own."""
         self.copy(output, view)
 
     def in_place(self, output: Slot, source: Slot) -> None:
@@ -285,7 +285,7 @@ class FinishingEmitter:
         return self._emit.index_type(*slots)
 
     def _divert(self, slot: Slot) -> Slot:
-        """Return where what goes to ``y`` is to be finished; other slots as they are."""
+        """Return the scratch slot for ``y``, to which steps are applied; other slots as they are."""
         if not self._is_y(slot):
             return slot
         if self.unfinished is None:

@@ -45,7 +45,7 @@ def multiply_exactly(
 
 
 def drop_axes(values: Array, keeps_rows: bool, keeps_columns: bool) -> Array:
-    """Take away the axes that 1-D operands leave out; numbers of rank 0 have none."""
+    """Drop the axes that 1-D operands leave out; scalars have none."""
     if not values.ndim:
         return values
     values = values if keeps_columns else values[..., 0]
@@ -79,7 +79,7 @@ def _multiply_slab(a: Array, b: Array, out: Array) -> None:
 
 
 def _take(x: Array, place: int, ndim: int) -> Array:
-    """Return what a slab of the product's first axis reads of an operand that broadcasts with it."""
+    """Return the part of a broadcast operand that a slab of the product's first axis reads."""
     if x.ndim < ndim:
         return x
     return np.asarray(x[place if x.shape[0] > 1 else 0])

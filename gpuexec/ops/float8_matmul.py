@@ -25,7 +25,7 @@ _CODE = dtype_row(FLOAT).code
 
 
 def has_float8(a: Quantized, b: Quantized, y: Quantized) -> bool:
-    """Return whether an operand or the result is of such a type."""
+    """Return whether an operand or the result is an 8-bit float."""
     given = (a.values, b.values, y.zero)
     return any(each is not None and each.dtype in FLOAT8 for each in given)
 
@@ -109,7 +109,7 @@ def _spread(x: Quantized, matrix: tuple[int, ...], *, is_row: bool) -> tuple[Arr
 
 
 def _walk(emit: Emitter, x: Quantized, matrix: tuple[int, ...], *, is_row: bool) -> tuple[Slot, Slot, dict[str, int]]:
-    """Return what `_spread` does, as slots."""
+    """Return the result of `_spread` as slots."""
     x = align_quant(emit, x)
     shape, blocks = _find_blocks(matrix, is_one=x.scale.spec.size == 1, is_row=is_row)
     strides = quant_strides(x, matrix, is_row=is_row) if shape else ()

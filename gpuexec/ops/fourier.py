@@ -177,7 +177,7 @@ class STFT(Operator):
         weights: TensorSpec | None,
         frame_length: TensorSpec | None,
     ) -> tuple[int, int, int]:
-        """Return how many frames there are, the step between them and their length."""
+        """Return the number of frames, the step between them and their length."""
         if signal.rank != 3:
             raise InputError(f"STFT expects a signal of rank 3, [batch, length, 1 or 2], got {signal}.")
         step = int(require_scalar(check_dtype("STFT", frame_step, _COUNTS, "frame_step"), "frame_step", 1))

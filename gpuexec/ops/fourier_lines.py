@@ -37,7 +37,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of a tensor and what is made of them.
+    """Lines of a tensor, and the parameters of their transform.
 
     Attributes:
         length: Of the transform; samples beyond it don't count, those that lack are 0.

@@ -131,7 +131,7 @@ class Fused(Operator):
         return (value,)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch what the producer launches, with the steps in its kernel; where that can't be, behind it."""
+        """Launch the producer's kernel with the steps; where that can't be, the steps behind it."""
         (y,) = outputs
         if y is None:
             return
@@ -154,7 +154,7 @@ class Fused(Operator):
         return tuple(inputs[: self.parts.first_operand])
 
     def _keeps_shape(self, inputs: Sequence[Array | None]) -> bool:
-        """Return whether no operand stretches what the producer makes."""
+        """Return whether no operand broadcasts the producer's result."""
         key = tuple([None if array is None else array.shape for array in inputs])
         kept = self.parts.keeps_shape
         if key not in kept:

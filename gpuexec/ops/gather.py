@@ -42,7 +42,7 @@ class Gather(Operator):
     tolerance = Tolerance.EXACT
 
     def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Put the shape of the indices in the place of the axis."""
+        """Replace the axis by the shape of the indices."""
         _check_index_type(indices)
         axis = normalize_axis(self.axis, data.rank)
         return (data.with_shape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])),)
@@ -113,7 +113,7 @@ class GatherND(Operator):
         return (data.with_shape((*indices.shape[:-1], *data.shape[last:])),)
 
     def compute(self, data: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
-        """Turn each tuple into a row number of the flattened data, and take rows."""
+        """Convert each tuple into a row number of the flattened data, and take rows."""
         first, last = self._picked_axes(data.shape, indices.shape)
         batches = prod(data.shape[:first])
         rows = np.arange(batches, dtype=np.int64).reshape(-1, 1)  # [batches, slices]
@@ -160,13 +160,13 @@ class GatherElements(Operator):
     tolerance = Tolerance.EXACT
 
     def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Take the shape of the indices."""
+        """Return the shape of the indices."""
         _check_index_type(indices)
         self._check(data.shape, indices.shape)
         return (data.with_shape(indices.shape),)
 
     def compute(self, data: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take along the axis of the part of data that the indices run beside."""
+        """Take along the axis, within the extents of the indices."""
         axis = self._check(data.shape, indices.shape)
         beside = tuple(slice(None) if i == axis else slice(extent) for i, extent in enumerate(indices.shape))
         return (np.take_along_axis(data[beside], resolve_indices(indices, data.shape[axis], axis), axis),)

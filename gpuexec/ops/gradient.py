@@ -37,7 +37,7 @@ class Gradient(Operator):
     zs: tuple[str, ...] = ()
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return the specs of what is differentiated by.
+        """Return the specs of the values differentiated by.
 
         Raises:
             InputError: There are not as many inputs as names, or one has a type without derivatives.
@@ -135,7 +135,7 @@ class MatrixOf(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
 
     def __post_init__(self) -> None:
-        """Check that there is such a role.
+        """Check the role.
 
         Raises:
             InputError: There is not.

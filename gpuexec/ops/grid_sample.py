@@ -179,7 +179,7 @@ class GridSample(Operator):
         return np.asarray(np.where((x >= low) & (x <= high), x, kind(0)))
 
     def _find_elements(self, at: Array, extent: int) -> tuple[Array, Array | None]:
-        """Return the elements that taps read, and which of them there are."""
+        """Return the elements that taps read, and a mask of those within the input."""
         if self.padding_mode == "zeros":
             return np.clip(at, 0, extent - 1), (at >= 0) & (at < extent)
         if self.padding_mode == "border":

@@ -45,7 +45,7 @@ instantiate(
 
 @dataclass(frozen=True, slots=True)
 class _Transform(Operator):
-    """Base: what becomes of pixels.
+    """Base of the two conversions.
 
     Attributes:
         size: Height and width of the result, sampled linearly at pixel centres; empty: as they are.
@@ -135,7 +135,7 @@ class TensorToImage(_Transform):
 
 
 def _to_nhwc(dims: Sequence[int], layout: str, alone: int) -> tuple[int, ...]:
-    """Return extents or strides in the order [n, h, w, c]; ``alone`` stands for an axis that is not there."""
+    """Return extents or strides in the order [n, h, w, c]; ``alone`` fills in for a missing axis."""
     if layout == "NCHW":
         channels, height, width = dims[-3:]
         return (*(dims[:-3] or (alone,)), height, width, channels)
@@ -215,7 +215,7 @@ def _spread(numbers: Sequence[float], count: int) -> Array:
 
 
 def _transform(op: _Transform, pixels: Array) -> Array:
-    """Return what becomes of pixels [n, h, w, c], in the same order."""
+    """Return converted pixels [n, h, w, c], in the same order."""
     batch, height, width, channels = pixels.shape
     sources = np.asarray(op.channels or range(channels), np.int64)
     rows, columns = op.size or (height, width)

@@ -38,7 +38,7 @@ class Quantized:
 
 
 def offset_of(dtype: np.dtype[Any]) -> int:
-    """Return what centres a byte for kernels: 128 for uint8, 0 for int8."""
+    """Return the offset that centres a byte for kernels: 128 for uint8, 0 for int8."""
     return 128 if dtype == BYTES[0] else 0
 
 

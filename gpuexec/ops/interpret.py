@@ -39,7 +39,7 @@ def compute_graph(graph: Graph, arrays: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def infer_graph(graph: Graph, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the specs of a graph's outputs, with their content where it follows from what is known and is small.
+    """Return the specs of a graph's outputs, with their content where it is small and known.
 
     Args:
         graph: What to infer.
@@ -66,7 +66,7 @@ def infer_graph(graph: Graph, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, 
 def _propagate(
     node: Node, inputs: Sequence[TensorSpec | None], outputs: tuple[TensorSpec, ...]
 ) -> tuple[TensorSpec, ...]:
-    """Add content to the outputs where that of all inputs is known, and all of it is small.
+    """Add content to the outputs where that of all inputs is known and small.
 
     To read such content is to read all it was made of.
     """
@@ -89,7 +89,7 @@ def _propagate(
 
 
 def _attribute(graph: Graph, node: Node, need: NeedsHostValue, known: Mapping[Value, TensorSpec]) -> InputError:
-    """Return the error that asks for the input of the graph which the wanted content is made of."""
+    """Return the error that asks for the graph input from which the needed content follows."""
     wanted = node.inputs[need.index] if 0 <= need.index < len(node.inputs) else None
     producers, left, met = graph.producers(), [wanted], set[Value]()
     while left:

@@ -45,7 +45,7 @@ class Crop(Operator):
     tolerance = Tolerance.EXACT
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Return what is left.
+        """Return the cropped spec.
 
         Raises:
             InputError: Attributes don't fit each other or the input.
@@ -194,7 +194,7 @@ def _step(node: RawNode) -> RawNode:
 
 
 def _find_shape(node: RawNode) -> tuple[RawNode, str]:
-    """Return the node with what finds its shape in front, and the name of that."""
+    """Return the node with a node in front that makes its shape, and the name of that shape."""
     base, attributes = node.outputs[0], node.attributes
     given, extra = f"{base}.given", f"{base}.extra"
     if not node.inputs or not node.inputs[0]:
@@ -210,5 +210,5 @@ def _find_shape(node: RawNode) -> tuple[RawNode, str]:
 
 
 def _node(op_type: str, inputs: tuple[str, ...], output: str, attributes: Mapping[str, Any] | None = None) -> RawNode:
-    """Return a node to stand in front, in its newest form."""
+    """Return a node to be put in front, in its newest form."""
     return RawNode(op_type, "", output, inputs, (output,), attributes or {}, _LAST)

@@ -89,5 +89,5 @@ def pack_gemm(
 
 
 def count_tiles(rows: int, columns: int) -> int:
-    """Return the blocks that one product takes."""
+    """Return the number of blocks of one product."""
     return ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)

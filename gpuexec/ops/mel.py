@@ -45,7 +45,7 @@ class MelWeightMatrix(Operator):
         return (make_matrix(*numbers).astype(dtype_row(self.output_datatype).numpy),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Copy the table: its numbers are known."""
+        """Copy the table, whose numbers are known."""
         y = outputs[0]
         assert y is not None
         table = make_matrix(*self._read([None if slot is None else slot.spec for slot in inputs]))

@@ -111,7 +111,7 @@ class Narrowed(Operator):
         return (y,)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch what the operator launches, in the form for narrow weights."""
+        """Launch the operator's kernel in its form for narrow weights."""
         given, scale, zero = self._split(inputs)
         self.consumer.lower_with(emit, _trim(given), outputs, NarrowWeight(scale, zero, self.scale_axis))
 
@@ -148,7 +148,7 @@ class Narrowed(Operator):
         return tuple(range(rank) if cls.form.consumer is Gather else range(max(rank - 2, 0), rank))
 
     def _out_axis(self, rank: int) -> int | None:
-        """Return the axis of the weight that makes an axis of the output of its own; None: there is none."""
+        """Return the axis of the weight that is an axis of the output; None where there is none."""
         consumer = self.form.consumer
         if consumer in (Conv, ConvTranspose):
             is_whole = getattr(self, "group") != 1  # noqa: B009  (a field of the generated class)
@@ -171,7 +171,7 @@ class Narrowed(Operator):
             yield (axis, (low, high)), (slice(None),) * at + (slice(low, high),)
 
     def _pick(self, weight: Array, indices: Array, scale: Array | None, zero: Array | None) -> Array:
-        """Pick narrow, then widen what was picked."""
+        """Pick narrow elements, then widen them."""
         gather = self.consumer
         axis = normalize_axis(gather.axis, weight.ndim)
         (picked,) = gather.compute(weight, indices)

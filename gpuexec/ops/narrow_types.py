@@ -32,7 +32,7 @@ def is_narrow(dtype: DType) -> bool:
 
 
 def check_rounding(name: str, round_mode: str) -> None:
-    """Check the attribute that says how to round to float8e8m0.
+    """Check the rounding mode of float8e8m0.
 
     Raises:
         InputError: It is none of those that ONNX has.
@@ -42,7 +42,7 @@ def check_rounding(name: str, round_mode: str) -> None:
 
 
 def pack_mode(saturate: int, round_mode: str) -> np.int32:
-    """Return how a kernel stores what does not fit."""
+    """Return the kernel's overflow mode."""
     return np.int32((_SATURATES if saturate else 0) + _ROUNDINGS[round_mode])
 
 
@@ -93,7 +93,7 @@ def to_narrow_integer(whole: Array, to: DType) -> Array:
 
 
 def _to_odd_float(x: Array) -> Array:
-    """Return float32; what lies between two of them becomes the one whose last bit is set.
+    """Return float32, rounded to odd: between two numbers, the one whose last bit is set.
 
     So rounding it further, to 16 bits of mantissa or fewer, rounds as the exact number would.
     """
@@ -119,7 +119,7 @@ def _magnitude(x: Array) -> Array:
 
 
 def _round_to_power(x: Array, saturate: int, round_mode: str) -> Array:
-    """Return powers of two: by magnitude, since what negative numbers become ONNX leaves open."""
+    """Return powers of two, by magnitude; ONNX leaves negative numbers undefined."""
     bits = np.asarray(x, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
     # Below 2**-126 the first bit of the mantissa stands for the number itself.
     is_small = bits < 0x00800000

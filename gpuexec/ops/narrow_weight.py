@@ -53,7 +53,7 @@ class NarrowWeight:
 
 
 def widen(weight: Array, scale: Array | None, zero: Array | None, axis: int | None, dtype: np.dtype[Any]) -> Array:
-    """Return the values that a narrow weight stands for."""
+    """Return a narrow weight widened."""
     if scale is None:
         return weight.astype(dtype)
     return dequantize(weight, scale, zero, 0 if axis is None else axis, 0, dtype)

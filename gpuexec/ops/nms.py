@@ -96,7 +96,7 @@ class NonMaxSuppression(BoxSelection):
         iou_threshold: TensorSpec | None = None,
         score_threshold: TensorSpec | None = None,
     ) -> tuple[TensorSpec, ...]:
-        """Select, if the content is known."""
+        """Return the number of boxes, if the content is known."""
         self.check(boxes, scores, iou_threshold, score_threshold)
         most = self.most(boxes, limit)
         arrays = [require_const(spec, role, i) for i, (spec, role) in enumerate([(boxes, "boxes"), (scores, "scores")])]
@@ -199,7 +199,7 @@ def _clamp(given: tuple[int, ...], boxes: int) -> int:
 
 
 def _sort_candidates(scores: Array, threshold: Array | None) -> Array:
-    """Return the boxes whose score exceeds the threshold, by score from the highest down; a NaN comes last."""
+    """Return the boxes whose score exceeds the threshold, by falling score; NaN last."""
     order = np.arange(len(scores)) if threshold is None else np.flatnonzero(scores > threshold.reshape(()))
     scores = scores[order]
     keys = np.where(scores == scores, sort_keys(scores), np.uint32(0))

@@ -77,7 +77,7 @@ class Compress(Operator):
         return (x.with_shape((*shape[:axis], count, *shape[axis + 1 :])),)
 
     def compute(self, x: Array, condition: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take where the condition holds."""
+        """Take the elements where the condition holds."""
         data = x.reshape(-1) if self.axis is None else x
         axis = 0 if self.axis is None else normalize_axis(self.axis, x.ndim)
         return (np.take(data, np.flatnonzero(condition[: data.shape[axis]]), axis),)
@@ -195,7 +195,7 @@ def size_compress(node: Node) -> tuple[Node, ...]:
 
 
 def cut_positions(node: Node, x: Value | None) -> tuple[tuple[Node, ...], Value]:
-    """Return nodes that find the positions of what is not zero in ``x``, and the value that holds just these."""
+    """Return nodes that find the positions of nonzero elements in ``x``, and the value of exactly these."""
     bound, count, positions = (Value(f"{node.name}.{part}") for part in ("bound", "count", "positions"))
     compacted = Node(Compact(), (x,), (bound, count), bound.name)
     return (compacted, *cut(bound, count, positions)), positions
@@ -212,7 +212,7 @@ def cut(bound: Value, count: Value, y: Value, axis: int = 0) -> tuple[Node, ...]
 
 
 def compact(emit: Emitter, x: Slot, count: Slot | None, positions: Slot | None, ranks: Slot | None = None) -> None:
-    """Launch the search for what is not zero.
+    """Launch the search for nonzero elements.
 
     Args:
         emit: Who takes the launches.

@@ -37,7 +37,7 @@ instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """The struct ``Affine`` of norm.cu, less whether there is a bias.
+    """Struct ``Affine`` of norm.cu, without the flag of a bias.
 
     An element's scale stands at ``(row % row_period) * scale_stride + column // column_group``, its bias likewise.
     """

@@ -18,7 +18,7 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def write_numbers(x: Array) -> Array:
-    """Return numbers as text: integers in full, bools as 1 and 0, floats in the fewest digits that tell them apart.
+    """Return numbers as text: integers in full, bools as 1 and 0, floats in the fewest digits that distinguish them.
 
     Floats have no exponent and at least one digit behind the point; those that are no numbers are NaN, INF and -INF.
     bfloat16 and what is narrower are written as the float32 that they equal.

@@ -13,7 +13,7 @@ HOST_REASON = "with a seed it draws from NumPy's own generator"
 
 
 def has_seed(seed: float | None) -> bool:
-    """Return whether there is a seed that is a number."""
+    """Return whether a numeric seed is given."""
     return seed is not None and not math.isnan(seed)
 
 

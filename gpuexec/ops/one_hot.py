@@ -36,7 +36,7 @@ class OneHot(Operator):
     tolerance = Tolerance.EXACT
 
     def infer(self, indices: TensorSpec, depth: TensorSpec, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Put the depth in the place of the axis."""
+        """Insert the depth at the axis."""
         check_dtype(self.name, indices, _NUMBERS, "indices")
         if values.shape != (2,):
             raise InputError(f"OneHot expects two values, off and on, got {values}.")
@@ -90,7 +90,7 @@ def _read_depth(depth: Array) -> int:
 
 
 def _truncate(indices: Array) -> Array:
-    """Return indices as int64: NaN as 0, what is too large as what is out of any range."""
+    """Return indices as int64: NaN as 0, too large ones as out of any range."""
     if indices.dtype.kind in "iu":
         return indices.astype(np.int64)
     wide = indices.astype(np.float64)

@@ -75,7 +75,7 @@ class Pad(Operator):
     def compute(
         self, x: Array, pads: Array, constant_value: Array | None = None, axes: Array | None = None, out: Any = None
     ) -> tuple[Array, ...]:
-        """Copy the inside, or take by folded coordinates axis by axis."""
+        """Copy the inside, or gather by folded coordinates axis by axis."""
         plan = self._resolve(x.shape, read_ints(pads), None if axes is None else read_ints(axes))
         if self.mode == "constant":
             return (_pad_with_constant(x, plan, constant_value),)

@@ -38,7 +38,7 @@ class Draw:
 
     @staticmethod
     def of(seed: float | None, stream: int | None) -> Draw:
-        """Return where a node with these attributes draws from; one with a seed, wherever it stands."""
+        """Return the random source of a node with these attributes; with a seed it does not depend on the stream."""
         if seed is None:
             return Draw(None, (stream or 0) & _MASK)
         # ONNX has floats of 32 bits here, which tell seeds apart.

@@ -131,7 +131,7 @@ _BLENDED_INTEGERS = re.compile(r"resize_blend<[iu]")
 
 @functools.cache
 def find_blits(kernel: Kernel) -> Mapping[int | None, Kernel]:
-    """Return the blits that make what a kernel makes, by the position of what they write; None: all it writes."""
+    """Return the blits of a kernel, by the position of the argument they write; None: all it writes."""
     name, bracket, types = kernel.expression.partition("<")
     drawn = _BLITS.get(kernel.source, {}).get(name)
     is_left_out = _LEFT_OUT_IN.get(kernel.source, _LEFT_OUT).search(types)
@@ -161,7 +161,7 @@ def draw(launch: Launch) -> tuple[Launch, ...]:
 
 
 def _draw_part(launch: Launch, blit: Kernel, position: int) -> Launch:
-    """Return the blit that writes the argument at ``position``; others that the launch writes it does not take."""
+    """Return the blit that writes the argument at ``position``, without the launch's other outputs."""
     arguments = tuple([None if i in launch.writes and i != position else a for i, a in enumerate(launch.arguments)])
     output = arguments[position]
     assert isinstance(output, Slot)

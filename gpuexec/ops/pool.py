@@ -34,7 +34,7 @@ instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_poo
 @operator("MaxPool")
 @dataclass(frozen=True, slots=True)
 class MaxPool(Operator):
-    """Largest element of each window, and where it lies; padding takes no part, a NaN wins.
+    """Largest element of each window, and its position; padding is ignored, a NaN wins.
 
     An index counts elements of the whole input. With ``storage_order`` 1 the spatial part of it is column-major. A
     window of nothing but padding gives the lowest value and index -1.

@@ -169,7 +169,7 @@ class Places:
     strides: tuple[int, int, int]
 
     def spread(self, scales: Array) -> Array:
-        """Return scales such that they broadcast with the elements."""
+        """Return scales that broadcast with the elements."""
         if not any(self.strides):
             return scales.reshape(())
         if not self.strides[2]:
@@ -179,7 +179,7 @@ class Places:
 
 
 def find_places(name: str, shape: tuple[int, ...], scales: tuple[int, ...], axis: int, block: int) -> Places:
-    """Return where the scales of elements stand.
+    """Return the scale lookup of elements.
 
     Raises:
         InputError: As many scales can't belong to such a tensor.

@@ -57,11 +57,11 @@ class Drawing(Operator):
     distribution: ClassVar[Distribution]
 
     def find_shape(self) -> tuple[int, ...] | None:
-        """Return the shape that an attribute says; None: that of the input, which stands before the key."""
+        """Return the shape of an attribute; None: that of the input, which precedes the key."""
         return None
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return what the attributes and the input say.
+        """Return the shape and type of the attributes and the input.
 
         Raises:
             InputError: The type is no float, or an extent is below 0.

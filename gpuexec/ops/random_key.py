@@ -29,7 +29,7 @@ instantiate("random.cu", ["next_key<i64>"])
 @operator("NextKey", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class NextKey(Operator):
-    """The key of the next run; with an index, such as the number of a trip, one for this run and that index."""
+    """Key of the next run; with an index, such as the number of a trip, one for this run and that index."""
 
     tolerance = Tolerance.EXACT
 
@@ -67,6 +67,6 @@ def check_key(key: TensorSpec | None) -> None:
 
 
 def take_key(emit: Emitter, inputs: Slots, index: int) -> Slot | None:
-    """Return an optional input as dense memory; None where it is not given."""
+    """Return an optional input as dense memory; None where it is absent."""
     slot = inputs[index] if len(inputs) > index else None
     return None if slot is None else emit.contiguous(slot)

@@ -172,7 +172,7 @@ def _known_axes(name: str, inputs: Sequence[TensorSpec | None]) -> Array | None:
 
 
 def lower_reduction(emit: Emitter, row: ReductionRow, x: Slot, y: Slot, axes: tuple[int, ...]) -> None:
-    """Launch a reduction of ``x`` along ``axes``: in chunks where all axes go, else a team of threads per row."""
+    """Launch a reduction of ``x`` along ``axes``: in chunks where all are reduced, else a team of threads per row."""
     if x.dtype in row.widened:
         wide, result = emit.temp(x.shape, np.float64), emit.temp(y.shape, np.float64)
         convert_commands(emit, wide, x)

@@ -240,7 +240,7 @@ def _sample(x: Array, table: AxisTable) -> Array:
 def _merge_axes(
     shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]
 ) -> list[tuple[int, int, int]]:
-    """Return (extent, stride, level) of the axes to walk, outermost first; level is -1 for what does not change.
+    """Return (extent, stride, level) of the axes to walk, outermost first; level is -1 for axes that don't change.
 
     Neighbours that do not change and are walked as one are joined, by strides of the input.
     """

@@ -18,7 +18,7 @@ from gpuexec.operator import Array
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The attributes of Resize that say how an axis is sampled."""
+    """Sampling attributes of Resize along an axis."""
 
     mode: str
     coordinates: str

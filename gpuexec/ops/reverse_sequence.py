@@ -50,7 +50,7 @@ class ReverseSequence(Operator):
         return (x.with_shape(x.shape),)
 
     def compute(self, x: Array, lengths: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take each step from where it comes."""
+        """Gather each step from its source."""
         times = np.arange(x.shape[self.time_axis])[:, None]
         places = np.where(times < lengths, np.minimum(lengths, len(times)) - 1 - times, times)  # [time, batch]
         batches = np.arange(x.shape[self.batch_axis])

@@ -38,7 +38,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(Operator):
-    """Base: all but the gates, of which a subclass says how many there are, and what a step does with them.
+    """Base of recurrent layers; a subclass gives the number of gates, and the step.
 
     Attributes:
         gates: For each hidden unit.
@@ -64,11 +64,11 @@ class Recurrent(Operator):
     splits_bias: ClassVar[bool] = False
 
     def make_step(self, r: Array, recurrent_bias: Array, peepholes: Array | None, bound: Sequence[Activation]) -> Step:
-        """Return what a step of one direction does, by its weights and activations."""
+        """Return the step function of one direction, by its weights and activations."""
         raise TypeError(f"{type(self).__name__} lacks make_step")
 
     def layer(self) -> Layer:
-        """Return what is launched, as all layers have it."""
+        """Return the parameters common to all layers."""
         functions, reverses = tuple(self._functions()), DIRECTIONS[self.direction]
         return Layer(self.name, self.gates, reverses, functions, self.clip, self.hidden_size, bool(self.layout))
 
@@ -167,7 +167,7 @@ class Recurrent(Operator):
 @operator("LSTM")
 @dataclass(frozen=True, slots=True)
 class LSTM(Recurrent):
-    """Long short-term memory; outputs are Y, the last h and the last c. Gates stand as i, o, f, c in all weights."""
+    """Long short-term memory; outputs are Y, the last h and the last c. Gates are in the order i, o, f, c."""
 
     input_forget: int = 0
     gates = 4
@@ -181,14 +181,14 @@ class LSTM(Recurrent):
         return make_lstm_step(r, peepholes, bound, bool(self.input_forget))
 
     def layer(self) -> Layer:
-        """Return what is launched."""
+        """Return the parameters of the launch."""
         return replace(Recurrent.layer(self), input_forget=bool(self.input_forget))
 
 
 @operator("GRU")
 @dataclass(frozen=True, slots=True)
 class GRU(Recurrent):
-    """Gated recurrent unit; outputs are Y and the last h. Gates stand as z, r, h in all weights."""
+    """Gated recurrent unit; outputs are Y and the last h. Gates are in the order z, r, h."""
 
     linear_before_reset: int = 0
     gates = 3
@@ -201,7 +201,7 @@ class GRU(Recurrent):
         return make_gru_step(r, recurrent_bias, bound, bool(self.linear_before_reset))
 
     def layer(self) -> Layer:
-        """Return what is launched."""
+        """Return the parameters of the launch."""
         return replace(Recurrent.layer(self), is_linear=bool(self.linear_before_reset))
 
 

@@ -17,7 +17,7 @@ Step = Callable[[Array, State], State]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An activation with its numbers; ``kind`` is its place in the table of all."""
+    """Activation with its parameters; ``kind`` is its index in the table of all."""
 
     kind: int
     alpha: float
@@ -30,7 +30,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """An activation: its formula with alpha and beta, their defaults, and how many of them it takes."""
+    """Activation: its formula with alpha and beta, their defaults, and how many of them it takes."""
 
     formula: Callable[[Array, float, float], Array]
     alpha: float = 0.0
@@ -114,7 +114,7 @@ def unroll(inputs: Array, lengths: Array | None, is_reverse: bool, state: State,
 def make_lstm_step(
     recurrent: Array, peepholes: Array | None, activations: Sequence[Activation], input_forget: bool
 ) -> Step:
-    """Return a step of an LSTM; gates stand as i, o, f, c.
+    """Return a step of an LSTM; gates are in the order i, o, f, c.
 
     ``recurrent`` is ``[hidden, 4 * hidden]``, ``peepholes`` ``[3, hidden]`` for i, o, f.
     """
@@ -139,7 +139,7 @@ def make_lstm_step(
 
 
 def make_gru_step(recurrent: Array, bias: Array, activations: Sequence[Activation], linear_before_reset: bool) -> Step:
-    """Return a step of a GRU; gates stand as z, r, h. ``bias`` ``[hidden]`` belongs to the recurrent part of h."""
+    """Return a step of a GRU; gates are in the order z, r, h. ``bias`` ``[hidden]`` is of the recurrent part of h."""
     f, g = activations
     hidden = recurrent.shape[0]
     gate_weights, candidate_weights = (

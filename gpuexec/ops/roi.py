@@ -126,7 +126,7 @@ class MaxRoiPool(Operator):
         return (x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)),)
 
     def compute(self, x: Array, rois: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take maxima region by region."""
+        """Compute maxima region by region."""
         acc = accumulator(x.dtype)
         y = np.zeros((len(rois), x.shape[1], *self.pooled_shape), acc)
         wide = x.astype(acc, copy=False)

@@ -114,7 +114,7 @@ class RotaryEmbedding(Operator):
 
 
 def _spread(slot: Slot, batch: int, rows: int) -> tuple[int, int, int]:
-    """Return the strides over batch, heads and rows of what has no heads."""
+    """Return the strides over batch, heads and rows of tensors without heads."""
     each, row = broadcast_strides(slot.shape[:2], slot.strides[:2], (batch, rows))
     return each, 0, row
 

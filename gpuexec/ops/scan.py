@@ -106,7 +106,7 @@ class Scan(Operator):
         return tuple(normalize_axis(axis, len(shape), name="scan_input_axes") for axis, shape in named)
 
     def find_length(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """Return how many slices there are.
+        """Return the number of slices.
 
         Raises:
             InputError: Not equally many in all scan inputs.
@@ -124,7 +124,7 @@ class Scan(Operator):
         return tuple(normalize_axis(axis, len(shape) + 1, name="scan_output_axes") for axis, shape in named)
 
     def check_states(self, before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> None:
-        """Check that the states (first among what the body gives) come and leave alike.
+        """Check that the states (first among the body's outputs) keep their specs.
 
         Raises:
             InputError: One does not.
@@ -135,7 +135,7 @@ class Scan(Operator):
 
 
 def infer_empty(op: Scan, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Return the specs of a Scan's scan outputs where there is nothing to walk.
+    """Return the specs of a Scan's scan outputs where there are no slices.
 
     Args:
         op: Whose.

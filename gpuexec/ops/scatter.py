@@ -221,7 +221,7 @@ def launch_locate(
 def write_updates(
     emit: Emitter, reduction: str, locate: Locate, updates: Slot, y: Slot, places: int, inner: int
 ) -> None:
-    """Launch what writes ``inner`` elements for each update into one of ``places`` slices of ``y``."""
+    """Launch the write of ``inner`` elements for each update into one of ``places`` slices of ``y``."""
     count = updates.spec.size // inner if inner else 0
     updates, targets = emit.contiguous(updates), emit.temp((count,), _INDEX)
     grid, block = (max(1, ceil_div(updates.spec.size, _THREADS)), 1, 1), (_THREADS, 1, 1)

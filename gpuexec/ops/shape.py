@@ -156,7 +156,7 @@ class Constant(Operator):
         return (TensorSpec(array.shape, array.dtype).with_value(array),)
 
     def compute(self, out: Any = None) -> tuple[Array, ...]:
-        """Give the array, read-only."""
+        """Return the array, read-only."""
         return (self._array(),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -187,7 +187,7 @@ class ConstantOfShape(Operator):
             raise InputError(f"value must hold one element, got shape {list(self._element().shape)}.")
 
     def infer(self, shape: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Take the shape from the input's content."""
+        """Return the shape that is the input's content."""
         return (TensorSpec(_check_extents(require_ints(shape, "input", 0)), self._element().dtype),)
 
     def compute(self, shape: Array, out: Any = None) -> tuple[Array, ...]:
@@ -245,7 +245,7 @@ class Range(Operator):
 
 
 def freeze_value(op: Any) -> None:
-    """Turn the attribute ``value`` of a frozen operator, where it was given as an array, into a literal."""
+    """Convert the attribute ``value`` of a frozen operator, where it was given as an array, into a literal."""
     if isinstance(op.value, np.ndarray):
         object.__setattr__(op, "value", to_literal(op.value))
 

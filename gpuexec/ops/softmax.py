@@ -136,7 +136,7 @@ class Hardmax(RowMap):
 @upgrade("LogSoftmax", below=13)
 @upgrade("Hardmax", below=13)
 def _keep_flattening(node: RawNode) -> RawNode:
-    """Keep the meaning of the old form: rows of the tensor flattened at ``axis``, which is 1 unless given."""
+    """Upgrade the old form: rows of the tensor flattened at ``axis``, which is 1 unless given."""
     return node.with_attributes(axis=node.attributes.get("axis", 1), flatten=1)
 
 

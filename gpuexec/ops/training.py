@@ -39,7 +39,7 @@ class _Optimizer(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return the specs of what is optimised and of what is kept.
+        """Return the specs of parameters and optimizer states.
 
         Raises:
             InputError: Rate or count are not one number, the groups don't have as many tensors, or the tensors of one
@@ -76,7 +76,7 @@ class _Optimizer(Operator):
             return tuple(np.asarray(made[i][group]) for group in range(self.groups - 1) for i in range(count))
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch once per tensor; what nobody reads afterwards is updated in place."""
+        """Launch once per tensor; inputs without later readers are updated in place."""
         rate, updates, *tensors = inputs
         assert rate is not None
         slots = [slot for slot in tensors if slot is not None]
@@ -99,11 +99,11 @@ class _Optimizer(Operator):
             emit.launch(kernel, grid, (_THREADS, 1, 1), arguments, writes=range(first, first + len(made)))
 
     def _numbers(self) -> tuple[float, ...]:
-        """Return the norm coefficient and what else the kernel takes, as ONNX keeps them: in float32."""
+        """Return the norm coefficient and the other scalars of the kernel, as ONNX keeps them: in float32."""
         raise TypeError(f"{type(self).__name__} lacks _numbers")
 
     def _update(self, rate: float, updates: int, *tensors: Array) -> Sequence[Array]:
-        """Return what is optimised and what is kept, updated."""
+        """Return updated parameters and optimizer states."""
         raise TypeError(f"{type(self).__name__} lacks _update")
 
 
@@ -174,7 +174,7 @@ class Momentum(_Optimizer):
     )
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Return the specs of what is optimised and of the velocities.
+        """Return the specs of parameters and velocities.
 
         Raises:
             InputError: The mode is unknown, or the inputs don't fit.

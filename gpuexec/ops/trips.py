@@ -22,7 +22,7 @@ def scalar_shape(value: Value) -> tuple[int, ...]:
 
 
 def check_condition(spec: TensorSpec | None) -> None:
-    """Check that a condition, where there is one, is one bool.
+    """Check that a condition, if given, is one bool.
 
     Raises:
         InputError: It is not.
@@ -32,7 +32,7 @@ def check_condition(spec: TensorSpec | None) -> None:
 
 
 def check_count(spec: TensorSpec | None) -> None:
-    """Check that a trip count, where there is one, is one integer.
+    """Check that a trip count, if given, is one integer.
 
     Raises:
         InputError: It is not.
@@ -62,7 +62,7 @@ def read_count(array: Array) -> int:
 
 
 def infer_first_rows(body: Graph, given: Sequence[TensorSpec], first: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of scan outputs' rows where there is no trip: as a first one would make them, or as declared.
+    """Return the specs of scan outputs' rows without trips: as a first trip would make them, or as declared.
 
     Args:
         body: What no trip runs through.
@@ -79,7 +79,7 @@ def infer_first_rows(body: Graph, given: Sequence[TensorSpec], first: int) -> tu
 
 
 def _declared_row(value: Value) -> TensorSpec:
-    """Return the spec of a row of a scan output by what the body declares, free extents being 0.
+    """Return the spec of a scan output's row as the body declares it, with free extents of 0.
 
     Raises:
         InputError: It declares no rank.
@@ -90,7 +90,7 @@ def _declared_row(value: Value) -> TensorSpec:
 
 
 def forget(spec: TensorSpec) -> TensorSpec:
-    """Return the spec without content: what is handed from trip to trip has another in each."""
+    """Return the spec without content, which differs from trip to trip."""
     return TensorSpec(spec.shape, spec.dtype)
 
 

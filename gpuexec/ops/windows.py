@@ -125,7 +125,7 @@ def resolve_windows(
 
 
 def trailing(slices: Iterable[slice]) -> tuple[Any, ...]:
-    """Return the index that takes slices of the last axes."""
+    """Return the index of slices of the last axes."""
     return (..., *slices)
 
 

@@ -21,7 +21,7 @@ _BOOL = np.dtype(np.bool_)
 @operator("Optional")
 @dataclass(frozen=True, slots=True)
 class Optional(Operator):
-    """An optional of the input, or an empty one; ``type`` says what that could hold."""
+    """Optional of the input, or an empty one; ``type`` is the type of its content."""
 
     type: DeclaredSpec | None = None
     tolerance = Tolerance.EXACT
@@ -38,7 +38,7 @@ class Optional(Operator):
         return (TensorSpec((), OPTIONAL),)
 
     def compute(self, x: Array | None = None, out: Any = None) -> tuple[Array, ...]:
-        """Keep the input, or a copy of what others may write."""
+        """Wrap the input, or a copy where it may be overwritten."""
         return (make_optional(None if x is None else hold(x)),)
 
 
@@ -51,7 +51,7 @@ class OptionalGetElement(Operator):
     takes_containers = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Return the spec of what it holds: an optional must be known for that.
+        """Return the spec of the content: an optional must be known for that.
 
         Raises:
             InputError: It is empty.
@@ -62,11 +62,11 @@ class OptionalGetElement(Operator):
         return (TensorSpec(item.shape, item.dtype),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take it out."""
+        """Return the content."""
         return (_take(x) if x.dtype == OPTIONAL else x,)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Alias: what comes here is a tensor."""
+        """Alias the input, which is a tensor here."""
         (x,), (y,) = inputs, outputs
         assert x is not None and y is not None
         emit.alias(y, x)
@@ -82,19 +82,19 @@ class OptionalHasElement(Operator):
     example = "optional"
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Return the spec of one bool, which is known but for an optional."""
+        """Return the spec of one bool, with its content unless the input is an optional."""
         spec = TensorSpec((), _BOOL)
         if x is not None and x.dtype == OPTIONAL:
             return (spec,)
         return (spec.with_value(np.asarray(x is not None)),)
 
     def compute(self, x: Array | None = None, out: Any = None) -> tuple[Array, ...]:
-        """Look into it."""
+        """Test for content."""
         is_there = x is not None and (x.dtype != OPTIONAL or read_optional(x) is not None)
         return (np.asarray(is_there, _BOOL),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Write what is known of a tensor: that it is there."""
+        """Write true, since a tensor is always there."""
         if outputs[0] is not None:
             emit.fill(outputs[0], any(slot is not None for slot in inputs))
 

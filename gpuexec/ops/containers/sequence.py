@@ -35,14 +35,14 @@ class SequenceConstruct(Operator):
         return (SEQUENCE_SPEC,)
 
     def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
-        """Keep the inputs, or copies of those that others may write."""
+        """Collect the inputs, or copies where they may be overwritten."""
         return (make_sequence([hold(array) for array in inputs]),)
 
 
 @operator("SequenceEmpty")
 @dataclass(frozen=True, slots=True)
 class SequenceEmpty(Operator):
-    """A sequence without elements, into which those of a type can be put (ONNX's default: float)."""
+    """An empty sequence for elements of a type (ONNX's default: float)."""
 
     dtype: int = 1
     tolerance = Tolerance.EXACT
@@ -54,7 +54,7 @@ class SequenceEmpty(Operator):
         return (SEQUENCE_SPEC,)
 
     def compute(self, out: Any = None) -> tuple[Array, ...]:
-        """Make it."""
+        """Make an empty sequence."""
         return (make_sequence([], dtype_row(self.dtype).numpy),)
 
 
@@ -77,7 +77,7 @@ class SequenceAt(Operator):
         return (TensorSpec(item.shape, item.dtype),)
 
     def compute(self, sequence: Array, position: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take it."""
+        """Return the element."""
         items = read_sequence(sequence)
         return (items[_find_place(self.name, position, len(items))],)
 
@@ -85,7 +85,7 @@ class SequenceAt(Operator):
 @operator("SequenceInsert")
 @dataclass(frozen=True, slots=True)
 class SequenceInsert(Operator):
-    """The sequence with a tensor put in before a position, from -n to n; without one, at the end."""
+    """The sequence with a tensor inserted before a position, from -n to n; without one, at the end."""
 
     tolerance = Tolerance.EXACT
     takes_containers = True
@@ -105,7 +105,7 @@ class SequenceInsert(Operator):
     def compute(
         self, sequence: Array, tensor: Array, position: Array | None = None, out: Any = None
     ) -> tuple[Array, ...]:
-        """Put it in."""
+        """Insert the tensor."""
         items, held = read_sequence(sequence), find_held(sequence)
         if held is not None:
             check_alike(held, tensor.dtype)
@@ -133,7 +133,7 @@ class SequenceErase(Operator):
         return (SEQUENCE_SPEC,)
 
     def compute(self, sequence: Array, position: Array | None = None, out: Any = None) -> tuple[Array, ...]:
-        """Leave it out."""
+        """Erase the element."""
         items = read_sequence(sequence)
         last = np.asarray(-1) if position is None else position
         del items[_find_place(self.name, last, len(items))]
@@ -182,7 +182,7 @@ def check_alike(first: np.dtype[Any], other: np.dtype[Any]) -> None:
 
 
 def check_position(name: str, spec: TensorSpec | None) -> None:
-    """Check that a position, where there is one, is one int32 or int64.
+    """Check that a position, if given, is one int32 or int64.
 
     Raises:
         InputError: It is not.

@@ -50,7 +50,7 @@ class SequenceMap(Operator):
         return tuple(map(make_sequence, columns))
 
     def list_trips(self, inputs: Sequence[Array]) -> list[list[Array]]:
-        """Return what the body is given for each element.
+        """Return the body's inputs for each element.
 
         Args:
             inputs: Of the node; of those that are no sequence among the given ones, any array will do.
@@ -69,5 +69,5 @@ class SequenceMap(Operator):
         ]
 
     def is_walked(self, index: int, array: Array) -> bool:
-        """Return whether an input is a sequence whose elements the body takes one by one."""
+        """Return whether an input is a sequence that the body runs over."""
         return index < self.given and array.dtype == SEQUENCE

@@ -49,7 +49,7 @@ def check_activation(operator: str, activation: str, parameters: Sequence[float]
 
 
 def activate(sketch: Sketch, x: Value, like: Value, activation: str, parameters: Sequence[float] = ()) -> Value:
-    """Return what an activation makes of ``x``.
+    """Return an activation of ``x``.
 
     Args:
         sketch: Takes the nodes.

@@ -89,7 +89,7 @@ class MultiHeadAttention(Composite):
     example = "float32[2,5,8] float32[2,7,8] float32[2,7,8] - - float32[1,2,5,7] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Take heads apart, extend the past, and attend."""
+        """Split heads, extend the past, and attend."""
         query, key, value, bias, mask, attention_bias, past_key, past_value, past_length, beams = inputs
         if beams is not None:
             raise InputError(f"{self.name} expects no cache_indirection (beams are not followed).")
@@ -138,7 +138,7 @@ def extend(
     past: tuple[Value | None, Value | None],
     past_length: Value | None,
 ) -> Attended:
-    """Return what is attended to once new keys and values stand behind a past, or in a buffer with room."""
+    """Return keys and values extended by new ones behind a past, or in a buffer with room."""
     q, k, v = given
     past_key, past_value = past
     if past_key is None or past_value is None:
@@ -171,7 +171,7 @@ class Attention(Composite):
     example = "float32[2,5,6] float32[6,24] float32[24] - - float32[2,2,5,5] num_heads=2"
 
     def __post_init__(self) -> None:
-        """Check what has no form of ours."""
+        """Check for unsupported attributes."""
         if self.do_rotary:
             raise InputError(
                 f"{self.name} expects do_rotary 0, got {self.do_rotary}; RotaryEmbedding can stand before it."
@@ -180,7 +180,7 @@ class Attention(Composite):
             raise InputError(f"{self.name} expects three qkv_hidden_sizes, got {list(self.qkv_hidden_sizes)}.")
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Project, take heads apart, extend the past, and attend."""
+        """Project, split heads, extend the past, and attend."""
         x, weights, bias, mask, past, attention_bias, past_length = inputs
         if self.past_present_share_buffer and (past is None or past_length is None):
             raise InputError(f"{self.name} expects past and past_sequence_length with past_present_share_buffer.")
@@ -200,7 +200,7 @@ class Attention(Composite):
 
 
 def draw_parts(sketch: Sketch, projected: Value, sizes: tuple[int, ...]) -> tuple[Value, Value, Value]:
-    """Return queries, keys and values that stand side by side, as views: equal parts, or parts of given sizes."""
+    """Return packed queries, keys and values as views: equal parts, or parts of given sizes."""
     if sizes:
         q, k, v = sketch.add_all("Split", 3, projected, sketch.ints(*sizes), axis=-1)
     else:

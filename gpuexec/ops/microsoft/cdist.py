@@ -102,7 +102,7 @@ class CDist(Operator):
         return (a.with_shape((a.shape[0], b.shape[0])),)
 
     def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take some rows of a at a time."""
+        """Compute block by block of the rows of a."""
         a, b = inputs
         measure = _METRICS[self._functor]
         y = np.empty((len(a), len(b)), a.dtype)

@@ -43,7 +43,7 @@ class FusedConv(_Convolution):
         check_activation(self.name, self.activation, self.activation_params)
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Convolve, add what is given to be added, and activate."""
+        """Convolve, add the optional addend, and activate."""
         x, w, bias, z = inputs
         assert w is not None
         y = self._convolve(sketch, x, w, bias)

@@ -27,7 +27,7 @@ class FirstRows(Operator):
     tolerance = Tolerance.EXACT
 
     def infer(self, x: TensorSpec, like: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Take the rows.
+        """Return the spec of the first rows.
 
         Raises:
             InputError: There are too few.

@@ -52,7 +52,7 @@ class _Shown(Operator):
 @operator("OfType", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class OfType(_Shown):
-    """An input of certain element types, by name, where parts would take others too."""
+    """Check of an input's element types, by name, where parts would take others too."""
 
     role: str
     types: tuple[str, ...]
@@ -100,7 +100,7 @@ class ProjectedInput(_Shown):
 @operator("GroupedInput", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class GroupedInput(_Shown):
-    """Queries of grouped attention, whose shape says that of keys, values and pasts, weights of norms and the counts.
+    """Check of the inputs of grouped attention against the shape of queries: keys, values, pasts, norm weights, counts.
 
     Inputs: query, key, value, past_key, past_value, seqlens_k, attention_bias, q_norm_weight, k_norm_weight.
     """
@@ -198,7 +198,7 @@ def check_bias(bias: Shape, query: Shape, keys: Shape, has_room: bool) -> None:
 
 
 def expect(role: str, spec: TensorSpec | None, shape: Shape) -> None:
-    """Check the shape of an input, if it is there; -1 stands for any extent.
+    """Check the shape of an optional input; -1 stands for any extent.
 
     Raises:
         InputError: It is another.

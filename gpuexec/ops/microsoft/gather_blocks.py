@@ -68,7 +68,7 @@ class GatherBlockQuantized(Operator):
         scales: TensorSpec | None,
         zeros: TensorSpec | None = None,
     ) -> tuple[TensorSpec, ...]:
-        """Put the indices' shape in place of the gathered axis.
+        """Replace the gathered axis by the indices' shape.
 
         Raises:
             InputError: Types, sizes or attributes do not fit.
@@ -93,7 +93,7 @@ class GatherBlockQuantized(Operator):
     def compute(
         self, data: Array, indices: Array, scales: Array, zeros: Array | None = None, out: Any = None
     ) -> tuple[Array, ...]:
-        """Gather narrow, then widen what was gathered."""
+        """Gather narrow elements, then widen them."""
         found, per_byte = self._find_blocks(data.shape, data.dtype), self._per_byte(data.dtype)
         extent = found.shape[found.gather]
         made = (*found.shape[: found.gather], *indices.shape, *found.shape[found.gather + 1 :])
@@ -176,7 +176,7 @@ class GatherBlockQuantized(Operator):
 
 
 def make_table(dtype: np.dtype[Any]) -> Array:
-    """Return what each byte of storage stands for, as floats."""
+    """Return the values of all bytes of storage, as floats."""
     codes = np.arange(256, dtype=np.uint8)
     with np.errstate(all="ignore"):
         return np.asarray(codes.view(dtype).astype(FLOAT))

@@ -40,7 +40,7 @@ class FastGelu(Composite):
     inputs: ClassVar[int] = 2
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Add the bias if there is one, then Gelu."""
+        """Add the optional bias, then Gelu."""
         x, bias = inputs
         x = x if bias is None else sketch.add("Add", x, bias)
         return (sketch.add("Gelu", x, approximate="tanh"),)

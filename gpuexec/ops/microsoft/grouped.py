@@ -21,7 +21,7 @@ _REFUSED = {"k_quant_type": "NONE", "v_quant_type": "NONE", "sliding_window_cach
 @composite("GroupQueryAttention", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class GroupQueryAttention(Composite):
-    """Attention of so many query heads over fewer key heads, which stand behind a past or in a buffer with room.
+    """Attention of many query heads over fewer key heads, with a past or a buffer with room.
 
     ``seqlens_k`` holds the position of each sequence's last key, ``total_sequence_length`` the largest number of keys:
     where it equals the number of new rows they are the first. Present and past have as many rows, or as many as the
@@ -51,7 +51,7 @@ class GroupQueryAttention(Composite):
     )
 
     def __post_init__(self) -> None:
-        """Check what has no form of ours, and what contradicts itself."""
+        """Check for unsupported and contradictory attributes."""
         for name, only in _REFUSED.items():
             if getattr(self, name) != only:
                 raise InputError(f"{self.name} expects {name} {only!r}, got {getattr(self, name)!r}.")
@@ -63,7 +63,7 @@ class GroupQueryAttention(Composite):
             raise InputError(f"{self.name} expects qk_output 0, 1 or 2, got {self.qk_output}.")
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Take heads apart, turn them, put them into the buffers, and attend."""
+        """Split heads, rotate them, put them into the buffers, and attend."""
         query, key, value, past_key, past_value, last, total, cosines, sines, positions = inputs[:10]
         bias, sinks, _, _, q_norm, k_norm = inputs[10:16]
         self._check(inputs)
@@ -117,7 +117,7 @@ class GroupQueryAttention(Composite):
     def _draw_parts(
         self, sketch: Sketch, query: Value | None, key: Value | None, value: Value | None
     ) -> tuple[Value, Value, Value]:
-        """Return queries, keys and values, each with three axes; without keys, all stand in the first."""
+        """Return queries, keys and values, each with three axes; without keys, the first input has all."""
         assert query is not None
         if key is not None and value is not None:
             return query, key, value

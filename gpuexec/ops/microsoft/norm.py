@@ -42,7 +42,7 @@ class _NormalizedSum(Operator):
     epsilon: float = _EPSILON
 
     def _read(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """Return x, skip, scale, what is added behind, and what is added before."""
+        """Return x, skip, scale, the addend behind, and the addend before."""
         return (*inputs, None, None, None)[:5]
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:

@@ -158,7 +158,7 @@ class RestorePadding(Composite):
     example = "float32[7,8] int32[3,4]"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Put the rows there."""
+        """Restore the rows."""
         return (sketch.add(RestoreRows(), *inputs),)
 
 
@@ -204,7 +204,7 @@ class PackedAttention(_Packed):
     example = "float32[7,5] float32[5,24] float32[24] int32[3,4] int32[4] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Project, put padding in, attend, take it out."""
+        """Project, restore padding, attend, remove padding."""
         x, weights, bias, places, sums, attention_bias, _ = inputs
         assert x is not None
         x = sketch.add(ProjectedInput(self.num_heads, self.qkv_hidden_sizes, rank=2), x, weights, bias)
@@ -225,7 +225,7 @@ class PackedMultiHeadAttention(_Packed):
     example = "float32[7,8] float32[7,8] float32[7,8] - int32[3,4] int32[4] float32[1,2,4,4] num_heads=2"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Put padding in, attend, take it out."""
+        """Restore padding, attend, remove padding."""
         query, key, value, bias, places, sums, attention_bias = inputs
         assert query is not None
         if (key is None) != (value is None):

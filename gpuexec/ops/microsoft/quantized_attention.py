@@ -29,13 +29,13 @@ class QAttention(Composite):
     example = "uint8[2,4,8] int8[8,18] float32[18] float32[] float32[] int32[2] uint8[] int8[] num_heads=2"
 
     def __post_init__(self) -> None:
-        """Check what has no form of ours."""
+        """Check for unsupported attributes."""
         for role in ("do_rotary", "past_present_share_buffer"):
             if getattr(self, role):
                 raise InputError(f"{self.name} expects {role} 0, got {getattr(self, role)}.")
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Project, take heads apart, extend the past, and attend."""
+        """Project, split heads, extend the past, and attend."""
         x, weight, bias, x_scale, weight_scale, mask, x_zero, weight_zero, past = inputs
         x = sketch.add(ProjectedInput(self.num_heads), x, weight, bias)
         name = f"{DOMAIN}.MatMulIntegerToFloat"

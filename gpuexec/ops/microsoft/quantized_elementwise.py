@@ -39,7 +39,7 @@ instantiate(_SOURCE, ["quantized_unary", "quantized_binary", "quantized_where"])
 
 @dataclass(frozen=True, slots=True)
 class QuantizedUnary(Operator):
-    """Base: the byte nearest to a function of the number that a byte stands for. Inputs are x, y's scale and zero."""
+    """Base of quantised unary operators: a function of the dequantised input. Inputs are x, y's scale and zero."""
 
     kind: ClassVar[int]
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
@@ -102,7 +102,7 @@ class QLinearSigmoid(QuantizedUnary):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBinary(Operator):
-    """Base: the byte nearest to what two numbers come to, which broadcast."""
+    """Base of quantised binary operators on inputs that broadcast."""
 
     kind: ClassVar[int]
     function: ClassVar[Callable[[Array, Array], Array]]
@@ -179,7 +179,7 @@ class QLinearWhere(Operator):
         return (TensorSpec(broadcast(condition.shape, left.shape, right.shape), left.dtype),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
-        """Bring both to the scale of z, choose."""
+        """Requantise both to the scale of z, and choose."""
         condition, (x, y, z) = inputs[0], _split_binary(inputs[1:])
         assert condition is not None
         left, right = (narrow_numbers(widen_bytes(each), z, each.values.dtype) for each in (x, y))
@@ -224,7 +224,7 @@ class QLinearConcat(Operator):
         return (TensorSpec((*rest[0][:axis], extent, *rest[0][axis:]), dtype),)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
-        """Bring each to the scale of the result, join."""
+        """Requantise each to the scale of the result, and join."""
         y, parts = self._split(inputs)
         return (np.concatenate([narrow_numbers(widen_bytes(part), y, y.zero.dtype) for part in parts], self.axis),)
 
@@ -249,7 +249,7 @@ class QLinearConcat(Operator):
 
 
 def launch_unary(emit: Emitter, x: Quantized, y: Quantized, kind: int, alpha: float = 0.0) -> None:
-    """Launch what brings bytes to another scale, by a function of what they stand for."""
+    """Launch a requantisation by a function of the dequantised values."""
     scales = [slot for each in (x, y) for slot in scale_slots(emit, each, x.values.dtype)]
     scalars = (np.int32(kind), np.float32(alpha), np.int32(offset_of(x.values.dtype)))
     kernel = Kernel(_SOURCE, "quantized_unary")

@@ -38,7 +38,7 @@ class _Between(Composite):
         return (sketch.add("QuantizeLinear", made, y_scale, y_zero),)
 
     def draw_between(self, sketch: Sketch, wide: Value) -> Value:
-        """Draw what makes the numbers that are rounded."""
+        """Draw the operator on dequantised values."""
         raise TypeError(f"{type(self).__name__} lacks draw_between")
 
 

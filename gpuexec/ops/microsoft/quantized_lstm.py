@@ -45,7 +45,7 @@ instantiate(_SOURCE, ["quantized_lstm"])
 @operator("QuantizedLstmSteps", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class QuantizedLstmSteps(Operator):
-    """The steps of an LSTM; outputs are Y, the last h and the last c. Gates stand as i, o, f, c.
+    """Steps of an LSTM; outputs are Y, the last h and the last c. Gates are in the order i, o, f, c.
 
     Inputs are what inputs add to the gates ``[directions, steps, batch, 4 * hidden]``, the recurrent weights
     ``[directions, hidden, 4 * hidden]`` as bytes, their scale and zero point (for each direction, or each of its
@@ -101,7 +101,7 @@ class QuantizedLstmSteps(Operator):
         return TensorSpec((steps, *state), FLOAT), TensorSpec(state, FLOAT), TensorSpec(state, FLOAT)
 
     def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array | None, ...]:
-        """Take one step after the other."""
+        """Compute step by step."""
         gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
         assert gates is not None and r is not None and scale is not None and zero is not None
         directions, _, batch, columns = gates.shape
@@ -154,7 +154,7 @@ class QuantizedLstmSteps(Operator):
 @composite("DynamicQuantizeLSTM", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class DynamicQuantizeLSTM(Composite):
-    """LSTM over bytes: weights ``[directions, in, 4 * hidden]``, inputs and states quantised as they come."""
+    """LSTM over bytes: weights ``[directions, in, 4 * hidden]``, inputs and states quantised dynamically."""
 
     inputs: ClassVar[int] = 12
     activation_alpha: tuple[float, ...] = ()
@@ -170,7 +170,7 @@ class DynamicQuantizeLSTM(Composite):
     )
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Multiply the inputs of all steps, then take the steps."""
+        """Multiply the inputs of all steps, then compute the steps."""
         x, w, r, bias, lengths, first_h, first_c, peepholes, *quants = inputs
         assert w is not None
         w_scale, w_zero, r_scale, r_zero = quants
@@ -188,7 +188,7 @@ class DynamicQuantizeLSTM(Composite):
 def _make_step(
     weight: Quantized, bias: Array, peepholes: Array | None, activations: Sequence[Activation], input_forget: int
 ) -> Step:
-    """Return a step: what inputs add to the gates, and h and c, to the next h and c."""
+    """Return a step: from the gates' input part, h and c to the next h and c."""
     f, g, h = activations
     hidden = weight.values.shape[0]
 

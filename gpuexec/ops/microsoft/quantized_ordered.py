@@ -160,7 +160,7 @@ class QOrderedAttention(Composite):
     )
 
     def __post_init__(self) -> None:
-        """Check orders and sizes, and what has no form of ours."""
+        """Check orders and sizes, and for unsupported attributes."""
         _check_orders(self, order_input=_ROWS, order_output=_ROWS, order_weight=_COLUMNS, unidirectional=0)
         sizes = self.qkv_hidden_sizes
         if len(sizes) != 3 or len(set(sizes)) != 1 or self.num_heads < 1 or sizes[0] % self.num_heads or sizes[0] < 1:

@@ -14,7 +14,7 @@ from gpuexec.spec import TensorSpec
 
 
 def widen_bytes(x: Quantized) -> Array:
-    """Return the numbers that bytes stand for, by one scale and zero point."""
+    """Return bytes dequantised by one scale and zero point."""
     zero = 0 if x.zero is None else x.zero.astype(np.int32).reshape(())
     with np.errstate(all="ignore"):
         return np.asarray((x.values.astype(np.int32) - zero).astype(FLOAT) * x.scale.reshape(()))

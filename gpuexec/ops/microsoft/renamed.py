@@ -58,7 +58,7 @@ class ExpandDims(Composite):
     inputs: ClassVar[int] = 2
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Bring the axis to the form that Unsqueeze takes."""
+        """Convert the axis to the form that Unsqueeze takes."""
         x, axis = inputs
         return (sketch.add("Unsqueeze", x, sketch.reshape(sketch.add("Cast", axis, to=_INT64), -1)),)
 
@@ -72,7 +72,7 @@ class Pad(Composite):
     mode: str = "constant"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Bring pads and value to the form that Pad takes."""
+        """Convert pads and value to the form that Pad takes."""
         x, pads, value = inputs
         assert pads is not None
         value = None if value is None else sketch.reshape(value)
@@ -82,12 +82,12 @@ class Pad(Composite):
 @composite("Range", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class Range(Composite):
-    """Range, by 1 where no step is given."""
+    """Range with a default step of 1."""
 
     inputs: ClassVar[int] = 3
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Give the step."""
+        """Set the step."""
         start, limit, delta = inputs
         delta = sketch.add("gpuexec.NumberLike", start, value=1.0) if delta is None else delta
         return (sketch.add("Range", start, limit, delta),)

@@ -72,7 +72,7 @@ class RotateHeads(Operator):
         return self._rotation(x.shape, cosines.shape).compute(x, cosines, sines, positions, out=out)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch what counts positions on where only the first is given, then the rotation."""
+        """Launch the rotation, after a launch that counts positions where only the first is given."""
         x, positions, cosines, sines = inputs
         assert x is not None and positions is not None and cosines is not None
         if positions.spec.rank < 2:
@@ -96,7 +96,7 @@ def _extents(shape: tuple[int, ...]) -> tuple[int, int]:
 @composite("RotaryEmbedding", DOMAIN)
 @dataclass(frozen=True, slots=True)
 class RotaryEmbedding(Composite):
-    """Rotary embedding by tables; ``rotary_embedding_dim`` is what the tables say. A packed batch is a batch of one."""
+    """Rotary embedding by tables, whose width is ``rotary_embedding_dim``. A packed batch is a batch of one."""
 
     inputs: ClassVar[int] = 4
     interleaved: int = 0
@@ -107,7 +107,7 @@ class RotaryEmbedding(Composite):
     example = "float32[2,5,8] int64[1] float32[20,2] float32[20,2]"
 
     def __post_init__(self) -> None:
-        """Check what the tables make needless."""
+        """Check the scale, and that heads are given with a width."""
         if self.scale != 1:
             raise InputError(f"{self.name} expects scale 1, got {self.scale}.")
         if self.rotary_embedding_dim and not self.num_heads:

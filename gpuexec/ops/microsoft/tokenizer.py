@@ -87,7 +87,7 @@ class Tokenizer(Operator):
         return [[_START, *row, _END] for row in rows] if self.mark and any(rows) else rows
 
     def _choose_split(self) -> Callable[[str], list[str]]:
-        """Return what takes a string apart."""
+        """Return the function that splits a string."""
         if self._takes_characters:
             return list
         if self.separators is None:
@@ -99,7 +99,7 @@ class Tokenizer(Operator):
 
 
 def _separate(text: str, searchers: Sequence[Searcher], least: int) -> list[str]:
-    """Return what lies between the matches of each separator in turn."""
+    """Return the parts between the matches of each separator in turn."""
     pieces = [text]
     for searcher in searchers:
         pieces = [part for piece in pieces for part in _cut(piece, searcher) if len(part) >= least]
@@ -107,7 +107,7 @@ def _separate(text: str, searchers: Sequence[Searcher], least: int) -> list[str]
 
 
 def _cut(text: str, searcher: Searcher) -> Iterator[str]:
-    """Yield what lies between the matches of a separator; behind an empty one a character is skipped."""
+    """Yield the parts between the matches of a separator; after an empty match a character is skipped."""
     search, start = searcher.begin(text), 0
     while start <= len(text):
         found = search(start)
@@ -120,7 +120,7 @@ def _cut(text: str, searcher: Searcher) -> Iterator[str]:
 
 
 def _match_tokens(text: str, searcher: Searcher, least: int) -> Iterator[str]:
-    """Yield matches one behind the other; behind one that is too short the search goes on a character further."""
+    """Yield matches one after the other; after one that is too short the search continues a character further."""
     if len(text) < least:
         return
     search, start = searcher.begin(text), 0

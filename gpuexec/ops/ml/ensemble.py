@@ -28,7 +28,7 @@ instantiate(SOURCE, [f"{kernel}<{real}>" for kernel in ("find_leaves", "sum_vote
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ensemble:
-    """Trees, what their votes are for, and how raw scores end."""
+    """Trees, the aggregation of their votes, and the transform of raw scores."""
 
     forest: Forest
     targets: int

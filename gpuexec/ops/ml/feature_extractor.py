@@ -39,7 +39,7 @@ class ArrayFeatureExtractor(Operator):
         return (x.with_shape((*(x.shape[:-1] or (1,)), indices.size)),)
 
     def compute(self, x: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
-        """Take along the last axis."""
+        """Take elements along the last axis."""
         picked = Gather(-1).compute(x, indices.reshape(-1))[0]
         return (np.asarray(picked.reshape(*(x.shape[:-1] or (1,)), indices.size)),)
 

@@ -135,7 +135,7 @@ class Imputer(Operator):
         launch_elements(emit, f"impute_features<{dtype_row(x.dtype).cuda}>", arguments, y, 2)
 
     def _read(self, dtype: np.dtype[Any]) -> tuple[Array, Any]:
-        """Return the imputed values and the replaced one in a type; None: it has no such number."""
+        """Return the imputed values and the replaced one in a type; None where the type lacks it."""
         if dtype.kind == "f":
             values, replaced = self.imputed_value_floats, self.replaced_value_float
             kind = "floats"
@@ -184,7 +184,7 @@ class Binarizer(Operator):
         launch_elements(emit, f"binarize<{dtype_row(x.dtype).cuda}>", arguments, y, 1)
 
     def _read(self, dtype: np.dtype[Any]) -> Any:
-        """Return the threshold in a type, of integers the largest not above it; an int: what all elements give."""
+        """Return the threshold in a type, floored for integers; an int: the result of all elements."""
         threshold = np.float32(self.threshold)
         if dtype.kind == "f":
             return dtype.type(threshold)

@@ -148,7 +148,7 @@ class Nodes:
 
 
 def _measure_trees(roots: Array, yes: Array, no: Array, leaves: int) -> int:
-    """Return after how many nodes at most whoever follows children from a root comes to a leaf.
+    """Return an upper bound of the depth: nodes on a path from a root to a leaf.
 
     Raises:
         InputError: A child is out of range, or a way leads back.

@@ -54,7 +54,7 @@ class HostForest:
         return np.concatenate(pieces, axis=1) if pieces else np.zeros((trees, 0), np.intp)
 
     def vote(self, leaves: Array, targets: int, aggregate: Aggregate, dtype: np.dtype[Any]) -> Array:
-        """Return what the votes of the leaves come to, ``[rows, targets]``: tree by tree, in the type given."""
+        """Return the aggregated votes of the leaves, ``[rows, targets]``: tree by tree, in the type given."""
         trees, rows = leaves.shape
         if aggregate > Aggregate.SUM or self.spread is None:
             scores = self._vote_singly(leaves, targets, aggregate, dtype)
@@ -167,7 +167,7 @@ def _spread_votes(forest: Forest, targets: int) -> Array | None:
 
 
 def _keep_ends(ends: Array, left: Array, places: Array) -> tuple[Array, Array]:
-    """Return where rows came to, with those followed to the last, and the numbers of these."""
+    """Return the nodes that rows reached, with the rows still to follow, and the numbers of these."""
     if len(places) == len(ends):
         return places, np.arange(len(places))
     ends[left] = places

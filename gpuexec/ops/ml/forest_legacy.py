@@ -16,7 +16,7 @@ _LEAF = "LEAF"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LegacyVotes:
-    """Votes of nodes of trees for targets, in columns of equal length; ``name`` is what their attributes begin with."""
+    """Votes of nodes of trees for targets, in columns of equal length; ``name`` is the prefix of their attributes."""
 
     name: str
     trees: tuple[int, ...]

@@ -40,7 +40,7 @@ class Encoding:
     numbers: dict[str, int]
 
     def find(self, x: Array) -> Array:
-        """Return the place of each element among the keys; their number for what is none."""
+        """Return the index of each element among the keys; the number of keys for other elements."""
         count = len(self.keys)
         if self.keys.dtype == STRING:
             found = [self.numbers.get(item, count) for item in x.reshape(-1)]
@@ -139,7 +139,7 @@ class LabelEncoder(Prepared[dict[Any, Encoding]]):
         )
 
     def _choose_default(self, dtype: np.dtype[Any]) -> Array:
-        """Return what stands for elements that are no keys, in the type of the values.
+        """Return the default for elements that are no keys, in the type of the values.
 
         Raises:
             InputError: ``default_tensor`` is of another type, or not one element.
@@ -162,7 +162,7 @@ def _choose(
     strings: tuple[str, ...] | None,
     tensor: Literal | None,
 ) -> Array:
-    """Return the keys or values of whichever attribute there is.
+    """Return the keys or values from whichever attribute is given.
 
     Raises:
         InputError: There is none or more than one, or a tensor is not one list of a type for labels.

@@ -53,7 +53,7 @@ def name_places(places: Array, ints: tuple[int, ...] | None, strings: tuple[str,
 
 
 def look_up_strings(node: Node, ints_field: str, strings_field: str) -> tuple[Node, ...]:
-    """Return a classifier as one whose labels are places, and a LabelEncoder that knows their names.
+    """Return a classifier with class indices as labels, and a LabelEncoder of their names.
 
     So the scores stay on the device. A node whose labels are integers, or unwanted, is returned as it is.
     """

@@ -34,7 +34,7 @@ class Likeness(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """Vectors ``[count, features]`` of float32, and what is made of a row and each of them; then ``bias`` is added."""
+    """Vectors ``[count, features]`` of float32, and the kernel function of a row and each; then ``bias`` is added."""
 
     rows: Array
     likeness: Likeness = Likeness.LINEAR
@@ -107,7 +107,7 @@ def _measure_differences(x: Array, vectors: Array) -> Array:
 
 
 def launch_likeness(emit: Emitter, vectors: Vectors, x: Slot, rows: int) -> Slot:
-    """Launch what is made of the rows of ``x`` and the vectors, and return it: ``[rows, vectors]``."""
+    """Launch the kernel function of the rows of ``x`` and the vectors, and return it: ``[rows, vectors]``."""
     z = emit.temp((rows, vectors.count), FLOAT)
     vectors.lower(emit, x, z)
     return z
@@ -124,7 +124,7 @@ def lower_sums(emit: Emitter, weights: Vectors, x: Slot, y: Slot, finish: Finish
 def read_vectors(
     numbers: tuple[float, ...] | None, count: int, kernel_type: str, params: tuple[float, ...] | None
 ) -> Vectors:
-    """Return support vectors, as long as their number says, and their likeness.
+    """Return support vectors, as long as their number says, and their kernel function.
 
     Raises:
         InputError: They have no common length, there is no likeness of this name, or its parameters are not three.

@@ -59,7 +59,7 @@ class CategoryMapper(Operator):
 @operator("CastMap", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class CastMap(Operator):
-    """A row ``[1, count]`` of what a map holds, in the order of its keys, or at its keys if SPARSE, in another type.
+    """A row ``[1, count]`` of a map's values, in the order of its keys, or at its keys if SPARSE, in another type.
 
     A SPARSE row is ``max_map`` long; where there is no key, it is 0 or an empty string.
     """
@@ -110,7 +110,7 @@ class CastMap(Operator):
 @operator("DictVectorizer", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
 class DictVectorizer(Operator):
-    """A row ``[1, words]`` of what a map holds, in the order of a vocabulary; 0 or "" where the map lacks a word.
+    """A row ``[1, words]`` of a map's values, in the order of a vocabulary; 0 or "" where the map lacks a word.
 
     Keys that are no words are left out, as scikit-learn and ONNX Runtime leave them out. The shape is that of ONNX
     Runtime, which converters declare; ONNX itself says "a 1-D tensor". The type is that of what is held or could be, as
@@ -183,7 +183,7 @@ class ZipMap(Operator):
         return (TensorSpec((), SEQUENCE),)
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
-        """Put each row into a map."""
+        """Convert each row into a map."""
         rows = x.reshape(-1, len(self._keys))
         maps = [make_map(dict(zip(self._keys, [hold(np.array(item)) for item in row], strict=True))) for row in rows]
         return (make_sequence(maps),)

@@ -21,7 +21,7 @@ Tables = TypeVar("Tables")
 
 
 class Prepared(Operator, Generic[Tables]):
-    """An operator with long attributes, of which it makes tables once, when it is made; what is wrong shows then.
+    """Operator with tables prepared once from long attributes, when it is made; errors in them are raised then.
 
     A subclass says how in ``prepare``.
     """
@@ -49,7 +49,7 @@ class Prepared(Operator, Generic[Tables]):
 
 
 def freeze_arrays(op: Operator, *names: str) -> None:
-    """Turn attributes of a frozen operator that were given as arrays into literals."""
+    """Convert attributes of a frozen operator that were given as arrays into literals."""
     for name in names:
         value = getattr(op, name)
         if isinstance(value, np.ndarray):
@@ -57,7 +57,7 @@ def freeze_arrays(op: Operator, *names: str) -> None:
 
 
 def choose_floats(name: str, floats: tuple[float, ...] | None, tensor: Literal | None) -> Array | None:
-    """Return an attribute that is a list of floats, or a tensor of doubles in its place; None: neither is given.
+    """Return a list of floats, or the tensor of doubles given in its place; None where neither is given.
 
     Raises:
         InputError: Both are, or the tensor holds no floats.

@@ -67,7 +67,7 @@ def find_transform(name: str) -> Transform:
 
 
 def choose_pair(transform: Transform, untransformed: Pair) -> Pair:
-    """Return what a score of two classes becomes before it is transformed."""
+    """Return the expansion of a two-class score before it is transformed."""
     if transform is Transform.NONE:
         return untransformed
     return Pair.COMPLEMENT if transform is Transform.PROBIT else Pair.OPPOSITE
@@ -101,7 +101,7 @@ class Finish:
     def lower(
         self, emit: Emitter, raw: Slot, scores: Slot | None, labels: Slot | None, places: Slot | None = None
     ) -> None:
-        """Launch a thread per row. Scores that nobody wants are written aside."""
+        """Launch a thread per row. Scores without readers are written to scratch memory."""
         rows, columns = raw.shape
         if scores is None:
             scores = emit.temp((rows, self.width(columns)), FLOAT)

@@ -24,7 +24,7 @@ from gpuexec.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class LegacyTrees(Prepared[Ensemble]):
-    """Base: the nodes of all trees, in lists as long as there are nodes, and what is added to their votes."""
+    """Base: the nodes of all trees, in lists of equal length, and the base values of their votes."""
 
     base_values: tuple[float, ...] | None = None
     base_values_as_tensor: Literal | None = None

@@ -78,7 +78,7 @@ class Automaton:
         return self._add_repeat(tree, end)
 
     def _take(self, states: States, char: str) -> set[int]:
-        """Return the states behind those that take a character; each class is asked once."""
+        """Return the states after a character; each class is tested once."""
         taken = [self.classes[state] for state in states if state in self.classes]
         takers = {key for key, each in {id(each): each for each, _ in taken}.items() if each.has(char)}
         return {end for each, end in taken if id(each) in takers}
@@ -135,7 +135,7 @@ def build_automaton(tree: Tree) -> Automaton:
 
 
 def _kind(char: str) -> int:
-    """Return what a character is; none is the edge of the text."""
+    """Return the kind of a character; none is the edge of the text."""
     if not char:
         return _EDGE
     if char == "\n":

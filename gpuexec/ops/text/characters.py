@@ -69,7 +69,7 @@ def fold(char: str) -> frozenset[str]:
 
 
 def _fold_simply(char: str) -> str:
-    """Return the one character that stands for all cases of a character: no two letters for one, in no language."""
+    """Return the simple case folding of a character: one character for one, independent of language."""
     return next(form for form in (char.casefold(), char.lower(), char) if len(form) == 1)
 
 
@@ -82,5 +82,5 @@ def spread(low: str, high: str, folds: bool) -> Members:
 
 
 def pair(ends: str) -> tuple[tuple[str, str], ...]:
-    """Return ranges whose first and last characters stand side by side."""
+    """Return ranges from pairs of first and last characters."""
     return tuple(zip(ends[::2], ends[1::2], strict=True))

@@ -40,14 +40,14 @@ class Grams:
         return max(1, len(self.words), self.vocabulary.size)
 
     def number(self, x: Array) -> Array:
-        """Return the numbers of tokens; -1 for what is in no n-gram."""
+        """Return the numbers of tokens; -1 for those in no n-gram."""
         if x.dtype == STRING:
             found = [self.words.get(item, -1) for item in x.reshape(-1).tolist()]
             return np.array(found, _INT64).reshape(x.shape)
         return _find(self.vocabulary, x.astype(_INT64), np.arange(self.vocabulary.size))
 
     def follow(self, nodes: Array, numbers: Array) -> Array:
-        """Return the nodes that tokens lead to; -1 where there is none, or was none before."""
+        """Return the next nodes by tokens; -1 where there is none, or was none before."""
         is_there = (nodes >= 0) & (numbers >= 0)
         return np.where(is_there, _find(self.edges, nodes * self.tokens + numbers, self.targets), -1)
 
@@ -97,7 +97,7 @@ def _tabulate(edges: dict[tuple[int, Any], int], found: list[int], count: int, a
 
 
 def _find(known: Array, wanted: Array, values: Array) -> Array:
-    """Return the value of each key among the sorted ones; -1 for what is none."""
+    """Return the value of each key among the sorted ones; -1 where it is not among them."""
     if not known.size:
         return np.full(wanted.shape, -1, _INT64)
     places = np.minimum(np.searchsorted(known, wanted), known.size - 1)

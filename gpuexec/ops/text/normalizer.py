@@ -39,7 +39,7 @@ class StringNormalizer(Operator):
             raise InputError(f"case_change_action expects {', '.join(_ACTIONS)}, got {self.case_change_action!r}.")
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Count what is left; the strings must be known for that.
+        """Count the remaining strings, which must be known for that.
 
         Raises:
             InputError: They are no list, and no single row.

@@ -51,7 +51,7 @@ class StringSplit(Operator):
     example = "string[2]"
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Count the parts; the strings must be known for that."""
+        """Count the parts of the strings, which must be known for that."""
         check_dtype(self.name, x, (STRING,))
         parts = self._split(require_const(x, "X", 0))
         return (

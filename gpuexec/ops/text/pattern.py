@@ -94,7 +94,7 @@ class _Reader:
         self.text, self.at = pattern, 0
 
     def complain(self, what: str) -> InputError:
-        """Return an error that says where in the pattern something is."""
+        """Return an error with the position in the pattern."""
         return InputError(f"the pattern {self.text!r} has {what} at character {self.at}; expected the syntax of RE2.")
 
     def read_choice(self, flags: Flags, depth: int) -> Tree:
@@ -124,7 +124,7 @@ class _Reader:
         return found
 
     def _next(self, expected: str) -> str:
-        """Take a character."""
+        """Consume a character."""
         if self.at >= len(self.text):
             raise self.complain(f"no {expected}")
         self.at += 1
@@ -205,7 +205,7 @@ class _Reader:
         return Class((members,), folds=flags.i) if members is not None else _literal(self._read_escaped(), flags)
 
     def _take_members(self) -> Members | None:
-        """Read a class with a name behind a backslash, if there is one."""
+        """Read an optional named class after a backslash."""
         name = self.text[self.at : self.at + 1]
         if name.lower() in PERL:
             self.at += 1
@@ -282,7 +282,7 @@ class _Reader:
 
 
 def _divide(times: int, tree: Tree) -> int:
-    """Return a number divided by how often what is deepest in repetitions is repeated, as RE2 counts it."""
+    """Return a number divided by the product of nested repetition counts, as RE2 counts them."""
     if isinstance(tree, Repeat):
         return _divide(times // max(1, tree.least if tree.most is None else tree.most), tree.part)
     parts = tree.parts if isinstance(tree, (Sequence, Choice)) else ()

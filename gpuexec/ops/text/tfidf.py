@@ -98,7 +98,7 @@ class TfIdfVectorizer(Prepared[Weighing]):
         return Weighing(grams, starts.astype(np.int32), members.astype(np.int32), weights)
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Put the columns in the place of the tokens.
+        """Replace the tokens' axis by the columns.
 
         Raises:
             InputError: The tokens are not of the pool's kind, or no rows.
