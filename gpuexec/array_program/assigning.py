@@ -1,7 +1,7 @@
 """Functional assignment to an indexed part of an array.
 
-It numbers the elements, indexes the numbers, and scatters; so it can do all that indexing can. What is plain goes a
-shorter way: one value by a mask, all of an array, a block.
+Elements are numbered, the numbers indexed, and values scattered, so all of indexing is supported. Simple cases take a
+shorter way: one value by a mask, a whole array, a block.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _REDUCTIONS: Mapping[np.ufunc, Callable[..., Any]] = {
     np.logical_or: fn.any,
     np.logical_and: fn.all,
 }
-# NumPy's functions that do something else than those of this name here.
+# NumPy's functions whose namesakes here behave differently.
 _OTHERS: Mapping[Any, Callable[..., Any]] = {
     np.copy: fn.array,
     np.digitize: lambda x, bins, right=False: fn.searchsorted(bins, x, side="left" if right else "right"),

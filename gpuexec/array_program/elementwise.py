@@ -1,6 +1,6 @@
 """Elementwise functions under NumPy's names, with NumPy's dtypes.
 
-A row is NumPy's function and how its operands, brought to the loop's dtypes, become nodes. What is one operator is a
+A row is NumPy's function and how its operands, cast to the loop's dtypes, become nodes. A single operator is a
 name; the rest is composed in `recipes`.
 """
 

@@ -1,8 +1,8 @@
 """Functions of array programs under NumPy's names and those of network layers: `gpuexec.fn`.
 
 Arrays may be symbolic, NumPy's, numbers or nests of them; results are symbolic. dtypes are NumPy's, with Python scalars
-weak. Each room of this package says by its ``__all__`` what is offered here; which functional method of Sentis is which
-function stands in `methods`.
+weak. The modules of this package list these functions in ``__all__``; the functional methods of Sentis are mapped to
+them in `methods`.
 """
 
 # ruff: noqa: F403

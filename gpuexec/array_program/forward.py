@@ -36,7 +36,7 @@ def forward(model: Model, *arrays: Any, **named: Any) -> Outputs:
         InputError: An input is missing, unknown or does not fit; or the model has memories, or takes or gives strings
             or containers.
     """
-    # Random operators are given keys anew, with those of the program.
+    # Random operators get new keys, with those of the program.
     keys = find_keys(model.graph)
     names = ", ".join(memory.input for memory in model.memories if memory.input not in keys)
     if names:
@@ -102,7 +102,7 @@ def _add_copy(tracer: Tracer, node: Node, values: dict[Value, Value]) -> None:
     try:
         tracer.add_node(copied)
     except InputError:
-        # What a loop gives may depend on its trips; a run knows.
+        # A loop's results may depend on its trips, which are known at run time.
         tracer.add_node(copied, is_inferred=False)
 
 

@@ -42,7 +42,7 @@ def getitem(a: Any, key: Any) -> SymbolicArray:
         return _compress(array, mask)
     entries = read_key(array, key)
     if any(isinstance(entry, SymbolicArray) and entry.dims != () for entry in entries):
-        # A position beside arrays is an array of none.
+        # An integer beside index arrays is an array of rank 0.
         entries = [
             as_symbolic(np.int64(entry), None, array._tracer) if isinstance(entry, int) else entry for entry in entries
         ]
@@ -55,7 +55,7 @@ def getitem(a: Any, key: Any) -> SymbolicArray:
     if not places:
         return array
     arrays = [left[i] for i in places]
-    # Arrays side by side put their axes where they stand; apart, in front.
+    # Adjacent index arrays put their axes in their place; separated ones, in front.
     positions = [i for i, entry in enumerate(entries) if isinstance(entry, SymbolicArray)]
     is_joined = positions[-1] - positions[0] + 1 == len(positions)
     return _gather(array, places, arrays, is_joined)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# Folders whose lines are not the user's: this package and NumPy.
+# Folders without user code: this package and NumPy.
 _FOREIGN = tuple(str(folder) + os.sep for folder in (Path(__file__).parent.parent, Path(np.__file__).parent))
 
 

@@ -55,7 +55,7 @@ def make_in_place(name: str) -> Callable[..., SymbolicArray]:
 
     def method(self: SymbolicArray, other: Any) -> SymbolicArray:
         if self._is_weak or self.dims == ():
-            # Python's and NumPy's scalars can't be changed: the name comes to stand for another.
+            # Scalars of Python and NumPy are immutable: the name is bound to another one.
             return NotImplemented  # type: ignore[no-any-return]
         from gpuexec.array_program.promotion import cast_in_place
 
@@ -81,7 +81,7 @@ def _operate(name: str, *operands: Any) -> Any:
     kinds = [kind_of(each) for each in operands]
     is_weak = all(isinstance(kind, type) for kind in kinds)
     if name == "power" and is_weak and isinstance(operands[1], int) and operands[1] < 0:
-        # Python's own integers give a float here.
+        # Python's integers give a float here.
         operands = operands[0], float(operands[1])
     result = getattr(functions(), name)(*operands)
     if not is_weak:

@@ -36,7 +36,7 @@ _JOINED = {
     "Log1P": "log1p",
     "Expm1": "expm1",
     "Relu6": "relu6",
-    # What they are called in NumPy or Python; Max and Min are of two arrays there.
+    # Names in NumPy or Python; Max and Min are of two arrays there.
     "Max": "maximum",
     "Min": "minimum",
     "Mul": "multiply",

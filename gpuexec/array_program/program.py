@@ -26,7 +26,7 @@ from gpuexec.planner.classes import check_declared
 from gpuexec.spec import DeclaredSpec, Dim, TensorSpec, dtype_row
 from gpuexec.version import VERSION
 
-Spec = Any  # TensorSpec, DeclaredSpec, (dtype, shape), or an array to be like
+Spec = Any  # TensorSpec, DeclaredSpec, (dtype, shape), or an array with the spec
 
 
 def graph(
@@ -79,7 +79,7 @@ def graph(
         operators=dict(counts.most_common()),
     )
     named = {dim for value in written.inputs for dim in _dims_of(value) if isinstance(dim, str)}
-    # Those fixed are no dimensions any more; what no input names is refused.
+    # Fixed dimensions are extents now; names that no input has are refused.
     gone = {dim for spec in given.values() for dim in spec.dims or ()} - named
     wanted = {key: extent for key, extent in (dims or {}).items() if key not in gone}
     declared = check_declared(written, wanted)

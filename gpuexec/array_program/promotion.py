@@ -145,7 +145,7 @@ def resolve(ufunc: np.ufunc, values: Sequence[Any]) -> tuple[DType, ...]:
     """
     kinds = [kind_of(value) for value in values]
     if not any(isinstance(kind, np.dtype) for kind in kinds):
-        # Of weak ones alone NumPy's own loop is that for Python objects.
+        # For weak arguments alone NumPy would choose its loop of Python objects.
         kinds = [np.dtype(kind) for kind in kinds]
     if BFLOAT16 in kinds:
         kinds = [BFLOAT16 if isinstance(kind, type) and kind is not bool else kind for kind in kinds]

@@ -1,7 +1,7 @@
 """Elementwise functions composed of several operators.
 
 Operands are in the dtype of NumPy's loop already. Functions that lose digits near a point (log1p, expm1) are written so
-that they do not, and nothing overflows that has a finite result.
+that they do not, and finite results do not overflow.
 """
 
 from __future__ import annotations

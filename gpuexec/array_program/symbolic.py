@@ -51,7 +51,7 @@ class SymbolicArray:
         is_weak: bool = False,
     ) -> None:
         self._tracer, self._value, self.dtype, self.dims = tracer, value, np.dtype(dtype), dims
-        # An extent taken from a shape, or made of such by operators: Python's number as far as promotion goes.
+        # An extent taken from a shape, or computed from extents: promotion treats it as a Python number.
         self._is_weak = is_weak
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """Tracer: the nodes, constants and specs that a traced function leaves.
 
-Every node is inferred as it is added, so shapes and dtypes are known while the function runs and a mistake is found at
+Every node is inferred as it is added, so shapes and dtypes are known while the function runs and an error is raised at
 the line that makes it (`trials`).
 """
 
@@ -27,7 +27,7 @@ _CURRENT: ContextVar[Tracer] = ContextVar("tracer")
 # Constants of up to this many bytes are shared where they are equal.
 _SHARED_BYTES = 256
 
-# Operators that give something else each time.
+# Operators with another result each time.
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -164,7 +164,7 @@ class Tracer:
         taken = tuple(None if array is None else self.take(array) for array in inputs)
         key = (op, taken, count)
         if key in self.scope.results:
-            # The same again, so that sizes that only a run knows are known to be equal.
+            # The same value, so that sizes known only at run time are known to be equal.
             return tuple(array.copy() for array in self.scope.results[key])
         stem = op.name.rpartition(".")[2]
         made = tuple(Value(self.number_name(stem.lower())) for _ in range(count))

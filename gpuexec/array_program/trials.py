@@ -1,7 +1,7 @@
 """Inference of free dimensions in a traced program, by trials with several sizes.
 
-Free dimensions are tried with sizes: what comes out equal each time is an extent, what comes out as a named dimension's
-size each time is that dimension, and the rest is free. Two sizes are large and tell dimensions apart; what they refuse
+Free dimensions are tried with several sizes: what is equal each time is an extent, what equals a named dimension's
+size each time is that dimension, and the rest is free. Two sizes are large and distinguish dimensions; what they refuse
 is refused. The third is 1 and finds what is cut to a fixed size from less; where an operator does not take it, it is
 guessed what of the result may be cut. The fourth is huge and finds what is cut from more; what it refuses is left.
 """

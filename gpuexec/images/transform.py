@@ -166,7 +166,7 @@ class ImageTransform:
             dims = (planes if self.layout == "NCHW" else rows) if inverse else ("height", "width", 3)
         given = self.dtype if inverse else self.pixel_dtype
         declared = DeclaredSpec(given if dtype is None else dtype_row(dtype).numpy, tuple(dims))
-        # Which channels there are is all that is asked of the shape; other extents may be free.
+        # Only the channels of the shape are needed; other extents may be free.
         tried = TensorSpec(tuple(dim if isinstance(dim, int) else 1 for dim in dims), declared.dtype)
         at = (-3 if self.layout == "NCHW" else -1) if inverse else -1
         if (inverse or tried.rank > 2) and not isinstance(dims[at], int):

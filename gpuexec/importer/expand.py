@@ -30,12 +30,12 @@ _SMALL_ELEMENTS = 64
 _DEEPEST = 16
 _PART_OF = "gpuexec.part_of"  # the key of what `read_label` gives
 _BODIES = "gpuexec.bodies"  # the domain of functions that stand for single nodes
-# Operators at which onnx 1.23 ends the process where the type of an input is unknown, and where they hide from it.
+# Operators whose inference in onnx 1.23 ends the process on inputs of unknown type; below, a domain that hides them.
 _FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.TreeEnsemble"})
-# It ends the process at a Slice of an extent below 0 too, which a file may declare, and these make of negative pads.
+# It also ends the process on a Slice of a negative extent, as files may declare and these make of negative pads.
 _FATAL_OF_NEGATIVE, _MAKE_NEGATIVE = frozenset({"Slice"}), frozenset({"Pad", "CenterCropPad"})
 _HIDDEN = "gpuexec.hidden."
-# What onnx raises where a model is not to its liking.
+# Exceptions that onnx raises on models it refuses.
 REFUSALS = (RuntimeError, ValueError, defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
 
 
@@ -53,7 +53,7 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
     Args:
         model: Where functions and weights are.
         nodes: The model's nodes, sorted.
-        opsets: Version by domain, of the model; domains that bodies bring along are added.
+        opsets: Version by domain, of the model; domains of bodies are added.
 
     Raises:
         ModelError: A function of the model is recursive or malformed.
@@ -165,7 +165,7 @@ def _expand_past_absent(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.Mo
             body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), given)
             function = onnx.FunctionProto.FromString(body)
             if not function.node or not _means_the_same(function.node, version, opset):
-                return None  # some types are unknown, or the body is of another time
+                return None  # some types are unknown, or the body is of another opset
             del function.opset_import[:]
             function.opset_import.extend(model.opset_import)
             function.domain, function.name = _BODIES, f"{node.op_type}{index}"
@@ -209,7 +209,7 @@ def _write_defaults(model: onnx.ModelProto, key: tuple[str, str]) -> None:
     """Set missing attributes of nodes to their defaults: onnx's inliner forgets them where a body refers to them."""
     _, schema = _schema_in(model, key)
     if not schema.has_function:
-        return  # the body is made for the node, and whoever makes it knows the defaults
+        return  # the body is made for the node, with the defaults in it
     defaults = [attribute.default_value for attribute in schema.attributes.values() if attribute.default_value.name]
     for node in walk_nodes(model.graph.node):
         if (node.domain, node.op_type) == key:
@@ -284,7 +284,7 @@ def infer_types(
     try:
         outputs = shape_inference.infer_shapes(copy).graph.output
         return {info.name: inferred_spec(info) for info in outputs}
-    except (*REFUSALS, ModelError, UnsupportedFormError):  # what is wrong with the nodes is reported when they are read
+    except (*REFUSALS, ModelError, UnsupportedFormError):  # errors in the nodes are reported when they are read
         return {}
 
 

@@ -23,10 +23,10 @@ from gpuexec.ops.control import count_own_inputs
 from gpuexec.ops.shape import from_literal
 from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, DeclaredSpec, dtype_row
 
-# The newest opset that the engines used as oracles know.
+# The newest opset that the oracle engines support.
 EXPORT_OPSET = 24
 EXPORT_IR_VERSION = 10
-# What operators with bodies say of themselves beside ONNX's attributes.
+# Attributes of operators with bodies beyond ONNX's.
 _COUNTS = ("carried", "states", "given")
 _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 # Makes a tensor of a constant and its name.

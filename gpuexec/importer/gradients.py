@@ -1,7 +1,7 @@
 """Gradient nodes with the values named in their attributes as inputs.
 
-So nodes stand in the right order, functions and bodies keep their own names apart, and nothing that a Gradient is about
-is taken for unused. What is written has the attributes alone again.
+So nodes sort correctly, functions and bodies keep their names apart, and no value that a Gradient needs
+is removed as unused. Export restores the attributes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import onnx
 from gpuexec.errors import ModelError
 from gpuexec.importer.order import describe_node, walk_nodes
 
-# The largest models that are known have some ten thousand nodes.
+# The largest known models have some ten thousand nodes.
 MOST_NODES = 1 << 17
 Key = tuple[str, str, str]
 

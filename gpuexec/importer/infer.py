@@ -15,7 +15,7 @@ from gpuexec.importer.export import to_model
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
 from gpuexec.spec import DeclaredSpec
 
-# Shapes are told by constants of up to this many elements.
+# Shape constants have up to this many elements.
 _SMALL_ELEMENTS = 64
 
 
@@ -25,8 +25,8 @@ def infer_declared(graph: Graph, values: Sequence[Value], *, follows_content: bo
     Args:
         graph: With the nodes that make them.
         values: Of the graph.
-        follows_content: Let it compute with shapes as data. A chain of Concat makes that any amount of work, so what
-            nobody asked for, such as loading a file, goes without.
+        follows_content: Let it compute with shapes as data. A chain of Concat makes that any amount of work, so calls
+            that were not asked for, such as in loading a file, leave it out.
     """
     large = {
         value: Value(value.name, DeclaredSpec(array.dtype, array.shape))

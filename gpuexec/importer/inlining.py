@@ -40,7 +40,7 @@ def inline_functions(
         nodes: Sorted; the calls among them have no more inputs and outputs than their function, and no function calls
             itself.
         functions: What is inlined.
-        opsets: Version by domain, of the model; domains that functions bring along are added.
+        opsets: Version by domain, of the model; domains of functions are added.
 
     Raises:
         ModelError: A function contradicts itself, there are too many nodes, or calls nest too deeply.
@@ -182,7 +182,7 @@ class _Inliner:
         copied, name = AttributeProto(), attribute.name
         if attribute.ref_attr_name and scope.call is not None:
             given = scope.call.given.get(attribute.ref_attr_name)
-            if given is not None:  # its names are those of the model already
+            if given is not None:  # its names are unique in the model already
                 for _ in walk_nodes([onnx.NodeProto(attribute=[given])]):
                     self._count(node)
                 copied.CopyFrom(given)

@@ -150,7 +150,7 @@ class NodeReader:
         attributes: dict[str, Any] = {}
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         if schema is not None:
-            # Lowering tells outputs apart by position, absent ones too.
+            # Lowering identifies outputs by position, absent ones too.
             outputs += ("",) * (schema.min_outputs - len(outputs))
         if has_bodies(proto):
             attributes, inputs = read_control(self, proto, self.path + name, opset)
@@ -169,7 +169,7 @@ class NodeReader:
                 self.problems.add(what, self._locate(name))
                 return None
             if schema is not None and attribute.name not in schema.attribute_types:
-                # A later opset may have it; this one gives it neither a type nor a meaning.
+                # A later opset may have it; in this one it has no type and no meaning.
                 what = f"operator {proto.op_type}{place}, attribute {attribute.name!r}: unknown to opset {opset}"
                 self.problems.add(what, self._locate(name))
                 return None
@@ -198,7 +198,7 @@ class NodeReader:
             raw = upgrade_node(raw)
             operators = [build(qualified(each.op_type, each.domain), each.attributes) for each in (*raw.before, raw)]
         except (ValueError, TypeError, LookupError) as error:
-            # Nobody has held nodes against a schema that ONNX does not have.
+            # Without an ONNX schema the node is unchecked so far.
             form = "" if isinstance(error, InputError) else "of another form: "
             self.problems.add(f"{label}: {form}{str(error).rstrip('.')}", self._locate(raw.name))
             self._make_outputs(raw.outputs)

@@ -45,7 +45,7 @@ def run_oracle(source: Source, inputs: Mapping[str, Any], engine: str | None = N
             return each, (_run_onnxruntime if each == "onnxruntime" else _run_reference)(source, inputs)
         except ModelError:
             raise
-        except Exception as error:  # whatever another engine raises is a complaint of that engine
+        except Exception as error:  # any exception of another engine is a refusal by that engine
             complaints.append(f"{each}: {type(error).__name__}: {error}")
     raise ModelError("No other engine runs the model: " + "; ".join(complaints))
 

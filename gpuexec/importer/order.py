@@ -39,7 +39,7 @@ def sort_nodes(
     if all(producer < index for index, producers in enumerate(needs) for producer in producers):
         return list(nodes)
     order: list[int] = []
-    state = [0] * len(nodes)  # 0: not met, 1: waits for its inputs, on the stack, 2: placed
+    state = [0] * len(nodes)  # 0: not visited, 1: waits for its inputs, on the stack, 2: placed
     for first in range(len(nodes)):
         stack = [first] if state[first] == 0 else []
         while stack:

@@ -40,7 +40,7 @@ class Origin:
         folder: Where external data lies; nothing outside it is read. None: the source has no place of its own.
         pieces: What was stripped from the message: (offset, bytes) by location.
         read_into: Reads such content.
-        tell: Told of every piece that was read.
+        tell: Called with the progress after every piece that was read.
         external: What is given in place of files.
     """
 
@@ -72,7 +72,7 @@ class Origin:
         self._read_into(offset, array.data)
         self._done += nbytes
         if self._tell is not None:
-            # A tensor that is read for two nodes is told once more than it is counted.
+            # A tensor that is read for two nodes is reported twice and counted once.
             self._tell(Progress("read", name, min(self._done, self._total), self._total))
         return array.data
 
@@ -103,7 +103,7 @@ class Origin:
         assert self.folder is not None, "a source without a place has no files beside it"
         root = os.path.realpath(self.folder)
         path = os.path.join(root, location)
-        # A link, be it on the way, could lead anywhere; so could a second name of a file, given to it by an archive.
+        # A symbolic link, in a parent folder too, could lead anywhere; so could a hard link from an archive.
         if not location or os.path.isabs(location) or os.path.realpath(path) != os.path.normpath(path):
             raise AccessError("it is reached by links, or is no path within the folder of the model.")
         if os.path.commonpath([root, os.path.normpath(path)]) != root:

@@ -20,13 +20,13 @@ from gpuexec.mapped import bring_bytes, find_source, map_file
 from gpuexec.progress import Tell
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
-# What protobuf can hold in one message; larger weights lie in files of their own.
+# Size limit of a protobuf message; larger weights lie in files of their own.
 _LARGEST_BYTES = 2**31 - 1
 _PIECE_BYTES = 1 << 20
-# A program's header is JSON behind 8 bytes for its length, and the entry that tells it from others stands in it.
+# A program's header is JSON behind 8 bytes for its length, with an entry that identifies it.
 _PROGRAM_ENTRY = b'"gpuexec"'
 _HEADER_NBYTES = 4096
-# A repository checked out without its large files has this text in their place.
+# Git LFS pointer, which stands in place of a large file that was not checked out.
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -54,7 +54,7 @@ def open_model(
 
     Args:
         source: As for `read_model`. A ModelProto stays as it is.
-        tell: Told of what is read.
+        tell: Called with the progress of reading.
         external: Content in place of files beside the model.
 
     Raises:

@@ -20,7 +20,7 @@ from gpuexec.operator import describe
 from gpuexec.replacing import replacing
 from gpuexec.spec import dtype_row, is_host_object
 
-# What protobuf can hold, less what the graph itself may take.
+# Size limit of a protobuf message, less the room for the graph itself.
 _LARGEST_INSIDE_BYTES = 2**31 - 2**26
 # Weights from this size on lie in the file beside the model, where there is one: shapes stay with the graph.
 _SMALL_NBYTES = 1024

@@ -26,7 +26,7 @@ class Schema:
 
     ``required`` are positions of inputs that can't be absent, as can't any from ``variadic_from`` on;
     ``required_attributes`` such attributes, but for bodies, which are checked where they are read. Of the first
-    ``min_outputs`` outputs a node may leave out the last, as one that nobody wants. Of all, only ``optional_outputs``
+    ``min_outputs`` outputs a node may leave out the last, as unwanted. Of all, only ``optional_outputs``
     may be there without a name.
     """
 

@@ -15,7 +15,7 @@ from gpuexec.mapped import bring
 from gpuexec.spec import check_size, is_host_object
 
 Array = np.ndarray[Any, Any]
-# As large as a dense tensor in a file of its own may be: the file says how large, and is not believed beyond that.
+# Size limit of a dense tensor in a file of its own, which bounds the shape that a file may claim.
 _MOST_NBYTES = 2**31
 
 

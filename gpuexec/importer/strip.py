@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpuexec.mapped import bring_bytes
 
-# Smaller content is not worth a way of its own.
+# Smaller content is not worth stripping.
 LARGE_NBYTES = 1 << 16
 
 # Field numbers of onnx.proto, and the wire types of protobuf.
@@ -23,7 +23,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
 _DEEPEST = 100
 _BLOCK_NBYTES = 1 << 12
-# New bytes, or a range of those there are.
+# New bytes, or a range of the source's.
 _Chunk = bytes | range
 
 
@@ -64,7 +64,7 @@ def strip_weights(content: memoryview) -> Stripped:
 class _Walker:
     def __init__(self, content: memoryview) -> None:
         self._content = content
-        # Nobody who wrote the file can know it.
+        # The writer of the file can't guess it.
         self._token = secrets.token_hex(16)
         self._depth = 0
         self._block, self._bytes = -1, memoryview(b"")

@@ -23,7 +23,7 @@ from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, Ten
 Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.
 _BITS_BY_NAME = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
-# What 63 bits can tell, behind any zeros. Python refuses to read thousands of digits.
+# Digits of a 63-bit number after any zeros. Python refuses to parse thousands of digits.
 _MOST_DIGITS = 19
 _NUMBER = re.compile(rf"0*[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
 _SHOWN_CHARACTERS = 40

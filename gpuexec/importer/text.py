@@ -23,7 +23,7 @@ def check_text(model: onnx.ModelProto, where: str) -> None:
 
 def _find_odd(message: Any) -> bytes | None:
     """Return the first text that is not one, or None."""
-    # Nodes and tensors are many, and asking them for all their fields would copy what they hold.
+    # Nodes and tensors are many, and listing all their fields would copy their content.
     if isinstance(message, onnx.TensorProto):
         return message.name if isinstance(message.name, bytes) else None
     if isinstance(message, onnx.NodeProto):

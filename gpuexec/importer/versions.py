@@ -12,7 +12,7 @@ from onnx import defs
 from gpuexec.operator import qualified
 from gpuexec.spec import DTYPES, STRING, dtype_row
 
-# Names of ONNX's types that are others than ours.
+# Names of ONNX's types that differ from gpuexec's.
 _NAMES = {"float32": "float", "float64": "double"}
 _OURS = {f"tensor({_NAMES.get(row.name, row.name)})": row.name for row in (*DTYPES, dtype_row(STRING))}
 

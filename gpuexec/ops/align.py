@@ -17,7 +17,7 @@ _BROADCAST_BY_AXIS = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Eq
 @operator("AlignAxes", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class AlignAxes(View):
-    """View of the first input with extents of 1 appended, so that its first axis meets ``axis`` of the second.
+    """View of the first input with extents of 1 appended, which aligns its first axis with ``axis`` of the second.
 
     Where the second input has no axes to spare behind them, nothing is added.
     """

@@ -61,7 +61,7 @@ class Append(Operator):
             Concat(self.axis).lower(emit, inputs, outputs)
             return
         if rows.buffer == held.buffer:
-            # What is read and what is written are windows on the same bytes: it goes by way of others.
+            # Source and destination are windows on the same bytes, so the copy goes through a temporary.
             apart = emit.temp(rows.shape, rows.dtype)
             emit.copy(apart, rows)
             rows = apart

@@ -1,7 +1,7 @@
 """Scaled dot-product attention: the Attention operator, with and without a KV cache.
 
 With a past, or where the present is wanted, a node becomes a Concat of past and new keys (whose output is the present),
-another of values, and `AttentionOverCache`, which reads them by strides. So whoever keeps the present in place, in a
+another of values, and `AttentionOverCache`, which reads them by strides. So code that keeps the present in place, in a
 buffer with room to spare, need know nothing of attention.
 """
 

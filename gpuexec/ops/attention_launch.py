@@ -83,7 +83,7 @@ def launch_attention(
     """Launch attention into ``y``, and the scores of a mode into ``scores``.
 
     Args:
-        emit: Who takes the launches.
+        emit: Emitter of the launches.
         operands: What is read, by strides.
         rule: How scores are made.
         y: ``[batch, heads, queries, values]``, dense along its columns.

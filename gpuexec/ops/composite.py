@@ -28,7 +28,7 @@ from gpuexec.ops.shape import Constant
 from gpuexec.spec import TensorSpec
 
 Made = tuple[Value | None, ...]
-_NODE = "node"  # what a node is called whose parts are drawn for their shapes alone
+_NODE = "node"  # name of a node whose parts are drawn for their shapes alone
 
 
 class Sketch:
@@ -36,7 +36,7 @@ class Sketch:
 
     Attributes:
         name: Of the node; names of parts and values begin with it.
-        wanted: Which of its outputs anybody wants.
+        wanted: For each of its outputs, whether it has readers.
     """
 
     def __init__(self, name: str, wanted: Sequence[bool]) -> None:

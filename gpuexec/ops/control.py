@@ -1,7 +1,7 @@
 """If and Loop, operators whose attributes are graphs.
 
 A body is a closed graph. What it takes from the graph around it, be it a value two levels up, is a *capture*: an input
-of the node and of the body, after those that ONNX knows. So whoever walks a graph sees all that a node reads, and a
+of the node and of the body, after those that ONNX knows. So a walk over a graph sees all that a node reads, and a
 body can be planned by itself. The classes compute by interpreting their bodies; on a device the Worker runs them, which
 plans the bodies and decides between them on the host, so none of them has a lowering.
 """
@@ -168,7 +168,7 @@ class Loop(Operator):
         return [np.empty((0, *spec.shape), spec.dtype) for spec in specs]
 
 
-# What the course of a run repeats over a body.
+# Operators for which a run repeats a body.
 LOOPS = (Loop, Scan, SequenceMap)
 
 

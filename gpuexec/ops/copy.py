@@ -2,7 +2,7 @@
 
 `copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
 the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie
-closely along different axes, 32 x 32 tiles go through shared memory. Both are told to the kernel as scalars, so the
+closely along different axes, 32 x 32 tiles go through shared memory. Both are scalars of the launch, so the
 same code serves every extent.
 """
 
@@ -65,7 +65,7 @@ def _divide_work(
 ) -> tuple[int, tuple[bytes, bytes, np.int32]]:
     """Return blocks, and the arguments beside pointers: packed walk, ``CopyTile``, bytes of a unit.
 
-    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size it meets.
+    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size.
     """
     walk = join(shape, (source, destination))
     width = _unit_width(walk, itemsize, misalignments)
@@ -118,7 +118,7 @@ class Concat(Operator):
         first = 0
         for x in inputs:
             assert x is not None
-            # Empty ones are placed too: whether an input is, is decided for all sizes.
+            # Empty ones are placed too: placement is decided for all sizes.
             part = window(y, x.shape, y.strides, first * y.strides[axis])
             if not emit.place(x, part):
                 emit.copy(part, x)

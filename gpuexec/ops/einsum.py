@@ -1,8 +1,8 @@
 """Einsum: sums of products over labelled axes, contracted in pairs.
 
-Diagonals and transposes are strides. What one operand alone sums over is reduced first; then operands meet in pairs, in
-the order `einsum_equation` finds. A pair that sums over an index and keeps one of a single operand is a batch of matrix
-products and launches the kernel of MatMul, once, with as many of its axes as batches as don't merge into rows, columns
+Diagonals and transposes are strides. Labels of one operand alone are reduced first; then operands are contracted in
+pairs, in the order `einsum_equation` finds. A pair that sums over a label and keeps one of a single operand is a matrix
+product: it launches the kernel of MatMul once, with as many of its axes as batches as don't merge into rows, columns
 and inner extent. Other pairs (and integers of 8 and 16 bits) take the kernel of ``kernels/einsum.cu``.
 """
 
@@ -86,7 +86,7 @@ class Einsum(Operator):
         assert y is not None
         equation, _, steps = self._plan([slot.shape for slot in slots])
         sums = sum(len(set(term)) != len(_kept_labels(equation, i)) for i, term in enumerate(equation.terms))
-        if sums + len(steps) > 1 and accumulator(y.dtype) != y.dtype:  # what lies between is not rounded
+        if sums + len(steps) > 1 and accumulator(y.dtype) != y.dtype:  # intermediate results are not rounded
             result = emit.temp(y.shape, accumulator(y.dtype))
             slots = [_cast(emit, slot, emit.temp(slot.shape, result.dtype)) for slot in slots]
         else:

@@ -43,7 +43,7 @@ def cast_expression(to: DType, source: DType) -> str:
     return f"convert<{to_name}, {from_name}>"
 
 
-# Types one of which is narrow, by the bytes of both: which types they are is told at run time.
+# Types one of which is narrow, by the bytes of both: the types are run-time arguments.
 _WIDTHS = tuple((to, x) for to in (1, 2, 4, 8) for x in (1, 2, 4, 8) if 1 in (to, x))
 
 instantiate(
@@ -230,7 +230,7 @@ class Identity(Operator):
             emit.alias(y, x)
 
 
-# What ONNX calls types that have another name here.
+# ONNX's names of types with another name here.
 _ONNX_NAMES = {"float": "float32", "double": "float64"}
 
 

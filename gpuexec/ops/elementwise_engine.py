@@ -155,7 +155,7 @@ def launch_units(
 def _divide_work(places: tuple[Place, ...], lanes: int) -> tuple[int, bytes, np.int64, np.int32]:
     """Return blocks, packed walk, size and is_vector; the output is the last place.
 
-    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size it meets.
+    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size.
     """
     shape = places[-1][0]
     walk = join(shape, [broadcast_strides(own, strides, shape) for own, strides, _, _ in places])

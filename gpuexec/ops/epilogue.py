@@ -35,13 +35,13 @@ UNARY = (
     *("Softplus", "Mish", "Swish", "Gelu", "GeluTanh"),
 )
 BINARY = ("Add", "Sub", "Mul", "Div", "PRelu", "AtLeast", "AtMost")
-# The operators that may be a step.
+# Operators that may be a step.
 UNARY_OPERATORS = frozenset(row.name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
 BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
 MAX_STEPS, MAX_OPERANDS = 6, 2  # kMaxSteps of epilogue.cuh, and its operands
 # An input of a step: see `Step`.
 Given = int | str | None
-VALUE, MADE = -1, -2  # in place of an input's position: what the step before came to; what the producer made
+VALUE, MADE = -1, -2  # in place of an input's position: the previous step's result; the producer's result
 
 _NOTHING, _FIRST, _NUMBER, _MADE = 0, 1, 3, 4  # Beside of epilogue.cuh
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)

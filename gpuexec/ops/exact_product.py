@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.geometry import broadcast
 from gpuexec.operator import Array
 
-# Float types, the integers that carry their whole numbers, and where they stop being exact.
+# Float types, the integers that hold their whole numbers, and the limit of exactness.
 _EXACT = (
     (np.dtype(np.float32), np.dtype(np.int32), 1 << 24),
     (np.dtype(np.float64), np.dtype(np.int64), 1 << 53),
@@ -21,7 +21,7 @@ _EXACT = (
 _SHORTEST_PIECE = 128
 # Elements of operands and product that are widened at once, where there are batches to walk.
 _SLAB = 1 << 22
-# Products of so few steps that NumPy's loop is done before operands are widened.
+# Inner extents so small that NumPy's loop is faster than widening.
 _FEW = 1 << 12
 
 

@@ -103,7 +103,7 @@ def _spread(x: Quantized, matrix: tuple[int, ...], *, is_row: bool) -> tuple[Arr
     """Return scale and zero point of a matrix, and attributes, for `DequantizeLinear` and `QuantizeLinear`."""
     shape, blocks = _find_blocks(matrix, is_one=x.scale.size == x.zero.size == 1, is_row=is_row)
     views = (view_quant(each, is_row=is_row) for each in (x.scale, x.zero))
-    # A matrix of nothing may have no scales: any number will do.
+    # An empty matrix may have no scales: any number will do.
     scale, zero = (np.broadcast_to(each, shape) if shape else np.resize(each, ()) for each in views)
     return scale, zero, blocks
 

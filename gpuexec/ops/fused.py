@@ -174,7 +174,7 @@ class Fused(Operator):
             value = y if place == len(steps) - 1 or works_in_place else emit.temp(spec.shape, spec.dtype)
             lower = step.operator.lower
             assert lower is not None
-            # Through an emitter that grants nothing in place; it has nothing to put in.
+            # Through an emitter that ignores in-place requests and adds no steps.
             lower(_Apart(emit, value), given, (value,))
 
 

@@ -1,7 +1,7 @@
 """Gather, GatherND and GatherElements.
 
-Negative indices count from the back. An index out of range is an error on the host; on a device, where nobody waits for
-the answer, it reads as zero. The kernels know the width of what they move, not the type; slices travel in units of up
+Negative indices count from the back. An index out of range is an error on the host; on a device, which does not report
+it, it reads as zero. The kernels know the width of what they move, not the type; slices travel in units of up
 to 16 bytes.
 """
 
@@ -70,7 +70,7 @@ class Gather(Operator):
         axis = normalize_axis(self.axis, data.spec.rank)
         inner = prod(data.shape[axis + 1 :])
         scaled = narrow.axis
-        # Along the side that has the scales' axis: what a place is divided by, then wrapped at.
+        # Divisor, then modulus, of a position along the side with the scales' axis.
         beside = [(1, 1), (1, 1)]
         if scaled is not None and scaled != axis:
             last = axis if scaled < axis else data.spec.rank

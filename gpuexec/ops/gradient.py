@@ -1,6 +1,6 @@
 """Gradient, and the operators that derivatives need beside ONNX's.
 
-SumTo undoes a broadcast; SwapAxes and MatrixOf are views for who does not know ranks yet; Widen makes half float.
+SumTo undoes a broadcast; SwapAxes and MatrixOf are views that do not need known ranks; Widen makes half float.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUM = REDUCTIONS["ReduceSum"].row
 class Gradient(Operator):
     """The derivatives of the sum of value ``y`` by values ``xs``, where inputs stand for ``xs`` and ``zs``.
 
-    All three are names in the file. Whoever reads one makes the values of these names inputs too, in the order xs, zs,
+    All three are names in the file. The importer makes the values of these names inputs too, in the order xs, zs,
     y, behind those that ONNX knows: so a graph holds what belongs together, whatever its values are called later. The
     pass `gpuexec.passes.differentiate` makes other operators of it at load.
     """

@@ -36,7 +36,7 @@ instantiate(
     SOURCE, [f"sample_blend<{dtype_row(dtype).cuda}, {axes}>" for dtype in FLOATS for axes in (FEW_AXES, MAX_AXES)]
 )
 
-# Along one axis: for each tap the elements read (clamped), which of them there are (None: all), and the weights.
+# Along one axis: for each tap the elements read (clamped), a mask of those inside (None: all), and the weights.
 _Taps = list[tuple[Array, Array | None, Array]]
 
 

@@ -19,7 +19,7 @@ from gpuexec.spec import TensorSpec
 _UINT8 = np.dtype(np.uint8)
 _CHANNELS = {"RGB": 3, "BGR": 3, "Grayscale": 1}
 _FILES = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
-# What Pillow's readers raise for bytes that are no such file, or a broken one.
+# Exceptions of Pillow's readers for bytes of no known or of a damaged file.
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error)
 
 

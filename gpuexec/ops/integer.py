@@ -1,6 +1,6 @@
 """Quantised integers on the host: zero points, scales and requantisation, as in ``kernels/requantize.cuh``.
 
-A byte is signed or not, and counts from its zero point. A sum is kept as it is, scaled to a float, or scaled and
+A byte is signed or not, and counts from its zero point. A sum is kept, scaled to a float, or scaled and
 rounded to a byte again; arithmetic on scales is in float, each operation rounded: the same bits on every device.
 """
 
@@ -23,7 +23,7 @@ BYTES: tuple[np.dtype[Any], ...] = (np.dtype(np.uint8), np.dtype(np.int8))
 INT32: np.dtype[Any] = np.dtype(np.int32)
 FLOAT: np.dtype[Any] = np.dtype(np.float32)
 SCALES: tuple[np.dtype[Any], ...] = (FLOAT, np.dtype(np.float16), BFLOAT16)  # by kind, as load_scale has them
-_FURTHEST = 1024.0  # what is rounded to a byte saturates beyond, whatever is added
+_FURTHEST = 1024.0  # any addend saturates beyond this when rounded to a byte
 _EXACT_IN_FLOAT = 1 << 24
 _LARGEST_PRODUCT = 255 * 255
 

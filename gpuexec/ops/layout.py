@@ -1,6 +1,6 @@
 """Layout operators, which make views of a tensor: Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Expand.
 
-None of them computes or moves anything: on a device the output is a window on the input's bytes, on the host a NumPy
+None of them moves elements: on a device the output is a window on the input's bytes, on the host a NumPy
 view. Only a Reshape that joins axes which are not walked as one asks for a dense copy first.
 """
 

@@ -1,6 +1,6 @@
 """Experimental operators of old opsets that ONNX has removed since: Affine, Crop and others.
 
-Affine and Crop stay as they are; the others are other operators by now.
+Affine and Crop are operators here; the others are rewritten to newer ones.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 
 # StateKind of linear_attention.cu, in its order, after that for no state.
 FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
-# Whether the state decays, and whether what it has for a key is taken off before it is written to.
+# Whether the state decays, and whether a key's present value is subtracted before an update (delta rule).
 RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
 _SOURCE = "linear_attention.cu"
 _COLUMNS = 16  # kColumns

@@ -2,7 +2,7 @@
 
 Both are one kernel loop: the softmax of the second enters as the largest and the sum of exponentials of each row, so
 its logarithms are written only where they are wanted. A label that is no class is an error on the host; on a device,
-where nobody waits for labels, its loss is NaN.
+where the host does not wait for labels, its loss is NaN.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def widen(x: Array) -> Array:
     """Return a narrow array as float32, which has every value of every narrow type."""
     row = dtype_row(x.dtype)
     if row.width < 8 and row.kind == "narrow float":
-        # Bits that no element needs are ml_dtypes' to look at.
+        # ml_dtypes decides about unused bits.
         x = np.asarray(x.view(np.uint8) & np.uint8((1 << row.width) - 1)).view(x.dtype)
     return x.astype(np.float32)
 
@@ -81,7 +81,7 @@ def to_narrow_float(x: Array, to: DType, saturate: int = 1, round_mode: str = "u
         rounded = np.asarray(wide.astype(to))
         if dtype_row(to).width == 8:
             return rounded
-        # Without NaN in the type it becomes -0, whatever its sign, which processors are free to change.
+        # In a type without NaN it becomes -0, whatever its sign, which processors may change.
         minus_zero = np.uint8(1 << (dtype_row(to).width - 1))
         return np.where(wide != wide, minus_zero, rounded.view(np.uint8)).view(to)
 

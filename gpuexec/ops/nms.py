@@ -263,7 +263,7 @@ def _overlap(boxes: Array, kept: Array, threshold: Any) -> Array:
         common *= height
         union = np.add(area, kept_area)
         union -= common
-        # A common part above 0 is at most each of the areas, so those and the union are above 0 too; a NaN ends as one.
+        # An intersection above 0 is at most each area, so areas and union are above 0 too; NaN stays NaN.
         is_real = common > 0
         common /= union
         is_real &= common > threshold

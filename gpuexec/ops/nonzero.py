@@ -215,7 +215,7 @@ def compact(emit: Emitter, x: Slot, count: Slot | None, positions: Slot | None, 
     """Launch the search for nonzero elements.
 
     Args:
-        emit: Who takes the launches.
+        emit: Emitter of the launches.
         x: Where to search; of any strides.
         count: Takes how many are found; int64[1].
         positions: Takes their flat positions, then zeros; int64, as many as ``x`` has elements.

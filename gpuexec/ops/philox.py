@@ -41,7 +41,7 @@ class Draw:
         """Return the random source of a node with these attributes; with a seed it does not depend on the stream."""
         if seed is None:
             return Draw(None, (stream or 0) & _MASK)
-        # ONNX has floats of 32 bits here, which tell seeds apart.
+        # ONNX's seeds are 32-bit floats.
         return Draw(int(np.float32(seed).view(np.uint32)) << 32 | 0x5EED, 0)
 
     def pack(self) -> bytes:

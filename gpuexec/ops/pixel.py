@@ -72,7 +72,7 @@ _FOLDER = "pixel/"
 _COPY = f"{_FOLDER}copy.cu"
 _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
-# By file: kernels that have a blit, and its name behind "draw_" where that is another. One that writes several tensors
+# By file: kernels that have a blit, and its name after "draw_" where it differs. A kernel that writes several tensors
 # has a blit for each, by the position of the argument.
 _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "batch_norm.cu": {"normalize_channels": ""},
@@ -117,8 +117,8 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "swiglu.cu": {"swiglu": ""},
     "trilu.cu": {"trilu": ""},
 }
-# Small floats beside half, doubles and small signed integers are left to the host, but for what tells of a tensor, and
-# small integers where they stand for numbers. So are kernels with an epilogue: each operator is a blit of its own.
+# Floats below half, doubles and small signed integers are computed on the host, except for statistics, and
+# small integers that are quantised numbers. So are kernels with an epilogue: each operator is a blit of its own.
 _LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16|Steps)\b")
 _LEFT_OUT_IN = {
     **dict.fromkeys(("conv.cu", "matmul.cu"), re.compile(r"\b(bf16|double|i16|Steps)\b")),

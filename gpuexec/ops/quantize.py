@@ -31,7 +31,7 @@ WIDE = (_FLOAT, _HALF, BFLOAT16)
 POWER = dtype_row("float8e8m0").numpy  # a scale of this type is a power of two
 _KINDS = {_FLOAT: 0, _HALF: 1, BFLOAT16: 2, _INT32: 3, POWER: 4}  # scale_kind of ScaleWalk
 NARROW = tuple(np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16))
-# Types nothing else computes with; kernels are told which one it is.
+# Storage-only types, given to kernels as a scalar code.
 NARROWER = tuple(t for t in dtypes_of("narrow float", "narrow int", "narrow uint") if t != POWER)
 _LARGEST = 2.0**24  # what is beyond saturates, whatever zero is added
 

@@ -104,6 +104,6 @@ def _settle_zeros(x: Array, result: Array, axes: tuple[int, ...], greater: bool)
     """Give zeros the sign IEEE 754-2019 maximum and minimum give them; NumPy's depends on the order it read them in."""
     if x.dtype.kind != "f" or not (is_zero := result == 0).any():
         return result
-    wins = (x == 0) & (np.signbit(x) != greater)  # zeros of the sign that wins
+    wins = (x == 0) & (np.signbit(x) != greater)  # zeros of the winning sign
     is_positive = np.logical_or.reduce(wins, axis=axes, keepdims=True) == greater
     return np.where(is_zero, np.where(is_positive, x.dtype.type(0.0), x.dtype.type(-0.0)), result)

@@ -28,7 +28,7 @@ instantiate("reverse_sequence.cu", [f"reverse_sequence<{bits}>" for bits in _BIT
 class ReverseSequence(Operator):
     """Batch whose first ``sequence_lens[b]`` steps of the time axis are reversed for each ``b``.
 
-    No shape depends on the lengths, so the kernel reads them on the device and nobody waits for them. One beyond the
+    No shape depends on the lengths, so the kernel reads them on the device without a wait. One beyond the
     extents counts as the nearest within them.
     """
 

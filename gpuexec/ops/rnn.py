@@ -148,7 +148,7 @@ class Recurrent(Operator):
         return bind_directions(self.name, self.direction, self.defaults, *own)
 
     def _clipped(self) -> list[Activation]:
-        # The third function of an LSTM, of the cell, is no gate: onnxruntime does not clip what it is given, nor do we.
+        # The third function of an LSTM, of the cell, is no gate: its input is not clipped, as in onnxruntime.
         return [
             clip_input(function, self.clip if i % len(self.defaults) < 2 else 0)
             for i, function in enumerate(self._functions())

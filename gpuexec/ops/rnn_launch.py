@@ -22,7 +22,7 @@ _THREADS = 256  # kThreads
 _TILE_BYTES = 16  # of a column of a tile of rows; kRows
 _BLOCKS_PER_MULTIPROCESSOR = 2  # by the kernel's __launch_bounds__
 _SLICES = (8, 16, 32)  # units of a slice; kPartials is for no others
-# Up to so many recurrent weights a multiprocessor rereads them from its cache faster than blocks can meet.
+# Up to this many recurrent weights, rereading them from a multiprocessor's cache is faster than a grid barrier.
 _FEW_WEIGHTS = 1 << 16
 CELLS = {"RNN": 0, "GRU": 1, "LSTM": 2}  # Cell of rnn.cu
 _PLANES = {"RNN": 2, "GRU": 2, "LSTM": 3}  # h before and after a step, and c

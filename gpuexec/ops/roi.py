@@ -1,7 +1,7 @@
 """RoiAlign and MaxRoiPool: regions of an image pooled into bins.
 
 A region names its image by number. One that is not there is an error on the host, and reads as zero on a device, where
-nobody waits for the answer.
+the host does not wait for the answer.
 """
 
 from __future__ import annotations

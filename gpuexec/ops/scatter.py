@@ -3,8 +3,8 @@
 Where several updates meet in one place the last one stays; with a reduction they are folded in one after the other, in
 the order of the updates, half and bfloat16 in float. On a device that order comes from the greatest number of an update
 at a place (an atomic maximum, which has no order), or from sorting the updates by their place. A negative index counts
-from the back; one out of range is an error on the host, and writes nothing on a device, where nobody waits for the
-answer.
+from the back; one out of range is an error on the host, and writes nothing on a device, which does not
+report it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.spec import STRING, TensorSpec, accumulator, dtype_row, dtypes_of
 
 # Bytes of content per launch, out of 4096 that arguments may have. Two will do: each is a kernel of its own, and a
-# model whose sizes grow should not meet a new one.
+# model whose sizes grow should not need a new one.
 CAPACITIES = (64, 1024)
 RANGE_DTYPES = (*dtypes_of("float"), *(np.dtype(name) for name in ("int16", "int32", "int64")))
 
@@ -57,7 +57,7 @@ def store_commands(emit: Emitter, destination: Slot, array: Array, capacity: int
     """Launch the store of host content into a contiguous slot.
 
     Args:
-        emit: Who takes the launches.
+        emit: Emitter of the launches.
         destination: Where to; of the array's shape and dtype.
         array: The content.
         capacity: Number of bytes that the same commands must be able to store when the extents grow; the kernels and

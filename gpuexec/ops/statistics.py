@@ -33,7 +33,7 @@ _THREADS = 256  # kBlockThreads of reduce.cuh
 _BLOCK_TERMS = 16 * _THREADS
 _MOST_BLOCKS = 1024
 _DOUBLE, _COUNT = np.dtype(np.float64), np.dtype(np.int64)
-# What is known of no element.
+# Statistics of an empty sample.
 _NOTHING = np.array([0.0, 0.0, 0.0, -1.0, -1.0, *[np.nan] * 4])
 instantiate(SOURCE, [f"{kernel}<{row.cuda}>" for kernel in ("take_samples", "count_bins") for row in COMPUTED])
 instantiate(SOURCE, ["merge_all_samples"])
@@ -44,7 +44,7 @@ instantiate(SOURCE, ["merge_all_samples"])
 class Statistics(Operator):
     """Counts and first places of NaN and infinities, and range, mean and deviation of finite elements.
 
-    Without ``moments`` mean and deviation are NaN, and cost nothing. With ``floats_only`` nothing is told of other
+    Without ``moments`` mean and deviation are NaN, and cost nothing. With ``floats_only`` there are none of other
     types, which hold neither NaN nor infinities.
     """
 

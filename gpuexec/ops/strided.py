@@ -96,7 +96,7 @@ def pack_fast_div64(divisor: int) -> bytes:
 
 @functools.lru_cache(4096)
 def _pack_narrow(extent: int) -> bytes:
-    return struct.pack("<2Q2I", extent, *_magic32(extent), 0) if extent else bytes(24)  # of nothing nothing is divided
+    return struct.pack("<2Q2I", extent, *_magic32(extent), 0) if extent else bytes(24)  # no elements, no division
 
 
 @functools.lru_cache(4096)

@@ -33,8 +33,8 @@ instantiate(SOURCE, [f"tensor_scatter<{bits}>" for bits in _BITS.values()])
 class TensorScatter(Operator):
     """Cache with the rows of ``update`` written from row ``write_indices[b]`` on; circular: modulo its rows.
 
-    Rows lie along ``axis``. One beyond the cache is an error on the host; on a device, where nobody waits for the
-    answer, it is left out. A cache that nobody reads afterwards is written in place.
+    Rows lie along ``axis``. One beyond the cache is an error on the host; on a device, which does not report it,
+    it is left out. A cache without later readers is written in place.
     """
 
     axis: int = -2

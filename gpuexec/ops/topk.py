@@ -28,7 +28,7 @@ TOPK_DTYPES = dtypes_of("float", "int", "uint")
 _INDEX = np.dtype(np.int64)
 _MOST_THREADS = 1024  # kMostThreads of topk.cu
 _LONGEST = 2**32
-_LONG = 1024  # on the host, from where on looking for the bound pays
+_LONG = 1024  # on the host, the least length at which searching for the bound pays
 instantiate("topk.cu", [f"topk<{dtype_row(dtype).cuda}>" for dtype in TOPK_DTYPES])
 
 

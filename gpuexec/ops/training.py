@@ -81,7 +81,7 @@ class _Optimizer(Operator):
         assert rate is not None
         slots = [slot for slot in tensors if slot is not None]
         count = len(slots) // self.groups
-        buffers = [slot.buffer for slot in inputs if slot is not None]  # a rate may be what is optimised, too
+        buffers = [slot.buffer for slot in inputs if slot is not None]  # a rate may be optimised, too
         norm, *numbers = self._numbers()
         for i in range(count):
             x, gradient, *kept = (emit.contiguous(slot) for slot in slots[i::count])

@@ -27,7 +27,7 @@ instantiate("trilu.cu", [f"trilu<{bits}>" for bits in _BITS.values()])
 class Trilu(Operator):
     """``y[..., i, j] = x[..., i, j]`` where ``j - i >= k`` (``upper``) or ``j - i <= k``, else 0.
 
-    ``k`` is 0 unless given. No shape depends on it, so the kernel reads it on the device and nobody waits for it.
+    ``k`` is 0 unless given. No shape depends on it, so the kernel reads it on the device without a wait.
     """
 
     upper: int = 1

@@ -56,8 +56,8 @@ AT_LOAD = (
     Pass("merge_common", merge_common),
     Pass("remove_dead", remove_dead),
 )
-# What settles what the weights are and leaves operators as files have them, Gradients excepted, which don't see what
-# becomes of the weights they name; the rest of AT_LOAD comes after it.
+# Passes that determine the weights and leave operators as files have them, except Gradients, which don't see later
+# changes to the weights they name; the rest of AT_LOAD comes after them.
 _SETTLING = ("differentiate", "fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),

@@ -148,7 +148,7 @@ def _give_bodies(node: Node, key: Value, streams: Iterator[int]) -> Node:
         names = {value.name for value in body.values()}
         inner, own = Value(take_free(NAME, names), _KEY), Value(take_free(f"{NAME}.trip", names), _KEY)
         if isinstance(node.operator, Scan):
-            # The first trip's key is one mixed too: the run's own is that of the nodes around.
+            # The first trip's key is mixed too, since nodes outside of the loop use the run's own.
             zero = Value(take_free(f"{NAME}.zero", names), DeclaredSpec(np.dtype(np.int64), ()))
             nodes = (Node(NextKey(), (inner, zero), (own,), own.name), *_give_keys(body, own, streams))
             at = node.operator.states

@@ -53,7 +53,7 @@ def append_rows(graph: Graph, held: Value, output: Value, growth: Growth, capaci
         assert source is not None
         between = source
     append = replace(growth.node, operator=Append(growth.axis, capacity, held.name), outputs=(output,))
-    # All that stood for the Concat's result is the output now.
+    # The output replaces all values equal to the Concat's result.
     stood = {made, *(value for node in gone for value in node.outputs if value is not None)}
     nodes = []
     for node in graph.nodes:

@@ -23,7 +23,7 @@ from gpuexec.passes.narrow_weights import Stored, add_constant, can_read
 from gpuexec.spec import dtype_row
 
 KINDS: dict[str, np.dtype[Any]] = {"fp16": HALF, "int8": INT8}
-# Told a weight's name and content; what it says no to stays wide.
+# Predicate on a weight's name and content; refused weights stay wide.
 Only = Callable[[str, Array], bool]
 _MOST = 127
 _NONE = object()
@@ -117,7 +117,7 @@ def _to_int8(array: Array, axis: int | None) -> tuple[Array, Array] | None:
     if not np.isfinite(largest).all():
         return None
     scale = (largest / _MOST).astype(array.dtype)
-    # What a type can't tell from zero, and channels of zeros.
+    # Values that underflow to zero in the type, and channels of zeros.
     scale = np.where(scale.astype(np.float32) > 0, scale, np.ones((), array.dtype)).astype(array.dtype)
     made = np.empty(array.shape, np.int8)
     spread = scale if axis is None else scale.reshape(-1, *(1,) * (array.ndim - axis - 1))

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation: Gradient nodes replaced by the computation of their derivatives.
 
-Where a Gradient is asked at other values than those it names, what lies between them is computed anew from its inputs.
-A value that is no number alone counts by the sum of its elements; what it does not depend on has derivative 0.
-Gradients of gradients follow, since a Gradient that came before is plain nodes already.
+A Gradient at other values than those it names recomputes the nodes between them from its inputs.
+The derivative of a tensor is that of the sum of its elements; values it does not depend on have derivative 0.
+Gradients of gradients follow, since earlier Gradients are plain nodes already.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _differentiate_one(tape: Tape, node: Node, op: Gradient, before: Sequence[No
     for value in (*xs, y):
         _check_type(value)
     path = _find_path(before, y, named, inputs)
-    # Stand-ins are values of their own: one value may stand for several, and lie on the way to y.
+    # Replacements are new values: one value may replace several, and lie on the path to y.
     pairs = zip(named, _require(given), strict=True)
     stands_for = {value: tape.apply("Identity", at) for value, at in pairs if at is not value}
     if stands_for:
@@ -71,7 +71,7 @@ def _differentiate_one(tape: Tape, node: Node, op: Gradient, before: Sequence[No
     for x, output in zip(xs, node.outputs, strict=False):
         if output is not None:
             slope = slopes[x] if x in slopes else tape.full(0, x)
-            # Nothing is left to sum; SumTo refuses types that have no derivatives.
+            # SumTo sums nothing here; it refuses types without derivatives.
             tape.nodes.append(Node(build("gpuexec.SumTo", {}), (slope, x), (output,), f"{node.name}/{output.name}"))
 
 

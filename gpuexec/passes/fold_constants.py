@@ -13,13 +13,13 @@ from gpuexec.graphs import Array, Graph, Node, Value, bodies
 from gpuexec.mapped import bring_small, count_copied, find_source
 from gpuexec.spec import TensorSpec, is_container
 
-# What is computed may take this much, or this many times what it is computed from: a weight may be converted, but a
+# A result may take this much, or this many times the bytes of its inputs: a weight may be converted, but a
 # shape is not expanded to gigabytes that a kernel would fill in no time.
 FREE_NBYTES = 1 << 20
 GROWTH = 4
-# And all of it this much, or as many times what the file holds: what doubles again and again would fill any memory.
+# Limit of all results, or as many times the file's size: repeated doubling would fill any memory.
 FREE_NBYTES_IN_ALL = 1 << 26
-# And this much at most where it is made of content that lies in files, so that a model is not brought to the host.
+# Limit of results made of content in files, so that a model's weights are not read to the host.
 COPIED_NBYTES = 1 << 26
 # Every run gives another result.
 RANDOM = frozenset(
@@ -58,7 +58,7 @@ def room_for(graph: Graph) -> int:
 def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Value, Array] | None:
     """Return the content of a node's outputs, dense and read-only, or None where it is random, too large or wrong.
 
-    Nodes with bodies stay: how long they take nobody knows. So do those that make sequences, optionals or maps, which
+    Nodes with bodies stay: their running time is unknown. So do those that make sequences, optionals or maps, which
     no file holds as constants.
     """
     if node.operator.name in RANDOM or bodies(node.operator):

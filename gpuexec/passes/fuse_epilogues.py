@@ -34,7 +34,7 @@ class _Chain:
     """Producer with its epilogue: the values after each node, steps, operands, and the pending reads of its result.
 
     ``waits_for`` are the nodes whose work the producer needs, as bits. ``length`` is how many steps may be taken: up to
-    where nobody else reads what the producer makes.
+    where the producer's result has no other reader.
     """
 
     nodes: list[Node]
@@ -50,7 +50,7 @@ class _Chain:
 
 
 def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
-    """Fuse elementwise operators into the operator with sums before them, where nobody else reads its result.
+    """Fuse elementwise operators into the operator with sums before them, where its result has no other reader.
 
     A second input must be there when the operator runs, by nothing but what the operator waits for as it is: branches
     that may run side by side stay such. It may not stretch the result; if the planner finds that it does, since content
@@ -75,7 +75,7 @@ class _Fusing:
         self._open: dict[Value, _Chain] = {}
         self._chains: list[_Chain] = []
         self._made_at: dict[Value, int] = {}
-        # The nodes with work to do that a value comes of, a bit for each.
+        # Bit set of the heavy nodes that a value depends on.
         self._origins: dict[Value, int] = {}
         self._known: dict[Value, TensorSpec] | None = None
 

@@ -10,7 +10,7 @@ from gpuexec.graphs import Graph, Value
 from gpuexec.passes.fold_constants import fold_node
 from gpuexec.spec import TensorSpec
 
-_CONTENT_NBYTES = 1 << 10  # of shapes and axes; content beyond is no shape's
+_CONTENT_NBYTES = 1 << 10  # of shapes and axes; longer content is no shape
 
 
 def infer_known(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[Value, TensorSpec]:

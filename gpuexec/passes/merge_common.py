@@ -53,7 +53,7 @@ def _key(node: Node) -> Hashable | None:
     """Return a key that nodes with the same result share; None for nodes that are never merged, as with bodies."""
     if bodies(node.operator):
         return None
-    # Equal operators may differ in the sign of a zero; their text tells.
+    # Equal operators may differ in the sign of a zero, which their text shows.
     key = (node.operator, repr(node.operator), node.inputs, len(node.outputs))
     try:
         hash(key)

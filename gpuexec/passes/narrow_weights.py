@@ -19,7 +19,7 @@ from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
 from gpuexec.spec import TensorSpec, dtype_row
 
 _UINT8 = np.dtype(np.uint8)
-_SHIFT = 128  # from uint8 to int8, which kernels know
+_SHIFT = 128  # from uint8 to int8, which kernels read
 
 
 @dataclass(frozen=True, slots=True, eq=False)

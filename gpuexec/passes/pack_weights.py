@@ -16,7 +16,7 @@ from gpuexec.operator import build
 from gpuexec.passes.narrow_weights import add_constant
 from gpuexec.spec import TensorSpec, dtype_row
 
-# A dequantised constant, perhaps transposed, as the second input of a product: what reads the packed one in its place.
+# Packed operator for a product whose second input is a dequantised constant, perhaps transposed.
 _WIDENS, _TURNS, _MULTIPLIES, _PACKED = "DequantizeLinear", "Transpose", "MatMul", "com.microsoft.MatMulNBits"
 _BITS, _HALF_RANGE = 4, 8
 _BLOCKS = (16, 32, 64, 128, 256)

@@ -12,7 +12,7 @@ def remove_dead(graph: Graph) -> Graph:
     """Remove nodes and constants that no output depends on; unread outputs of the others become None.
 
     Inputs stay: they are what the caller gives. Bodies are cleaned with the nodes that have them, which then take only
-    what their bodies read; outputs of If and scan outputs that nobody reads go altogether.
+    what their bodies read; unread outputs of If and unread scan outputs are removed altogether.
     """
     needed = set(graph.outputs)
     nodes = []

@@ -16,7 +16,7 @@ DTypes = Mapping[Value, np.dtype[Any]]
 
 # With one input, these are that input.
 _OF_ONE = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})
-# The second input that changes nothing. Adding 0.0 makes 0.0 of -0.0; adding -0.0 and subtracting 0.0 do not.
+# Neutral second input. Adding 0.0 makes 0.0 of -0.0; adding -0.0 and subtracting 0.0 do not.
 _NEUTRAL = {"Add": -0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 # Operators whose first output is of the type of their first input.
 _KEEPS_DTYPE = frozenset(

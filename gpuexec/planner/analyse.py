@@ -34,7 +34,7 @@ class Analysis:
 
     ``known`` are the values whose content follows from shapes and constants. Content that was asked for stands in
     ``specs`` too, but belongs to one run: its nodes still run where a command wants it. ``reader`` is the node at work,
-    to whom reads are put down.
+    that reads are attributed to.
     """
 
     specs: dict[Value, TensorSpec]
@@ -96,14 +96,14 @@ class Walk:
         host_work: int = HOST_WORK_LIMIT,
     ) -> None:
         self._producers, self._knowable, self._host_work = producers, knowable, host_work
-        # Content of inputs is set aside: it enters only when something demands it.
+        # Content of inputs is used only on demand.
         self._inputs = inputs
         specs = dict(constants)
         specs.update({value: TensorSpec(spec.shape, spec.dtype) for value, spec in inputs.items()})
         self.analysis = Analysis(specs)
         self._known: set[Value] = set()
         self.analysis.known = self._known
-        # What was demanded: values on the way to others may be met many times.
+        # Demanded values; values in between may be visited many times.
         self._demanded: dict[Value, TensorSpec] = {}
         # Layers repeat: equal operators on equal specs are inferred once in a walk.
         self._seen: dict[Hashable, tuple[TensorSpec, ...]] = {}
@@ -114,7 +114,7 @@ class Walk:
         for position, node in enumerate(nodes):
             inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
             before = last[position]
-            # What read content is inferred anew, since its reads are put down once more.
+            # Nodes that read content are inferred anew, since their reads are logged once more.
             if before is not None and are_same(before[0], inputs) and not any(map(_is_logged, inputs)):
                 self._note(node, before[1])
             else:
@@ -183,7 +183,7 @@ class Walk:
         if self._has_content(value):
             return self._demanded.get(value, spec)
         if given is not None and given.value is not None:
-            # What plans are made by is remembered, and the caller may write to the array.
+            # Plans keep this content, and the caller may write to the array.
             content = given.value.array if is_host_object(spec.dtype) else frozen(given.value.array.copy())
             return spec.with_value(content, _Log(self.analysis, (value.name,), is_input=True))
         node = self._producers[value]

@@ -1,7 +1,7 @@
 """Memory planning: packing of buffers with lifetimes into one arena.
 
 Finding the smallest arena is NP-hard (dynamic storage allocation), yet most models are easy: a portfolio of greedy
-orders meets the lower bound, and stops there. What is left goes to an exact search, and then to one that squeezes,
+orders reaches the lower bound, and stops there. Others go to an exact search, and then to one that compacts,
 both with a fixed amount of work. ``verify`` checks the outcome and shares no code with this file.
 """
 
@@ -50,7 +50,7 @@ def pack(lifetimes: Sequence[Lifetime]) -> Packing:
     """Pack lifetimes into one arena.
 
     Tries several greedy orders, then searches, and keeps the lowest; stops at the lower bound. Offsets are multiples
-    of ALIGNMENT (256 bytes), so any dtype may follow any other. A buffer of no bytes lies at 0, in nobody's way.
+    of ALIGNMENT (256 bytes), so any dtype may follow any other. An empty buffer lies at 0 and conflicts with none.
 
     Args:
         lifetimes: Half-open command ranges; order does not matter.

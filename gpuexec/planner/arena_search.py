@@ -18,7 +18,7 @@ Offsets = list[int]
 class Problem:
     """Placement problem. Buffers are indices, sizes and offsets are whole units of any length.
 
-    No packing is lower than ``bound``. ``moments`` lists who is alive at once, wherever no longer list contains it.
+    No packing is lower than ``bound``. ``moments`` lists the maximal sets of buffers alive at once.
     """
 
     sizes: tuple[int, ...]
@@ -37,7 +37,7 @@ def place(problem: Problem, order: Sequence[int], fit: str, limit: int) -> Offse
     """Place in this order, each into a gap among its neighbours; None on reaching the limit.
 
     ``fit`` says which gap: the ``"lowest"``, the ``"tightest"``, or by ``"ends"`` the bottom of the arena where that is
-    free, else the top of the highest gap below the bound: a chain, where each buffer meets the next, alternates.
+    free, else the top of the highest gap below the bound: a chain, each in conflict with the next, alternates.
     """
     sizes, neighbours = problem.sizes, problem.neighbours
     offsets = [-1] * len(sizes)

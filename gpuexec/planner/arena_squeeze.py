@@ -1,8 +1,8 @@
 """Arena compaction: buffers above a lower height are taken out of a packing and placed again.
 
-A height below the present one is set, and what reaches above it is out. What is out goes where it pushes out the
-least, and what was pushed out goes in again in its turn. Whoever had to push becomes dearer to push out, so that the
-search leaves the corners it goes round in. Ejection of the same kind is known from routing with time windows.
+A height below the present one is set, and buffers above it are taken out. Each is placed where it evicts the
+cheapest buffers, which are placed again in their turn. A buffer that had to evict costs more to evict, so that the
+search leaves cycles. Such ejection chains are known from vehicle routing with time windows.
 
 It counts work and watches no clock, and counts in whole numbers: equal problems end equally on every machine.
 """
@@ -22,7 +22,7 @@ from gpuexec.planner.arena_search import Offsets, Problem
 # Work in all, and of one attempt at a height, in visits of a buffer; a step costs as much as some visits beside its
 # own. About 1 s on one 3 GHz core.
 _VISITS, _ATTEMPT_VISITS, _STEP_VISITS = 6_000_000, 800_000, 150
-# By which part of what is left above the bound the height is lowered at a time.
+# Fraction of the height above the bound by which a step lowers it.
 _PART = 10
 _SCALE = 1 << 20
 _OUT = -1
@@ -80,7 +80,7 @@ class _Squeeze:
         offsets[sticking] = _OUT
         out, used = sticking.tolist(), 0
         while out and used < visits:
-            # The dearest goes in first: the others find a place beside it more easily than it beside them.
+            # The costliest is placed first: the others fit beside it more easily than it beside them.
             index = max(out, key=self.prices.__getitem__)
             out.remove(index)
             used += _STEP_VISITS + len(self.neighbours[index])
@@ -101,7 +101,7 @@ class _Squeeze:
     def _choose(self, lows: _Ints, highs: _Ints, prices: _Ints, last: int) -> tuple[int, int]:
         """Return the offset up to ``last`` with the least eviction cost, and that cost; ties are broken at random.
 
-        Whoever lies between ``lows`` and ``highs``, both exclusive, is pushed out: its price counts there.
+        A buffer between ``lows`` and ``highs``, both exclusive, is evicted: its cost counts there.
         """
         places = np.concatenate((highs, lows, (0, last)))
         places = places[(places >= 0) & (places <= last)]

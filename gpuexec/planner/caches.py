@@ -84,7 +84,7 @@ def grown_ends(
     axes = free_axes(graph, declared)
     own = {(value.name, cache.axis) for value, cache in caches.items()}
     cached = {value.name for value in caches}
-    # What a memory's other axes are called does not grow.
+    # Dimensions of a memory's other axes do not grow.
     still = {dim for (name, _), dim in axes.items() if name in cached and dim} - {axes.get(key) for key in own}
     tied = {*lengths.values(), *ends.values()} - {0}
     groups: dict[str, set[tuple[str, int]]] = {}

@@ -22,7 +22,7 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
         return first is second
     if first.array is second.array:
         return True
-    # The bytes of a host object are addresses, and tell nothing.
+    # The bytes of a host object are addresses, not content.
     return not is_host_object(a.dtype) and bring(first.array).tobytes() == bring(second.array).tobytes()
 
 

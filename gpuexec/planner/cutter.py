@@ -1,6 +1,6 @@
 """Walk of a graph for its cut, which splits nodes into those that run now and those that can't yet.
 
-`gpuexec.planner.cut` says what comes of it.
+`gpuexec.planner.cut` has the result's type.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Cutter:
             outputs, is_bounded = bound, True
         except GpuexecError as error:
             if is_bounded or isinstance(node.operator, (If, *LOOPS)):
-                return  # the largest sizes need not fit together, and a loop tells its extents as it runs
+                return  # the largest sizes need not fit together, and a loop's extents are known only as it runs
             raise locate(error, node, node.name) from None
         for value, spec in zip(node.outputs, outputs, strict=False):
             if value is not None:

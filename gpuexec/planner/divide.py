@@ -43,7 +43,7 @@ class Sorting:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Graph to plan now, graph of what is left, and constants that neither plan holds but somebody takes."""
+    """Graph to plan now, graph of what is left, and constants that are read outside of both."""
 
     ready: Graph | None
     rest: Graph | None
@@ -84,7 +84,7 @@ class _Division:
     ) -> None:
         self._graph, self._sorting, self._producers = graph, sorting, producers
         self._known, self._trace, self._is_body = known, trace, is_body
-        # What is run after the ready part, and before the rest.
+        # Nodes that run after the ready part, and before the rest.
         self._between = [*sorting.on_host, *([sorting.repeat] if sorting.repeat is not None else [])]
 
     def run(self) -> Parts:

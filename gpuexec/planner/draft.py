@@ -2,8 +2,8 @@
 
     Draft = buffers: DraftBuffer*, groups: Group*, placed: {buffer: (host buffer, byte offset)}
 
-A group holds commands that come together: those of one node, the store of one host value, the copy to one output.
-Buffers and groups have the same numbers and keys at every size of a class; that is what makes one size comparable with
+A group holds the commands of one node, the store of one host value, or the copy to one output.
+Buffers and groups have the same numbers and keys at every size of a class, so that one size can be compared with
 another.
 """
 

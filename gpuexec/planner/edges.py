@@ -70,7 +70,7 @@ def _order_within(touches: Sequence[Touch]) -> set[Edge]:
                 continue
             if earlier.low < touch.high and touch.low < earlier.high and (earlier.written or touch.written):
                 edges.add((earlier.command, touch.command))
-            # A write stands for all it covers: whoever conflicts with that conflicts with the write as well.
+            # A write replaces all it covers: a command that conflicts with that conflicts with the write as well.
             if not (touch.written and touch.low <= earlier.low and earlier.high <= touch.high):
                 kept.append(earlier)
         live = [*kept, touch]
@@ -80,7 +80,7 @@ def _order_within(touches: Sequence[Touch]) -> set[Edge]:
 def _order_between(touches: Mapping[int, list[Touch]], places: Mapping[int, tuple[int, int]]) -> set[Edge]:
     """Order buffers that share bytes, each after those it reuses the bytes of."""
     edges: set[Edge] = set()
-    owners: list[tuple[int, int, int]] = []  # who had bytes [low, high) last
+    owners: list[tuple[int, int, int]] = []  # the last owner of bytes [low, high)
     for buffer in sorted(touches, key=lambda b: touches[b][0].command):
         low, high = places[buffer]
         left = []

@@ -70,5 +70,5 @@ def _can_draw(node: Node, specs: Mapping[Value, TensorSpec], target: Target) -> 
     except UnsupportedError:
         return False
     except GpuexecError:
-        return True  # what is wrong with the node is told when it is lowered in earnest
+        return True  # errors in the node are raised when it is lowered for its plan
     return True

@@ -78,7 +78,7 @@ def describe_largest(
 
 def _find_apart(commands: Sequence[Command]) -> dict[int, set[int]]:
     """Return, for buffers of heavy commands that data does not order, the buffers they must not share bytes with."""
-    # Who looks at a value may wait for whoever takes its bytes next: memory that was kept for it would be all there is.
+    # Observing commands may delay the next user of a value's bytes; the alternative is memory for every observed value.
     heavy = [i for i, c in enumerate(commands) if not is_look(c) and _count_bytes(c) >= HEAVY_BYTES]
     apart: dict[int, set[int]] = {}
     if len(heavy) < 2:

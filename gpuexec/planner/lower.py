@@ -1,7 +1,7 @@
 """Lowering of a graph with specs to a draft of commands over unplaced buffers.
 
-A value that the host knows is not made by its node: it gets a buffer with content, which a store command writes if some
-command turns out to read it.
+A value known to the host is not computed by its node: it gets a buffer with content, which a store command writes if a
+command reads it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Walk:
         self._draft.apply(last.effects, ("node", position), node.name)
         for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
             if value is not None and slot is not None and spec is not None:
-                # Content that a shape demanded goes along, for the lowering of whoever reads the slot.
+                # The slot keeps content that a shape demanded, for the lowering of its readers.
                 content = spec.value is not None and slot.spec is not spec
                 self._slots[value] = Slot(slot.buffer, slot.offset_bytes, spec, slot.strides) if content else slot
         return last.effects

@@ -1,6 +1,6 @@
 """Resolution of a draft's slots to slots of plan buffers.
 
-Runs once at the upper end and once for every size; what did not change since the last time is the same object.
+Runs once at the upper end and once for every size; unchanged commands are the same objects as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Settlement of a size class: kept commands, shared bytes and buffer numbers common to all its sizes.
 
 `settle` decides it once, at the upper end. Output copies and stores of host values join the draft here, since only now
-is it known who needs them.
+it is known which are needed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class OutputCopies:
         for position, (value, slot) in enumerate(zip(self._graph.outputs, lowered.outputs, strict=True)):
             own = promoted[position]
             if position in lowered.grown:
-                # It has become what it is where it lies.
+                # It was made in place.
                 outputs.append(slot.buffer)
                 continue
             if own is None:

@@ -1,6 +1,6 @@
 """Stored plans: reuse of a layout and edges where lowering gives the same commands once more.
 
-So packing is done once, where the plan was made. What is taken over is not believed: the plan that comes out is
+So packing is done once, where the plan was made. A layout taken over is not trusted: the resulting plan is
 verified like any other.
 """
 

@@ -3,7 +3,7 @@
     plan_graph(graph, inputs, target) -> Template      (a Plan laid out at the upper end of the class)
     Template.specialise(inputs)       -> Variant       (the commands of one size; nothing is compiled, no buffer moves)
 
-Both go one way: analyse, lower, settle, resolve. The upper end decides, and is laid out; a variant must come out alike.
+Both analyse, lower, settle and resolve. The upper end decides the layout; a variant must agree with it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def plan_graph(
             if admit is not None:
                 admit(template.plan)
         except (GpuexecError, ValueError):
-            # Sizes are tied in a way that this guess of an upper end breaks; a fault of the graph's own comes up again
+            # Sizes depend on each other in a way that this guess of an upper end breaks; a graph's own error is raised
             # below.
             continue
         return template

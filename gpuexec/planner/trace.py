@@ -41,7 +41,7 @@ class HostTrace:
     def find(self, value: Value, traced: Traces | None = None) -> tuple[list[Value], list[Node]]:
         """Return the values to read, and the light nodes to compute from them on the host, for the content of a value.
 
-        ``traced`` remembers what was found for the values on the way, which may be met many times.
+        ``traced`` caches the results of values in between, which may be visited many times.
         """
         traced = {} if traced is None else traced
         stack = [value]

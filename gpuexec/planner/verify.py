@@ -58,7 +58,7 @@ class Verifier:
         written = self._check.written_buffers()
         for port in plan.outputs:
             if port.buffer is None or plan.buffers[port.buffer].role is Role.STATE:
-                continue  # a memory may have been given no rows
+                continue  # a memory may have no rows
             if port.spec.size and port.buffer not in written:
                 raise PlanError(f"Output {port.name!r} is written by no command.")
 

@@ -127,7 +127,7 @@ def draw_heads(
     key, value = (query, query) if key is None else (key, key if value is None else value)
     k = sketch.add(ProjectedHeads(heads, 1, packed[1], of_keys), key, bias)
     v = sketch.add(ProjectedHeads(heads, 2, packed[2], of_keys), value, bias)
-    others = () if bias is None else (k, v)  # with the queries they tell how wide the bias is
+    others = () if bias is None else (k, v)  # with the queries they give the width of the bias
     q = sketch.add(ProjectedHeads(heads, 0, packed[0], of_query, joined=1), query, bias, *others)
     return q, k, v
 

@@ -1,7 +1,7 @@
 """Checks across the inputs of com.microsoft attention operators.
 
-Each is a view of one input, which shows it as it is and looks at the others: so shapes that no part would find fault
-with are refused where shapes are known, which is not before planning.
+Each is a view of one input, unchanged, that checks the others: so invalid shapes that no part would
+refuse are refused where shapes are known, which is not before planning.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _FLOATS = dtypes_of("float")
 class FusedMatMul(Operator):
     """``alpha * A' @ B'``, batch axes as in MatMul.
 
-    ``transA`` exchanges the last two axes; ``transBatchA`` brings the first axis in front of the last. Both together
+    ``transA`` exchanges the last two axes; ``transBatchA`` moves the first axis in front of the last. Both together
     show ``[k, batch..., m]`` as ``[batch..., m, k]``. An operand of one axis stays as it is.
     """
 

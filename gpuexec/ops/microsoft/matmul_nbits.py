@@ -30,7 +30,7 @@ from gpuexec.spec import TensorSpec, dtype_row
 UINT8 = BYTES[0]
 _LEAST_BLOCK = 16
 _PART_NBYTES = 4 << 20  # of the widened weights, this much is on the host at a time
-# What the 16 codes of bitsandbytes stand for: float of 4 bits, and quantiles of the normal distribution.
+# Values of the 16 codes of bitsandbytes: float of 4 bits, and quantiles of the normal distribution.
 _FP4 = (0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25)
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -215,7 +215,7 @@ def _launch(
     """Launch a product of A (with bias, into y) and packed weights: codes, scales, zero points, groups, table."""
     (a, bias, y), (inner, columns) = operands, extents
     rows = prod(a.shape[:-1])
-    # The weights say by themselves where they lie; that they are dense along k tells few rows how to share them.
+    # The weights carry their own addresses; density along k decides how few rows share them.
     gemm = pack_gemm((rows, columns, inner), (inner, 1, columns if is_turned else 1, 0, 0, 1, columns, 1))
     codes, *rest = (dense(emit, slot) for slot in weights)
     arguments: list[Argument] = [

@@ -1,4 +1,4 @@
-"""Packed sequences without padding: RemovePadding, RestorePadding, PackedAttention and its kin."""
+"""Packed sequences without padding: RemovePadding, RestorePadding, PackedAttention, PackedMultiHeadAttention."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gpuexec.ops.ml.forest import FEATURE_SHIFT, MISSING_BIT, TEST_BITS, Aggrega
 _COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)  # by Test
 _MOST_PLACES = 1 << 15  # of trees times rows (times targets) at once, so that they stay in the cache
 _MOST_VOTES = 1 << 20  # of leaves times targets in a table
-_LEVELS = 4  # after so many, rows that came to a leaf are left behind if they are most of all
+_LEVELS = 4  # after this many levels, rows at a leaf are dropped if they are the majority
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class HostForest:
         flat, thresholds = x.reshape(-1), self.thresholds.astype(x.dtype, copy=False)
         has_missing = bool(np.isnan(flat).any())
         places, starts = np.repeat(self.roots, rows), np.tile(np.arange(rows) * x.shape[1], trees)
-        ends, left = places, np.arange(0)  # where each row came to; the numbers of those still followed, if not all are
+        ends, left = places, np.arange(0)  # the node of each row; the numbers of rows still followed, if not all are
         for level in range(1, self.forest.depth + 1):
             value = flat.take(starts + self.features.take(places))
             holds = self._test(places, value, thresholds.take(places))

@@ -60,7 +60,7 @@ def look_up_strings(node: Node, ints_field: str, strings_field: str) -> tuple[No
     strings = getattr(node.operator, strings_field)
     if not strings:
         return (node,)
-    # One name is the second's of two classes.
+    # A single name is that of the second of two classes.
     places = tuple(range(len(strings))) if len(strings) > 1 else (1,)
     operator: Any = replace(node.operator, **{strings_field: None, ints_field: places})  # type: ignore[type-var]
     labels, *scores = node.outputs

@@ -19,7 +19,7 @@ SOURCE = "svm.cu"
 _TILE = 32  # kTile of svm.cu
 _MOST_DIFFERENCES = 1 << 16  # held at once on the host
 _FEW_ROWS = 8  # for which nothing is made of the vectors first
-_LARGE = 2.0**20  # squares whose last bits in double, times gamma, are nothing to a float that was 1
+_LARGE = 2.0**20  # squares whose rounding error in double, times gamma, is below a float's at 1
 instantiate(SOURCE, ["compare_with_vectors"])
 
 

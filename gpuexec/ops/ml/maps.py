@@ -114,7 +114,7 @@ class DictVectorizer(Operator):
 
     Keys that are no words are left out, as scikit-learn and ONNX Runtime leave them out. The shape is that of ONNX
     Runtime, which converters declare; ONNX itself says "a 1-D tensor". The type is that of what is held or could be, as
-    declared; where nobody knows, float.
+    declared; where it is unknown, float.
     """
 
     int64_vocabulary: tuple[int, ...] | None = None

@@ -28,7 +28,7 @@ class OneHotEncoder(Operator):
     """New last axis of categories: 1 at that of the element, 0 elsewhere. Of equal categories the last counts.
 
     Numbers are truncated to integers. What is no category is 0 everywhere, or an error if not ``zeros``; on a device,
-    where nobody waits for the answer, 0 everywhere all the same.
+    where the host does not wait for the answer, 0 everywhere all the same.
     """
 
     cats_int64s: tuple[int, ...] | None = None

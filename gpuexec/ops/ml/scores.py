@@ -94,7 +94,7 @@ class Finish:
         if self.rule is Rule.ABOVE:
             places = (raw[:, -1] > self.threshold).astype(INT64)
         elif places is None:
-            # A NaN is greater than nothing and nothing than it.
+            # Comparisons with NaN are false.
             places = np.where(np.isnan(raw[:, 0]), 0, np.argmax(np.where(np.isnan(raw), -np.inf, raw), 1))
         return places, scores
 

@@ -1,7 +1,7 @@
 """Nondeterministic finite automata for full matches of regular expressions, in linear time.
 
-So the time is at most that of the pattern's length times the text's, whatever the pattern is; and sets of states that
-were met before are found again.
+So the time is at most proportional to the pattern's length times the text's, for any pattern; and sets of states that
+were visited before are cached.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuexec.ops.text.pattern import Choice, Place, Repeat, Sequence, Tree
 
 _MOST_STATES = 50_000
 _MOST_KEPT = 200_000  # states in the sets of all steps that are kept
-_EDGE, _NEWLINE, _WORD, _OTHER = range(4)  # what lies beside a place; an edge is that of the text
+_EDGE, _NEWLINE, _WORD, _OTHER = range(4)  # kinds of neighbours of a position; an edge is that of the text
 States = frozenset[int]
 
 

@@ -26,7 +26,7 @@ CATEGORIES = frozenset(
     ("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe")
     + ("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "C", "Cc", "Cf", "Cs", "Co")
 )
-_MOST_CASES = 1000  # ranges are given all cases of so many characters
+_MOST_CASES = 1000  # ranges of up to this many characters are expanded to all cases
 
 
 @dataclass(frozen=True, slots=True)

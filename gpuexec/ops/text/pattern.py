@@ -2,7 +2,7 @@ r"""Parser of regular expressions in RE2's syntax.
 
 The syntax: https://github.com/google/re2/blob/2025-08-12/doc/syntax.txt.
 
-What RE2 refuses (references to groups, looking around, possessive repetition, more than 1000 times) is refused. Of its
+What RE2 refuses (backreferences, lookaround, possessive repetition, more than 1000 times) is refused. Of its
 syntax two things are too: ``\C``, a byte, since text has none here, and ``\p{Greek}`` and other scripts, which Python
 does not know; general categories like ``\pL`` are there.
 """

@@ -21,9 +21,9 @@ __all__ = ["FIXED_INPUTS", "OF_ALL_OUTPUTS", "PARTS", "RULES", "Tape", "has_slop
 
 RULES: dict[str, Rule] = {**CURVES, **PAIRS, **FOLDS, **PRODUCTS, **MOVES}
 PARTS: dict[str, Parts] = {**CURVE_PARTS, **FOLD_PARTS, **PRODUCT_PARTS, **NORM_PARTS}
-# Inputs by which there is no derivative here; one that changes is refused.
+# Inputs without derivative rule; one that depends on the differentiated values is refused.
 FIXED_INPUTS: dict[str, tuple[int, ...]] = {"Pad": (2,), "Dropout": (1,), "Resize": (1, 2, 3)}
-# What takes nothing but shapes, signs and places of its inputs: nothing passes, and nothing is lost.
+# Operators that use shapes, signs and positions of their inputs alone, whose derivative is 0.
 _STEPS = frozenset(
     (
         *("Shape", "Size", "gpuexec.NumberLike", "Sign", "Floor", "Ceil", "Round", "IsNaN", "IsInf"),

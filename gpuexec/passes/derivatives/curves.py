@@ -10,7 +10,7 @@ from gpuexec.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Parts, Rule, Tape, first_of, output_of, refuse
 from gpuexec.spec import dtype_row
 
-# The slope at an element, by the input and the output, with the operator at hand.
+# Derivative at an element from the input, the output and the operator.
 Slope = Callable[[Tape, Value, Value, Any], Value]
 
 

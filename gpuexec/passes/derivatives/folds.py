@@ -36,7 +36,7 @@ def _extreme(tape: Tape, node: Node, g: Value) -> Derivatives:
     op: Any = node.operator
     x = first_of(node)
     hits = tape.apply("Equal", x, _unfold(tape, node, output_of(node)))
-    wide = tape.apply("gpuexec.Widen", g)  # there may be more of them than half can count
+    wide = tape.apply("gpuexec.Widen", g)  # their number may exceed the range of half
     weights = tape.apply("CastLike", hits, wide)
     kept = {"noop_with_empty_axes": op.noop_with_empty_axes}
     count = tape.apply("ReduceSum", weights, *node.inputs[1:], keepdims=op.keepdims, **kept)

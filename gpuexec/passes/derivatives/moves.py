@@ -152,5 +152,5 @@ MOVES: dict[str, Rule] = {
     "ScatterND": _scatter("GatherND", ""),
     "Dropout": _dropout,
 }
-# Rules that take the derivatives by all outputs, None where nothing depends on one.
+# Rules that take the derivatives by all outputs, None where there is none.
 OF_ALL_OUTPUTS: dict[str, Callable[[Tape, Node, Sequence[Value | None]], Derivatives]] = {"Split": _split}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gpuexec.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Rule, Tape, first_of, given, input_at, output_of
 
-# The derivative by one of two inputs, before it is summed: by that of the output, and both inputs.
+# Derivative by one of two inputs before the sum over broadcast axes, from the output's derivative and both inputs.
 Part = Callable[[Tape, Value, Value, Value], Value]
 
 

@@ -66,7 +66,7 @@ def _conv(tape: Tape, node: Node, g: Value) -> Derivatives:
     x, w = given(node)[:2]
     windows = _read_windows(node)
     pads = windows.pop("pads")
-    full = tape.apply("ConvTranspose", g, w, **windows)  # with what the padding hides, without what no window reaches
+    full = tape.apply("ConvTranspose", g, w, **windows)  # with what padding hides, without what no window reaches
     excess = tape.apply("Sub", tape.apply("Shape", x, start=2), tape.apply("Shape", full, start=2))
     begins = tape.ints(*(-pad for pad in pads[: len(pads) // 2])) if pads else tape.apply("Sub", excess, excess)
     margins = tape.apply("Concat", begins, tape.apply("Sub", excess, begins), axis=0)

@@ -12,7 +12,7 @@ from gpuexec.graphs import Array, Node, Value, list_needed, take_free
 from gpuexec.operator import build
 
 Derivatives = Iterable[Value | None]
-# Gradients of gradients of gradients grow by a factor each; the largest models that are known have ten thousand values.
+# Each order of gradients multiplies the values; the largest known models have ten thousand.
 MOST_VALUES = 1 << 17
 
 
@@ -117,9 +117,9 @@ class Tape:
         return self.apply("Range", self.constant(np.int64(first)), rank, self.constant(np.int64(1)))
 
 
-# By the derivative by the node's first output: those by its inputs, in order; None where nothing passes.
+# Rule from the derivative by the node's first output to those by its inputs, in order; None for 0.
 Rule = Callable[[Tape, Node, Value], Derivatives]
-# Puts on the tape what makes the node's outputs, in other operators, and returns these.
+# Adds the node's decomposition to the tape, and returns its outputs.
 Parts = Callable[[Tape, Node], tuple[Value, ...]]
 
 
