@@ -89,7 +89,7 @@ def scan(body: Callable[..., Any], initial: Any, xs: Any, reverse: bool = False)
     """Apply a function along the first axis of arrays, with carried values, and stack its results.
 
     Args:
-        body: Of the states and one slice of each array; gives the next states and what is stacked.
+        body: Of the states and one slice of each array; returns the next states and the values to stack.
         initial: States: an array, or a tuple, list or dict of them; they keep shape and dtype.
         xs: Arrays to walk along, in a structure of their own.
         reverse: Walk from the back; results stand where their slices stood.
@@ -107,7 +107,7 @@ def scan(body: Callable[..., Any], initial: Any, xs: Any, reverse: bool = False)
         slices = [tracer.add_stand_in(array, "slice", array._known_dims()[1:], 1) for array in arrays]
         given = body(rebuild_states(carried), rebuild_arrays(slices))
         if not isinstance(given, tuple) or len(given) != 2:
-            raise InputError(f"the body of scan must give the next states and what is stacked, got {given!r}.")
+            raise InputError(f"the body of scan must return the next states and the values to stack, got {given!r}.")
         after, _ = flatten(given[0], tracer)
         rows, rebuild_rows = flatten(given[1], tracer)
         _check_carried(states, after, is_strict=True)
@@ -179,7 +179,7 @@ def _check_carried(before: Sequence[SymbolicArray], after: Sequence[SymbolicArra
     )
     if kinds[0] != kinds[1] or changed:
         what = "shapes and dtypes" if is_strict else "dtypes and ranks"
-        raise InputError(f"what is handed on must keep its {what}: it comes as {before} and leaves as {after}.")
+        raise InputError(f"a carried value must keep its {what}: it enters as {before} and leaves as {after}.")
 
 
 def _join_dims(first: Dims, second: Dims) -> Dims:

@@ -68,5 +68,5 @@ def local_response_norm(x: Any, size: int, alpha: float = 1e-4, beta: float = 0.
 def _fixed(array: SymbolicArray, axis: int, what: str) -> int:
     length = extent(array, axis)
     if not isinstance(length, int):
-        raise InputError(f"{what} of {array!r} wants a scale: its extent {axis} is free.")
+        raise InputError(f"{what} of {array!r} expects a scale, since its extent {axis} is free.")
     return length

@@ -45,7 +45,7 @@ def norm(a: Any, ord: Any = None, axis: Axes = None, keepdims: bool = False) -> 
     if len(axes) == 1:
         return _measure_vectors(array, 2 if ord is None else ord, axes, keepdims)
     if len(axes) != 2 or axes[0] == axes[1]:
-        raise InputError(f"norm goes along one axis or two of {array!r}, got axes {axes} and ord={ord!r}.")
+        raise InputError(f"norm expects one axis or two of {array!r}, got axes {axes} and ord={ord!r}.")
     return _measure_matrices(array, ord, axes, keepdims)
 
 

@@ -24,7 +24,7 @@ def matmul(x1: Any, x2: Any) -> SymbolicArray:
         raise InputError(f"matmul takes arrays with axes, got {x!r} and {y!r}; multiply by * instead.")
     inner = (x._known_dims()[-1], y._known_dims()[-2 if y.ndim > 1 else 0])
     if isinstance(inner[0], int) and isinstance(inner[1], int) and inner[0] != inner[1]:
-        raise InputError(f"matmul of {x!r} and {y!r}: {inner[0]} columns don't meet {inner[1]} rows.")
+        raise InputError(f"matmul of {x!r} and {y!r}: {inner[0]} columns don't match {inner[1]} rows.")
     dtype = x.dtype
     if dtype.kind in "iub" and dtype.itemsize < 4:
         x, y = cast(x, np.int32), cast(y, np.int32)
@@ -189,7 +189,7 @@ def _common(x: SymbolicArray, left: list[Any], y: SymbolicArray, right: list[Any
     i, j = left.index(label), right.index(label)
     ours, theirs = x._known_dims()[i], y._known_dims()[j]
     if isinstance(ours, int) and isinstance(theirs, int) and ours != theirs and 1 not in (ours, theirs):
-        raise InputError(f"axes of {ours} and {theirs} elements meet in {x!r} and {y!r}.")
+        raise InputError(f"axes of {ours} and {theirs} elements don't match in {x!r} and {y!r}.")
     return extent(y, j) if ours == 1 else extent(x, i)
 
 

@@ -50,7 +50,7 @@ def select(a: Any, axis: int, index: Any) -> SymbolicArray:
 def choose_first(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> SymbolicArray:
     """Choose elements of the first choice whose condition holds, as numpy.select does."""
     if not condlist or len(condlist) != len(choicelist):
-        raise InputError(f"select wants a choice for each condition, got {len(choicelist)} for {len(condlist)}.")
+        raise InputError(f"select expects a choice for each condition, got {len(choicelist)} for {len(condlist)}.")
     dtype = promote(*(kind_of(each) for each in (*choicelist, default)))
     result = as_symbolic(default, dtype, find_tracer(condlist, choicelist, default))
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):

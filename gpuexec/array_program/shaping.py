@@ -166,7 +166,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> SymbolicArray:
     array = as_symbolic(a)
     order = tuple(range(array.ndim))[::-1] if axes is None else normalize_axes(list(axes), array.ndim)
     if sorted(order) != list(range(array.ndim)):
-        raise InputError(f"transpose of {array!r} wants each of its {array.ndim} axes once, got {axes}.")
+        raise InputError(f"transpose of {array!r} expects each of its {array.ndim} axes once, got {axes}.")
     if order == tuple(range(array.ndim)):
         return array
     return array._tracer.apply("Transpose", [array], attributes={"perm": order})[0]
@@ -195,7 +195,7 @@ def moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[in
     pairs = [(axes,) if isinstance(axes, int) else tuple(axes) for axes in (source, destination)]
     sources, places = (normalize_axes(axes, array.ndim) for axes in pairs)
     if len(sources) != len(places):
-        raise InputError(f"moveaxis wants as many places as axes, got {source} and {destination}.")
+        raise InputError(f"moveaxis expects as many destinations as sources, got {source} and {destination}.")
     order = [axis for axis in range(array.ndim) if axis not in sources]
     for place, axis in sorted(zip(places, sources, strict=True)):
         order.insert(place, axis)

@@ -76,7 +76,7 @@ def stft(
     if window is not None and frame_length is None:
         frame_length = as_int(extent(as_symbolic(window, None, given._tracer), 0))
     if not frame_length or frame_step < 1:
-        raise InputError(f"stft wants a frame length known while tracing and a step of 1 or more, got {frame_length}.")
+        raise InputError(f"stft expects a frame length known at tracing and a step of 1 or more, got {frame_length}.")
     frames = (extent(given, 1) - frame_length) // frame_step + 1
     starts = expand_dims(arange(frames) * frame_step, 1)
     stretches = given[:, starts + np.arange(frame_length)]

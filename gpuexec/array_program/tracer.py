@@ -177,7 +177,7 @@ class Tracer:
             if spec is None:
                 if otherwise is None:
                     raise InputError(
-                        f"{node}: the shape depends on content that only a run knows; expected a known one."
+                        f"{node}: the shape depends on content that is known only at run time; expected a known one."
                     )
                 spec = self.trials.declare(value, otherwise[index])
             arrays.append(SymbolicArray(self, value, *spec))

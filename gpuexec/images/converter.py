@@ -161,7 +161,7 @@ class ImageConverter:
             readers.add(content.fence)
             write = readers.announce_write()
             for reader in readers.list_unissued(write):
-                content.lease.note_sync(content.name, "written before what reads it was on its stream")
+                content.lease.note_sync(content.name, "written before its readers were submitted to their streams")
                 _wait_issued(reader)
             with content.lease.transfers.lock:
                 stream = content.lease.transfers.open()

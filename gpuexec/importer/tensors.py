@@ -80,7 +80,7 @@ def take_given(tensor: TensorProto, given: Array, origin: Origin, what: str) -> 
     """
     is_elsewhere = external_data_helper.uses_external_data(tensor)
     if not is_elsewhere or origin.measure_piece(_read_location(tensor)) is not None:
-        raise InputError(f"{what} has its content in the model; only what lies in files beside it is given so.")
+        raise InputError(f"{what} has its content in the model; only external data can be given.")
     expected, got = (
         TensorSpec(tuple(tensor.dims), element_dtype(tensor.data_type, what)),
         TensorSpec(given.shape, given.dtype),

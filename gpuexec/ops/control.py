@@ -118,7 +118,7 @@ class Loop(Operator):
         keeps, *made = infer_trip(self.body, (TensorSpec(number, _INT64), true, *carried), captures)
         for index, (before, after) in enumerate(zip(carried, made, strict=False)):
             if before != after:
-                raise InputError(f"carried value {index} comes as {before} and leaves as {after}, {IN_SEGMENTS}.")
+                raise InputError(f"carried value {index} enters as {before} and leaves as {after}, {IN_SEGMENTS}.")
         rows = made[self.carried :]
         if not rows:
             return tuple(carried)

@@ -54,7 +54,7 @@ class Gradient(Operator):
             UnsupportedError: Always.
         """
         raise UnsupportedError(
-            f"{self.name} is computed by what the pass 'differentiate' makes of it; don't disable it."
+            f"{self.name} is not computed itself: the pass 'differentiate' replaces it; don't disable the pass."
         )
 
 

@@ -109,7 +109,7 @@ class MaxUnpool(Operator):
         )
         inner = (*shape[:2], *spatial)
         if min(spatial) < 0:
-            raise InputError(f"MaxUnpool expects pads no larger than what they are cut from, got {list(inner)}.")
+            raise InputError(f"MaxUnpool expects pads no larger than the extents they crop, got {list(inner)}.")
         if wanted is None:
             return inner, inner
         if len(wanted) != len(inner) or any(want < have for want, have in zip(wanted, inner, strict=True)):

@@ -57,7 +57,7 @@ def _read(text: str, to: np.dtype[Any]) -> Any:
     if to == np.bool_ and stripped.lower() in _TRUTHS:
         return _TRUTHS[stripped.lower()]
     if not _DECIMAL.fullmatch(stripped):
-        raise InputError(f"expected a text that says a number, to make {name} of it, got {text[:40]!r}.")
+        raise InputError(f"expected the text of a number to convert to {name}, got {text[:40]!r}.")
     if to == np.bool_:
         return float(stripped) != 0
     if to in dtypes_of("float"):
@@ -66,7 +66,7 @@ def _read(text: str, to: np.dtype[Any]) -> Any:
     number = int(stripped) if is_whole else float(stripped)
     limits = np.iinfo(to)
     if not limits.min - 1 < number < limits.max + 1:
-        raise InputError(f"expected a text that says a number of {name}, got {text[:40]!r}.")
+        raise InputError(f"expected the text of a number of {name}, got {text[:40]!r}.")
     return int(number)
 
 

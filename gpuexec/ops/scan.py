@@ -131,7 +131,7 @@ class Scan(Operator):
         """
         for index, (came, left) in enumerate(zip(before, after[: self.states], strict=True)):
             if came != left:
-                raise InputError(f"state {index} must keep its shape and type, comes as {came} and leaves as {left}.")
+                raise InputError(f"state {index} must keep its shape and type, enters as {came} and leaves as {left}.")
 
 
 def infer_empty(op: Scan, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:

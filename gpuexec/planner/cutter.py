@@ -248,7 +248,7 @@ class _Cutter:
         parts = divide(self._graph, sorting, self._producers, known, self._trace, is_body=self._is_body)
         if parts.rest is not None and not (parts.ready or self._reads or sorting.on_host or sorting.repeat):
             names = ", ".join(map(str, parts.rest.nodes[:3]))
-            raise PlanError(f"Nothing can be run next: {names} wait for what none of them makes.")
+            raise PlanError(f"Nothing can be run next: {names} wait for values that none of them makes.")
         return Cut(
             parts.ready,
             tuple(self._reads.values()),

@@ -116,7 +116,7 @@ def test_bodies_are_saved_and_read_again(tmp_path: Any) -> None:
         (lambda x: fn.cond(x.sum() > 0, lambda: x, lambda: x.sum()), r"the same dtypes and ranks"),
         (lambda x: fn.cond(x > 0, lambda: x, lambda: x), r"expected one element, .*any\(\) or .all\(\)"),
         (lambda x: fn.while_loop(lambda y: y.sum() > 0, lambda y: y.astype(np.int64), x), "must keep its dtypes"),
-        (lambda x: fn.scan(lambda s, row: s + row, x[0], x), "must give the next states and what is stacked"),
+        (lambda x: fn.scan(lambda s, row: s + row, x[0], x), "must return the next states and the values to stack"),
         (lambda x: fn.scan(lambda s, row: (s, row), x[0], x.sum()), "along the first axis of arrays"),
         (lambda x: fn.scan(lambda s, row: (row[:2], row), x[0], x), "must keep its shapes"),
     ],

@@ -32,7 +32,7 @@ def branch(x: Any) -> Any:
         (lambda x: np.asarray(x), "np.asarray"),
         (lambda x: 3 in x, r"\(x == item\).any\(\)"),
         (lambda x: x + np.ones(7, np.float32), r"Add .*do not broadcast"),
-        (lambda x: x @ x, "4 columns don't meet 3 rows"),
+        (lambda x: x @ x, "4 columns don't match 3 rows"),
         (lambda x: x + "a", "expected numbers or bools, got 'a'"),
         (lambda x: x == None, "expected numbers or bools, got None"),  # noqa: E711
         (lambda x: -(x > 0), "negative.*bool"),

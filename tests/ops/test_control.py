@@ -134,7 +134,7 @@ def _with_row_of_other_size(graph: Graph) -> Graph:
         (
             "loop_that_grows",
             [TensorSpec((3, 4), FLOAT), TensorSpec.of(np.array(3))],
-            r"carried value 0 comes as float32\[3,4\] and leaves as float32\[6,4\], .* it is run in segments",
+            r"carried value 0 enters as float32\[3,4\] and leaves as float32\[6,4\], .* it is run in segments",
         ),
         (
             "loop_that_ends_early",
@@ -227,7 +227,7 @@ def test_scan_refuses_states_that_change_shape_and_inputs_of_other_lengths() -> 
     build_ = GraphBuilder()
     state, row = build_.input("state", "n"), build_.input("row", "m")
     scan = Scan(build_.graph(build_.node(build("Concat", {"axis": 0}), state, row)), 1, 1)
-    message = r"state 0 must keep its shape and type, comes as float32\[4\] and leaves as float32\[8\]"
+    message = r"state 0 must keep its shape and type, enters as float32\[4\] and leaves as float32\[8\]"
     with pytest.raises(InputError, match=message):
         scan.compute(X[0], X)
     with pytest.raises(InputError, match=message):

@@ -130,13 +130,13 @@ def test_narrow_floats_are_rounded_from_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "dtype", "words"),
     [
-        ("Hello", "float32", "a text that says a number, to make float32 of it, got 'Hello'"),
-        ("", "int64", "to make int64 of it, got ''"),
+        ("Hello", "float32", "the text of a number to convert to float32, got 'Hello'"),
+        ("", "int64", "to convert to int64, got ''"),
         ("1_000", "float64", "got '1_000'"),
         pytest.param("1" * 5000, "int64", "a number of int64, got '1{40}'", id="5000 digits"),
         ("0x10", "int32", "got '0x10'"),
         ("١", "int32", "got '١'"),
-        ("yes", "bool", "to make bool of it, got 'yes'"),
+        ("yes", "bool", "to convert to bool, got 'yes'"),
         ("NaN", "int32", "a number of int32, got 'NaN'"),
         ("-inf", "uint8", "a number of uint8, got '-inf'"),
         ("256", "uint8", "a number of uint8, got '256'"),

@@ -221,7 +221,7 @@ def test_gradients_of_gradients_end(monkeypatch: pytest.MonkeyPatch) -> None:
     (slope,) = run(make(nodes, {"a": A}, ["g4"]), {"a": A})
     np.testing.assert_allclose(slope, np.exp(A))
     more = [gradient("a", f"g{i + 1}", f"slopes{i}", xs=["a"], y=f"g{i}") for i in range(4, 40)]
-    with pytest.raises(gx.ModelError, match=r"Gradient 'slopes.*': with what computes it the model has more than 500"):
+    with pytest.raises(gx.ModelError, match=r"Gradient 'slopes.*': with its computation the model has more than 500"):
         gx.load(make([*nodes, *more], {"a": A}, ["g40"]))
 
 

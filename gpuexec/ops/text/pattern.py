@@ -146,10 +146,10 @@ class _Reader:
     def _repeat(self, part: Tree, least: int, most: int | None) -> Tree:
         self._take("?")  # the least first: which makes no difference to whether all of a text matches
         if self._take_counts() is not None:
-            raise self.complain("a repetition of a repetition before what stands")
+            raise self.complain("a repetition of a repetition ending")
         repeated = Repeat(part, least, most)
         if max(least, most or 0) > 1 and not _divide(MOST_TIMES, repeated):
-            raise self.complain(f"repetitions of repetitions, together above {MOST_TIMES}, before what stands")
+            raise self.complain(f"repetitions of repetitions, together above {MOST_TIMES}, ending")
         return repeated
 
     def _take_counts(self) -> tuple[int, int | None] | None:
@@ -180,7 +180,7 @@ class _Reader:
         if self._take("\\"):
             return self._read_escape(flags)
         if self._take_counts() is not None:
-            raise self.complain("a repetition of nothing before what stands")
+            raise self.complain("a repetition of nothing ending")
         return _literal(self._next("character"), flags)
 
     def _read_group(self, flags: Flags, depth: int) -> Tree:
@@ -220,7 +220,7 @@ class _Reader:
         is_negated = (name == "P") != category.startswith("^")
         category = category.removeprefix("^")
         if category != "Any" and category not in CATEGORIES:
-            raise self.complain(f"{category!r}, no general category of Unicode, before what stands")
+            raise self.complain(f"{category!r}, no general category of Unicode, ending")
         return Members(category="" if category == "Any" else category, is_negated=is_negated)
 
     def _read_escaped(self) -> str:
@@ -274,7 +274,7 @@ class _Reader:
             self.at += 1
             high = self._read_member()
         if high < low:
-            raise self.complain(f"the range {low}-{high}, not in order, before what stands")
+            raise self.complain(f"the range {low}-{high}, not in order, ending")
         return spread(low, high, flags.i)
 
     def _read_member(self) -> str:

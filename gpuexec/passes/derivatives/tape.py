@@ -41,7 +41,7 @@ class Tape:
             ModelError: There are too many.
         """
         if len(self._taken) >= MOST_VALUES:
-            raise ModelError(f"with what computes it the model has more than {MOST_VALUES} values.")
+            raise ModelError(f"with its computation the model has more than {MOST_VALUES} values.")
         return Value(take_free(f"{self._name}/{len(self._taken)}", self._taken))
 
     def add(self, nodes: Iterable[Node]) -> None:

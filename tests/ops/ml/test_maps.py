@@ -137,7 +137,7 @@ def test_onnxruntime_gives_the_same(id: str) -> None:
         ("sparse", {}, {4: "1"}, r"keys from 0 to 3 \(max_map\), got 4"),
         ("sparse", {}, {-1: "1"}, r"keys from 0 to 3 \(max_map\), got -1"),
         ("dense", {}, {1: np.ones(2, np.float32)}, r"one element by each key, got float32\[2\] by 1"),
-        ("dense_words", {}, {1: "x"}, "to make float32 of it, got 'x'"),
+        ("dense_words", {}, {1: "x"}, "to convert to float32, got 'x'"),
         ("vocabulary", {}, {"a": np.array([1, 2])}, r"one element by each key, got int64\[2\] by 'a'"),
     ],
     ids=str,
