@@ -8,7 +8,7 @@
 
     model = gx.graph(normalize, {"x": ("float32", ("n", 16)), "weight": ("float32", (16, 4))})
 
-`program.graph` runs the function on `SymbolicArray`s; `tracer.Tracer` takes down what they are used for.
+`program.graph` runs the function on `SymbolicArray`s; `tracer.Tracer` records its operations.
 """
 
 from __future__ import annotations

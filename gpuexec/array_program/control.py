@@ -31,7 +31,7 @@ def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any]
         condition: A truth value.
         then: Of the operands, where it holds.
         otherwise: Of the operands, where it does not. Both give the same structure, dtypes and ranks.
-        *operands: What both take; other arrays they may use as they are.
+        *operands: Arguments of both; they may use other arrays too.
 
     Raises:
         InputError: The two give something different.
@@ -65,10 +65,10 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], initial:
     Args:
         condition: Of the carried arrays; gives a truth value.
         body: Of the carried arrays; gives the next ones. An extent that differs from trip to trip is found to be free.
-        initial: What the first trip takes: an array, or a tuple of them, each an argument of the functions.
+        initial: Values of the first trip: an array, or a tuple of them, each an argument of the functions.
 
     Returns:
-        What is carried when the condition fails, in the structure of ``initial``.
+        The carried values when the condition fails, in the structure of ``initial``.
     """
     return _loop(None, initial, lambda number, *carried: _call(body, carried), condition)
 
@@ -79,8 +79,8 @@ def fori_loop(lower: Any, upper: Any, body: Callable[..., Any], initial: Any) ->
     Args:
         lower: First number.
         upper: Number after the last; may be symbolic.
-        body: Of the number, which is an int as far as promotion goes, and the carried arrays; gives the next ones.
-        initial: What the first trip takes: an array, or a tuple of them.
+        body: Of the number, which promotes as an int, and the carried arrays; returns the next ones.
+        initial: Values of the first trip: an array, or a tuple of them.
     """
     return _loop(upper - lower, initial, lambda number, *carried: body(number + lower, *carried), None)
 

@@ -25,7 +25,7 @@ def forward(model: Model, *arrays: Any, **named: Any) -> Outputs:
     """Call a model in the program, as often as wanted; weights are shared, not copied.
 
     Args:
-        model: What `load` or `graph` gave.
+        model: Result of `load` or `graph`.
         *arrays: Its inputs, in order.
         **named: Inputs by name.
 

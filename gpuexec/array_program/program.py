@@ -39,8 +39,8 @@ def graph(
 ) -> Model:
     """Trace a function over symbolic arrays and return it as a model.
 
-    The function is called once. What it does with NumPy's operators, NumPy's functions or those of `gpuexec.fn` becomes
-    operators; what it does in plain Python is done now. The model runs, is planned and saved as one that was loaded.
+    The function is called once. Its calls of NumPy's operators, NumPy's functions or those of `gpuexec.fn` become
+    operators; plain Python is executed now. The model runs, is planned and saved as one that was loaded.
 
     Args:
         function: Takes an array for each input; gives an array, a tuple or list of them, or a dict by output name.

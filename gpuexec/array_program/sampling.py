@@ -24,7 +24,7 @@ def grid_sample(
         x: [batch, channels, height, width].
         grid: [batch, rows, columns, 2]: x and y of each place; -1 and 1 are the edges of the image.
         mode: ``"bilinear"`` between four pixels, ``"bicubic"`` between sixteen, or the ``"nearest"``.
-        padding_mode: What lies outside: ``"zeros"``, the pixel at the ``"border"``, or the image's ``"reflection"``.
+        padding_mode: Values outside: ``"zeros"``, the pixel at the ``"border"``, or the image's ``"reflection"``.
         align_corners: Whether -1 and 1 are the middles of the outer pixels, not their edges.
 
     Returns:

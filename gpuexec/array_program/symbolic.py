@@ -31,7 +31,7 @@ class SymbolicArray:
     scalars are weak, they take the array's dtype where it can hold them; so are extents, and what Python's operators
     make of them. Assignments and ``+=`` change the array under all its names, but not what was sliced from it before
     nor what it was sliced from: slices are no views here. What needs the content while tracing (`if`, `float`,
-    iterating over a free dimension) raises and says what to use.
+    iterating over a free dimension) raises an error that names the alternative.
 
     Attributes:
         dtype: Element type.

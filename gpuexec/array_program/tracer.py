@@ -59,7 +59,7 @@ class Tracer:
         """Add an input to the current scope, a body's, for a value that changes from trip to trip.
 
         Args:
-            array: What it begins as; extents that ``dims`` keeps have the sizes they have there.
+            array: Its first value; extents that ``dims`` keeps have the sizes they have there.
             name: Of the input.
             dims: Its own; None where an extent may differ.
             skipped: Axes of the array in front of those of the input.

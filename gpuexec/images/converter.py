@@ -61,7 +61,7 @@ class ImageConverter:
             image: ``[h, w]``, ``[h, w, c]`` or ``[n, h, w, c]`` of uint8, uint16 or float32, of any strides: what NumPy
                 reads (copied before this returns), an array of another package on the device (read where it lies, and
                 borrowed until then), or a Tensor. On the device, what its stream does is waited for there.
-            transform: What to do with its pixels.
+            transform: Conversion of its pixels.
             out: Where to: a Tensor of one's own (made here, or by `Worker.copy_output`), which is returned; a dense
                 array of another package on the device, part of a batch too, whose later work comes after ours only on
                 ``stream``; a NumPy array of any strides, which is filled before this returns. None: a new Tensor.
@@ -81,7 +81,7 @@ class ImageConverter:
 
         Args:
             tensor: Of four axes, or three without the batch, of float32 or float16.
-            transform: What made it, or would have: this is the way back.
+            transform: The transform that made it, or would have; it is inverted here.
             out: As for `to_tensor`. Without, a batch of one gives ``[h, w, c]``.
             stream: As for `to_tensor`.
 

@@ -22,8 +22,8 @@ class Picture:
     """An array and how it lies.
 
     Attributes:
-        spec: What its owner says it is.
-        source: What a Worker takes: the array, or all memory it spans.
+        spec: Spec by its owner's metadata.
+        source: A Worker's input: the array, or all memory it spans.
         taken: Shape of ``source``.
         strides: The array's, in elements of ``source``; None: the two are the same.
         start: Element of ``source`` that is the array's first.

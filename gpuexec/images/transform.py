@@ -35,7 +35,7 @@ class ImageTransform:
         pixels: Letters of the image's channels in their order, such as ``"BGR"``; None: L, LA, RGB or RGBA by number.
         swizzle: Letters of the tensor's channels, each one of the image's; None: all, in the image's order. L stands
             for any of R, G and B, so that ``"RGB"`` of a grey image repeats it. A that is not there is opaque.
-        scale: None: what takes the largest pixel to 1.
+        scale: Factor of pixels; None: the one that takes the largest pixel to 1.
         mean: One number, or one for each channel of the tensor; so is ``std``.
         mask: Channels that are not taken over but hold this value, by letter, in units of the result.
         origin: Where the tensor's first row is in the image, ``"top_left"`` or ``"bottom_left"``.
@@ -152,7 +152,7 @@ class ImageTransform:
         """Return a model of this step alone: ``image`` to ``tensor`` or, ``inverse``, ``tensor`` to ``image``.
 
         Args:
-            dims: What is declared of the input; the number of channels must be known. None: ``("height", "width", 3)``,
+            dims: Declared dims of the input; the number of channels must be known. None: ``("height", "width", 3)``,
                 or a tensor of three channels.
             dtype: Element type of the input; None: uint8, or the transform's own.
             inverse: Make images of tensors.

@@ -117,7 +117,7 @@ def _list_known(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, lis
 def _read_declared(info: onnx.ValueInfoProto, known: Mapping[str, list[onnx.ValueInfoProto]]) -> DeclaredSpec | None:
     """Return the declared spec of a value, completed by what is known elsewhere.
 
-    What is wrong elsewhere is reported where that is read.
+    Errors elsewhere are reported where that is read.
     """
     spec = declared_spec(info)
     for other in known.get(info.name, []):

@@ -59,7 +59,7 @@ def to_model(
     they name as the graph around them does.
 
     Args:
-        graph: What to write; every input must have a declared type.
+        graph: Graph to write; every input must have a declared type.
         opset: Version to declare for ai.onnx. Operators are written in their newest form whatever it says.
         store: Makes a tensor of a constant and its name; None: with the content inside.
         keep_sources: Write the line of source that a node stems from.

@@ -22,7 +22,7 @@ def bind_gradients(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the values that its Gradients name among their inputs; itself where it has none.
 
     Raises:
-        ModelError: A Gradient lacks a name, has another number of inputs than names, or names what is not independent.
+        ModelError: A Gradient lacks a name, has another number of inputs than names, or names dependent values.
     """
     if not any(_is_gradient(node) for row in _find_scopes(model) for node in row):
         return model

@@ -19,7 +19,7 @@ class ModelHeader:
 
     ``model_version`` is None where it isn't said. ``overridable`` are initializers that are inputs too, which ONNX lets
     callers give anew from IR version 4 on, with the types they are declared with; of these, no node reads the ``idle``.
-    ``denotations`` are what inputs' dimensions stand for (``"DATA_BATCH"``), by input and axis; ``""``: it isn't said.
+    ``denotations`` are meanings of inputs' dimensions (``"DATA_BATCH"``), by input and axis; ``""``: none is given.
     """
 
     producer_name: str = ""

@@ -39,7 +39,7 @@ def inline_functions(
         model: Whose names are taken.
         nodes: Sorted; the calls among them have no more inputs and outputs than their function, and no function calls
             itself.
-        functions: What is inlined.
+        functions: Functions that are inlined.
         opsets: Version by domain, of the model; domains of functions are added.
 
     Raises:

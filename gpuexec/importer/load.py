@@ -73,7 +73,7 @@ def load_graph(
 
     Args:
         source: Path, bytes, binary file or ModelProto. External data is read from the model's folder only.
-        name: What to call the graph; by default what the file calls it, or the file's own name.
+        name: Name of the graph; by default that in the file, or the file's own name.
         outputs: Names of the values that shall be the outputs; None: those that the file declares.
         progress: Called for large weights that are read from the model's own file; those in files beside it are mapped.
         external: Content in place of files beside the model.

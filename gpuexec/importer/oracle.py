@@ -31,7 +31,7 @@ def run_oracle(source: Source, inputs: Mapping[str, Any], engine: str | None = N
 
     Raises:
         InputError: The engine is unknown, or not installed.
-        ModelError: No engine runs the model; says what each complained of.
+        ModelError: No engine runs the model; lists the error of each.
     """
     if engine is not None and engine not in ENGINES:
         raise InputError(f"The engine is one of {', '.join(ENGINES)}, got {engine!r}.")

@@ -19,7 +19,7 @@ def sort_nodes(
 ) -> list[onnx.NodeProto]:
     """Sort nodes topologically; the present order is kept where it is valid.
 
-    What the bodies of a node take from around them counts as its inputs.
+    Captures of a node's bodies count as its inputs.
 
     Args:
         nodes: In any order.

@@ -38,10 +38,10 @@ class Origin:
 
     Args:
         folder: Where external data lies; nothing outside it is read. None: the source has no place of its own.
-        pieces: What was stripped from the message: (offset, bytes) by location.
+        pieces: Content stripped from the message: (offset, bytes) by location.
         read_into: Reads such content.
         tell: Called with the progress after every piece that was read.
-        external: What is given in place of files.
+        external: Arrays or bytes given in place of files.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class Problems:
         """Raise an error that lists all problems, if there are any.
 
         Raises:
-            ModelError: The model contradicts itself; lists each contradiction, and after them what is not supported.
+            ModelError: The model contradicts itself; lists each contradiction, and after them unsupported features.
             UnsupportedError: Lists each thing that is not supported with its count and the first names.
         """
         lines = [line for what, names in self.rows.items() for line in _describe(what, names, self.cures.get(what, ""))]

@@ -50,7 +50,7 @@ def open_model(
 ) -> tuple[onnx.ModelProto, Origin, str]:
     """Return the model without large tensor content, the place of that content, and the source's name for messages.
 
-    Nothing of a file is on the host twice: what the message lacks is copied out of it tensor by tensor.
+    Nothing of a file is on the host twice: stripped content is copied out of it tensor by tensor.
 
     Args:
         source: As for `read_model`. A ModelProto stays as it is.

@@ -40,9 +40,9 @@ def save_graph(
     """Write a graph as an ONNX file, atomically, as the file of its weights before it.
 
     Args:
-        graph: What to write.
+        graph: Graph to write.
         path: Of the file.
-        info: What the model says of itself.
+        info: The model's header.
         external_data: Whether weights lie in a file beside it, or the name of that; None: where they must.
         external_from_nbytes: From which size on they do; smaller ones stay with the graph.
         allow_custom: Write operators that neither ONNX nor gpuexec defines.

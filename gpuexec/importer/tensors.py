@@ -76,7 +76,7 @@ def take_given(tensor: TensorProto, given: Array, origin: Origin, what: str) -> 
     """Return a caller's array for a tensor with external data, as `to_array` would return it.
 
     Raises:
-        InputError: Its content is in the model's own file, or what is given has another type or shape.
+        InputError: Its content is in the model's own file, or the given array has another type or shape.
     """
     is_elsewhere = external_data_helper.uses_external_data(tensor)
     if not is_elsewhere or origin.measure_piece(_read_location(tensor)) is not None:

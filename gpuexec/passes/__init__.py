@@ -75,7 +75,7 @@ def run_passes(
     """Run passes in order, but for the disabled ones; on bodies too, unless they need specs.
 
     Args:
-        graph: What to start from; it is not changed.
+        graph: The graph to start from; it is not changed.
         passes: AT_LOAD, AT_PLAN, or a list of one's own.
         disabled: Names of passes to leave out; a name of either list will do.
         specs: Specs of the inputs by name, for the passes that need them.

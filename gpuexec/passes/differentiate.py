@@ -22,7 +22,7 @@ def differentiate(graph: Graph) -> Graph:
     """Replace each Gradient by the operators that compute it.
 
     Raises:
-        ModelError: What a Gradient names does not determine the value.
+        ModelError: The values that a Gradient names do not determine ``y``.
         UnsupportedError: An operator between has no rule in `gpuexec.passes.derivatives`.
     """
     if not any(isinstance(node.operator, Gradient) for node in graph.nodes):
@@ -119,10 +119,10 @@ def _pass_back(tape: Tape, path: Sequence[Node], slopes: dict[Value, Value], mov
     """Add up derivatives from the end of a path back to its beginning.
 
     Args:
-        tape: For what computes them.
+        tape: For the nodes that compute them.
         path: Nodes in order.
         slopes: The derivatives by values, to which others are added.
-        moving: Values that change with those that are differentiated by; what follows from them is added.
+        moving: Values that depend on those differentiated by; values that follow from them are added.
     """
     for node in path:
         if moving.intersection(node.inputs) and has_slope(node):

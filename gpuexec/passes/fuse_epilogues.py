@@ -54,7 +54,7 @@ def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
 
     A second input must be there when the operator runs, by nothing but what the operator waits for as it is: branches
     that may run side by side stay such. It may not stretch the result; if the planner finds that it does, since content
-    or another size says so, the operators are launched one after the other. What is computed stays the same to the bit.
+    or another size says so, the operators are launched one after the other. Results stay the same to the bit.
 
     Args:
         graph: The graph as loaded.

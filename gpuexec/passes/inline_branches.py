@@ -14,7 +14,7 @@ from gpuexec.passes.fold_constants import fold_node, room_for
 def inline_branches(graph: Graph) -> Graph:
     """Replace each If whose condition is a constant by the nodes of its branch.
 
-    What follows from constants in there is folded at once, so that a branch within a branch is decided too.
+    Constants in there are folded at once, so that a branch within a branch is decided too.
     """
     constants, names = dict(graph.constants), {value.name for value in graph.values()}
     nodes, room = [], room_for(graph)

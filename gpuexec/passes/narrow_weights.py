@@ -38,7 +38,7 @@ def narrow_weights(graph: Graph) -> Graph:
     """Fuse dequantised constants into their readers, where kernels read them as stored.
 
     The constant is int8 or uint8 before DequantizeLinear, with one scale or one for each channel, or half before a Cast
-    to float; a Transpose may follow. Others stay, and are widened while loading. What is computed stays the same.
+    to float; a Transpose may follow. Others stay, and are widened while loading. Results stay the same.
     """
     producers, consumers, outputs = graph.producers(), graph.consumers(), set(graph.outputs)
     found: dict[Value, Stored] = {}

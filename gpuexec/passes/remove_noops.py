@@ -54,7 +54,7 @@ _KEEPS_DTYPE = frozenset(
 def remove_noops(graph: Graph) -> Graph:
     """Remove nodes whose output is their input: Identity, inference Dropout, Cast to the same type, adding nothing.
 
-    A graph output keeps its name: what made the input of the node then makes the output.
+    A graph output keeps its name: the producer of the node's input then makes the output.
     """
     outputs, dtypes = set(graph.outputs), _find_dtypes(graph)
     used = outputs.union(value for node in graph.nodes for value in node.inputs if value is not None)

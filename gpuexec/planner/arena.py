@@ -37,7 +37,7 @@ class Lifetime:
 class Packing:
     """Offsets in bytes by buffer, the size of the arena, and how good it is.
 
-    ``nbytes`` equal to ``lower_bound`` is proof of the smallest arena. ``order`` names what found it.
+    ``nbytes`` equal to ``lower_bound`` proves the smallest arena. ``order`` names the order or search that found it.
     """
 
     offsets: dict[int, int]

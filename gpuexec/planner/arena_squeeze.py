@@ -33,7 +33,7 @@ def squeeze(problem: Problem, best: Sequence[int], limit: int) -> Offsets | None
     """Return a packing lower than ``limit``, the lowest found, or None.
 
     Args:
-        problem: What to place.
+        problem: Placement problem.
         best: A packing to begin with.
         limit: Its height.
     """

@@ -17,7 +17,7 @@ class Branches:
     """Branches taken, and constants computed from what follows in them.
 
     Args:
-        graph: What is walked.
+        graph: The graph that is walked.
         walk: How far that has come.
         constants: Content of constants; those of branches are put there.
         producers: The node that makes each value; those of branches are put there.

@@ -21,7 +21,7 @@ from gpuexec.spec import TensorSpec
 class Cache:
     """Memory layout of a cache: row-major, with ``capacity`` in place of the extent of ``axis``.
 
-    ``output`` is what it becomes, ``rows`` what is added to it.
+    ``output`` is its next value, ``rows`` is added to it.
     """
 
     axis: int

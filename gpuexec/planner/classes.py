@@ -61,7 +61,7 @@ def upper_ends(
         free: Axes (input, axis) that change though nothing declares them.
 
     Raises:
-        InputError: An extent is outside what was declared of its dimension.
+        InputError: An extent is outside the declared range of its dimension.
     """
     ends: dict[tuple[str, int], int] = {}
     for (name, axis), dim in {**dict.fromkeys(sorted(free), ""), **free_axes(graph, declared)}.items():

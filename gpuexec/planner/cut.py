@@ -34,13 +34,13 @@ class Cut:
     """One step through a graph; see the module docstring.
 
     Attributes:
-        ready: What to plan and run now; None where nothing is.
+        ready: Graph to plan and run now; None where nothing is.
         reads: Content to fetch after that.
         host_nodes: Nodes to compute on the host after that, in order.
         host_calls: Those among them that the device has no kernel for, or of host objects, each with why; the others
             are light.
         repeat: A Loop, Scan or SequenceMap to run after that.
-        rest: What is left then; None where nothing is.
+        rest: Graph of what is left then; None where nothing is.
         foreseen: Specs of the graph's outputs that will not differ, though they may not be made yet.
         bounds: Largest specs of outputs whose extents depend on data, where they are known.
         decided_by: Names of inputs whose content decided which branch is taken.

@@ -37,9 +37,9 @@ def find_cut(
     """Cut a graph for inputs of these specs, with content where it is on the host.
 
     Args:
-        graph: What to cut.
+        graph: Graph to cut.
         inputs: Specs of its inputs.
-        target: What the ready part is planned for.
+        target: Target of the ready part.
         computed: Inputs whose content was computed by the run itself. Extents that follow from it change from run to
             run, so what uses them is planned apart, for a size class.
         is_body: The graph is the body of a Loop or Scan, or what is left of it: counters stay on the host, and

@@ -22,7 +22,7 @@ class Sorting:
         calls: Those among them that the device has no kernel for, or of host objects, and why.
         repeat: A loop to run after that.
         light: Nodes that the host computes while planning the rest.
-        later: Values that what is ready can't take: not made yet, or of extents that are news of this run.
+        later: Values that the ready part can't take: not made yet, or of extents that only this run has.
         unmade: Those not made yet.
         read: Values whose content the host fetches.
         objects: Strings and containers: they go from step to step on the host, and no plan holds one.
@@ -66,7 +66,7 @@ def divide(
         sorting: Its nodes.
         producers: The node that makes each value.
         known: Values that follow from shapes.
-        trace: Tells what the host can compute by itself.
+        trace: Finds the nodes that the host can compute by itself.
         is_body: Outputs that are inputs, or that the host or a loop makes, are taken from where they are.
     """
     return _Division(graph, sorting, producers, known, trace, is_body).run()
@@ -114,7 +114,7 @@ class _Division:
     def _find_rest(self, outputs: Sequence[Value]) -> tuple[list[Node], list[Value]]:
         """Return the remaining nodes for outputs still to be made, and the values they take from this step.
 
-        What follows from shapes, and what the host computes from content that is read, is computed anew there.
+        Values that follow from shapes, or from content that is read, are computed once more there.
         """
         sorting, chosen, traced = self._sorting, set[Node](), Traces()
         taken: dict[Value, None] = {}

@@ -30,7 +30,7 @@ def evaluate_node(node: Node, specs: Sequence[TensorSpec | None]) -> list[Tensor
     """Return the outputs of a node with their content, from shapes alone or from `compute`.
 
     Raises:
-        GpuexecError: What the operator raised; names the node.
+        GpuexecError: The operator's error, with the node's name.
     """
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
     try:

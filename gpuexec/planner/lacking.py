@@ -43,7 +43,7 @@ def lacks_kernel(node: Node, specs: Mapping[Value, TensorSpec], target: Target) 
     Args:
         node: Which.
         specs: Of its inputs and outputs.
-        target: What it is to run on.
+        target: The device's target.
     """
     if touches_objects(node, specs):
         return True

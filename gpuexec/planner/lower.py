@@ -72,7 +72,7 @@ class Lowering:
 
         Raises:
             PlanError: A decision of the upper end can't be repeated at this size.
-            GpuexecError: What the operator raised; names the node.
+            GpuexecError: The operator's error, with the node's name.
         """
         is_first = self._needed is None
         if self._needed is None:

@@ -23,7 +23,7 @@ def list_needs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsHostVal
     Args:
         node: Which.
         specs: Of its inputs.
-        need: What it asked for first.
+        need: The first content it asked for.
     """
     asked = {need.index: need.role}
     shown: list[TensorSpec | None] = []

@@ -48,7 +48,7 @@ def plan_graph(
     Args:
         graph: Checked, and through the load passes.
         inputs: Spec of each input, with content where it is on the host.
-        target: What to plan for.
+        target: Target to plan for.
         declared: Dimensions the caller fixed or bounded.
         free: Axes (input, axis) that change though nothing declares them.
         slack: How many times the bytes it needs each buffer gets: room for extents that content decides.

@@ -66,7 +66,7 @@ class Verifier:
         """Check the commands of another size.
 
         Raises:
-            PlanError: They don't hold; the next call compares with what was checked before.
+            PlanError: They don't hold; the next call compares with the commands checked before.
         """
         self._check.update(commands)
 

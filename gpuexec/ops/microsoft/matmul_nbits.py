@@ -215,7 +215,7 @@ def _launch(
     """Launch a product of A (with bias, into y) and packed weights: codes, scales, zero points, groups, table."""
     (a, bias, y), (inner, columns) = operands, extents
     rows = prod(a.shape[:-1])
-    # The weights carry their own addresses; density along k decides how few rows share them.
+    # The weights have a layout of their own; density along k determines how a few rows divide the work.
     gemm = pack_gemm((rows, columns, inner), (inner, 1, columns if is_turned else 1, 0, 0, 1, columns, 1))
     codes, *rest = (dense(emit, slot) for slot in weights)
     arguments: list[Argument] = [

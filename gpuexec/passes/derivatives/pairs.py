@@ -62,7 +62,7 @@ def _clip(tape: Tape, node: Node, g: Value) -> Derivatives:
 def _power(tape: Tape, node: Node, g: Value) -> Derivatives:
     """Pass back through Pow: slope 0 for an exponent of 0, and by the exponent where x is 0.
 
-    What would not be finite there is not computed at all, so that slopes of slopes are right too.
+    Infinite intermediate results are not computed at all, so that second derivatives are right too.
     """
     x, exponent = given(node)
     zero, one = tape.number(0, exponent), tape.number(1, exponent)
