@@ -63,9 +63,9 @@ def attend(
         k: ``[batch, key heads, keys, depth]``, or ``[batch, key heads, group, keys, depth]``.
         v: ``[batch, key heads, keys, values]``, or in groups too.
         mask: Broadcasts to ``[batch, heads, queries, keys]``, or to fewer keys.
-        lengths: How many keys of each batch take part.
-        rule: How scores are made.
-        mode: Which scores are wanted.
+        lengths: Number of valid keys of each batch.
+        rule: Scaling, capping and masking of scores.
+        mode: The kind of scores to return.
         sinks: For each head, a score that weighs in the softmax beside those of keys, and stands for no value.
     """
     batch, heads, queries, _ = q.shape

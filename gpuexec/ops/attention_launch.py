@@ -84,11 +84,11 @@ def launch_attention(
 
     Args:
         emit: Emitter of the launches.
-        operands: What is read, by strides.
-        rule: How scores are made.
+        operands: Strided inputs.
+        rule: Scaling, capping and masking of scores.
         y: ``[batch, heads, queries, values]``, dense along its columns.
         scores: ``[batch, heads, queries, keys]``, dense.
-        mode: Which scores (see `Attention`).
+        mode: The kind of scores (see `Attention`).
     """
     q, k, v = operands.q, operands.k, operands.v
     batch, heads, queries, _ = q.shape

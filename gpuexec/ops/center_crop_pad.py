@@ -21,7 +21,7 @@ from gpuexec.spec import STRING, TensorSpec
 class CenterCropPad(Operator):
     """Tensor cropped or padded to ``shape`` on some axes, evenly on both sides; of an odd rest the end gets one more.
 
-    What is added is zero, and of strings empty.
+    Padding is zero, and of strings empty.
     """
 
     axes: tuple[int, ...] = ()

@@ -7,7 +7,7 @@
             return (sketch.add("Gelu", sketch.add("Add", *inputs)),)
 
 While a model is loaded the pass `decompose` puts the parts in the operator's place, so passes, planner and kernels see
-nothing new. What the parts are follows from attributes and from which inputs and outputs there are; ranks and extents
+nothing new. The parts depend on attributes and on the inputs and outputs that are present; ranks and extents
 are not known then, and are the parts' own affair.
 """
 

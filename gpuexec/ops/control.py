@@ -1,6 +1,6 @@
 """If and Loop, operators whose attributes are graphs.
 
-A body is a closed graph. What it takes from the graph around it, be it a value two levels up, is a *capture*: an input
+A body is a closed graph. A value that it takes from a graph around it, at any level, is a *capture*: an input
 of the node and of the body, after those that ONNX knows. So a walk over a graph sees all that a node reads, and a
 body can be planned by itself. The classes compute by interpreting their bodies; on a device the Worker runs them, which
 plans the bodies and decides between them on the host, so none of them has a lowering.

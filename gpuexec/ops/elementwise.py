@@ -183,7 +183,7 @@ def add_table(rows: Sequence[Row], source: str, template: str, arity: int, modul
         source: Kernel file that holds the functors.
         template: Kernel template of that file, over functor, input type and output type.
         arity: Number of inputs.
-        module: Where the classes are to be found by name.
+        module: Module of the classes.
 
     Returns:
         The classes by name.

@@ -69,8 +69,8 @@ def apply(
         function: See `Form`.
         arrays: The inputs.
         dtype: Element type of the result.
-        out: Where the caller would like the result, if anywhere.
-        parameters: What the function takes beside arrays.
+        out: Array for the result, if the caller has one.
+        parameters: Arguments of the function beside arrays.
 
     Returns:
         ``out[0]`` if it was given, else a fresh array.
@@ -125,7 +125,7 @@ def launch_units(
     Its parameters are the inputs, what stands ``between``, the output, the walk, size, is_vector, and ``scalars``.
 
     Args:
-        emit: What the launch goes to.
+        emit: Emitter of the launch.
         kernel: The instance.
         inputs: Slots that broadcast to the output.
         output: A dense slot.

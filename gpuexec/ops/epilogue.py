@@ -214,7 +214,7 @@ class FinishingEmitter:
     """The emitter that a producer is lowered through: its launch of ``y`` gets the epilogue.
 
     What can't take it is ``unfinished`` then: ``y`` itself, or scratch memory in its place where steps can't work in
-    ``y``. What is asked for in place is not granted: a step may read what would be overwritten.
+    ``y``. In-place requests are ignored: a step may read bytes that would be overwritten.
     """
 
     def __init__(self, emit: Emitter, y: Slot, epilogue: Epilogue | None, *, needs_scratch: bool = False) -> None:

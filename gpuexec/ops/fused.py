@@ -1,7 +1,7 @@
 """Fused operators: a producer (Conv, Gemm, a normalization) with the elementwise operators behind it.
 
 Each has the fields and inputs of the producer; its field ``steps`` says what follows (`gpuexec.ops.epilogue`), and
-behind the producer's inputs come the operands of steps. What comes of it is, to the bit, what the operators would give
+behind the producer's inputs come the operands of steps. The result is, to the bit, what the operators would give
 one after the other: `infer` and `compute` are just that, `compute` in the memory of one result. On a device the
 producer's kernel takes the steps before it stores, where there is an instance for the types and operands fit; else the
 steps are launched behind it. The pass `gpuexec.passes.fuse_epilogues` makes these operators; no file has them.
@@ -59,11 +59,11 @@ class Parts:
     """A producer and the steps behind it.
 
     Attributes:
-        producer: What makes what the first step is applied to.
+        producer: Producer of the first step's input.
         steps: The steps.
         first_operand: Position of the first input that only steps have; None: there is none.
         last_use: The last step that reads what the producer made once more; -1: none does.
-        keeps_shape: Whether what the producer made kept its shape so far, by the shapes of all inputs.
+        keeps_shape: Whether the producer's result has kept its shape so far, by the shapes of all inputs.
     """
 
     producer: Operator

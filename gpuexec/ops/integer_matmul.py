@@ -146,7 +146,7 @@ def launch_integer_gemm(
     """Launch the product of two tensors of matrices.
 
     Args:
-        emit: Where the launch goes.
+        emit: Emitter of the launch.
         a: The left operand; scale and zero point of it all, or of each row.
         b: The right operand; scale and zero point of it all, or of each column.
         y: The result: int32 without a scale, a float type, or bytes.

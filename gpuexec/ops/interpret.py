@@ -20,7 +20,7 @@ def compute_graph(graph: Graph, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """Compute a graph's outputs in NumPy, node by node.
 
     Args:
-        graph: What to compute.
+        graph: Graph to compute.
         arrays: One for each input, in order.
 
     Raises:
@@ -42,7 +42,7 @@ def infer_graph(graph: Graph, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, 
     """Return the specs of a graph's outputs, with their content where it is small and known.
 
     Args:
-        graph: What to infer.
+        graph: Graph to infer.
         specs: One for each input, in order, with content where it is known.
 
     Raises:

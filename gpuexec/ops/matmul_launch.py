@@ -43,7 +43,7 @@ def launch_gemm(
     """Launch ``y = alpha * a @ b + beta * c`` over batches.
 
     Args:
-        emit: Where the launch goes.
+        emit: Emitter of the launch.
         slots: a, b, c (or None), y; only their first elements and types count.
         extents: Rows, columns and the inner extent of one product.
         strides: a by row and inner, b by inner and column, c by row and column, y by row.

@@ -1,7 +1,7 @@
 """Operators with a narrow weight: MatMul, Gemm, Conv, ConvTranspose, Gather that widen it where they read it.
 
 Each has the fields and inputs of the operator it stands for, the weight narrow, and behind them the weight's scale and
-zero point. What comes of it is what DequantizeLinear (or Cast) and that operator would give, but the wide weight never
+zero point. The result is that of DequantizeLinear (or Cast) and that operator, but the wide weight never
 is: on a device it is widened in registers, on the host a block of it at a time. A file has the two operators;
 `gpuexec.passes.narrow_weights` makes one of them.
 """

@@ -1,6 +1,6 @@
 """Conversion to and from storage-only element types: narrow floats and integers, one byte per element.
 
-What NumPy does here and `kernels/narrow_types.cuh` on a device is the same to the bit. To a narrow float a value is
+NumPy here and `kernels/narrow_types.cuh` on a device agree to the bit. To a narrow float a value is
 rounded once, whatever type it comes from: wider ones pass through a float32 whose last bit tells of what was cut off.
 """
 
@@ -67,8 +67,8 @@ def to_narrow_float(x: Array, to: DType, saturate: int = 1, round_mode: str = "u
     Args:
         x: Of any type but strings and complex numbers.
         to: The narrow float.
-        saturate: Whether what is beyond the largest number becomes that, else infinity or NaN.
-        round_mode: How to round to float8e8m0: "up", "down" or "nearest"; others round to nearest even.
+        saturate: Whether numbers beyond the largest become that, else infinity or NaN.
+        round_mode: Rounding to float8e8m0: "up", "down" or "nearest"; others round to nearest even.
     """
     with np.errstate(all="ignore"):
         wide = _to_odd_float(x)

@@ -216,7 +216,7 @@ def compact(emit: Emitter, x: Slot, count: Slot | None, positions: Slot | None, 
 
     Args:
         emit: Emitter of the launches.
-        x: Where to search; of any strides.
+        x: Tensor to search; of any strides.
         count: Takes how many are found; int64[1].
         positions: Takes their flat positions, then zeros; int64, as many as ``x`` has elements.
         ranks: Takes, for each element, how many before it are found; int64.

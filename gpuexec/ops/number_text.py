@@ -37,7 +37,7 @@ def write_numbers(x: Array) -> Array:
 def read_numbers(x: Array, to: np.dtype[Any]) -> Array:
     """Return text as numbers: plain ones, those with an exponent, and NaN, INF, +INF and -INF in any case.
 
-    What is read for an integer is cut behind the point. bool takes true and false too.
+    Fractions are truncated for integers. bool takes true and false too.
 
     Raises:
         InputError: A text is no number, or one that the integer type does not have.

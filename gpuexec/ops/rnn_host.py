@@ -86,7 +86,7 @@ def unroll(inputs: Array, lengths: Array | None, is_reverse: bool, state: State,
     """Run a layer over time in one direction.
 
     Args:
-        inputs: What each step adds to the gates, ``[steps, batch, gates]``.
+        inputs: Input part of the gates of each step, ``[steps, batch, gates]``.
         lengths: Valid steps of each sequence, or None: all. Beyond them the state stays and the output is 0; a reverse
             layer starts at the last valid step.
         is_reverse: Whether steps are taken from the last to the first.

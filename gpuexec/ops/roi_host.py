@@ -40,7 +40,7 @@ def align_region(
         sides: (x, y, x end, y end) in elements.
         bins: Rows and columns of bins.
         ratio: Samples of a bin along an axis; 0: as many as keep them at most an element apart.
-        least_size: What a region is stretched to if it is smaller, or None.
+        least_size: Least size of a region, to which smaller ones are stretched, or None.
         takes_max: Whether the greatest weighed element is asked for.
 
     Returns:

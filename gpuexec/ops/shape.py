@@ -58,7 +58,7 @@ def store_commands(emit: Emitter, destination: Slot, array: Array, capacity: int
 
     Args:
         emit: Emitter of the launches.
-        destination: Where to; of the array's shape and dtype.
+        destination: Destination slot, of the array's shape and dtype.
         array: The content.
         capacity: Number of bytes that the same commands must be able to store when the extents grow; the kernels and
             the number of launches follow from it alone.

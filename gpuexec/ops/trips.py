@@ -65,7 +65,7 @@ def infer_first_rows(body: Graph, given: Sequence[TensorSpec], first: int) -> tu
     """Return the specs of scan outputs' rows without trips: as a first trip would make them, or as declared.
 
     Args:
-        body: What no trip runs through.
+        body: Body without trips.
         given: Specs of its inputs, with content where it is known.
         first: The body's first scan output.
 
@@ -98,7 +98,7 @@ def infer_trip(body: Graph, own: Sequence[TensorSpec], captures: Sequence[Tensor
     """Infer a body for specs that hold in any trip.
 
     Args:
-        body: What to infer.
+        body: Graph to infer.
         own: Specs of the inputs before the captures.
         captures: Specs of the captures, with content where it is known.
 
@@ -119,7 +119,7 @@ def stack_rows(rows: Sequence[Array], index: int) -> Array:
 
     Args:
         rows: At least one.
-        index: Which scan output it is, for messages.
+        index: Index of the scan output, for messages.
 
     Raises:
         InputError: They differ in shape or type.

@@ -34,7 +34,7 @@ class Attended:
         keys: All keys, ``[batch, heads, rows, size]``.
         values: All values, likewise.
         new: The new keys among them, behind a past; None: there is no past, or ``lengths`` says where queries stand.
-        lengths: How many keys each sequence has, where buffers have room for more.
+        lengths: Number of keys of each sequence, where buffers have room for more.
     """
 
     q: Value

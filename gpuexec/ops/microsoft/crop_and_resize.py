@@ -33,7 +33,7 @@ instantiate(_SOURCE, [f"crop_and_resize<{dtype_row(t).cuda}>" for t in _FLOATS])
 class CropAndResize(Operator):
     """Boxes ``[y1, x1, y2, x2]`` of images, relative to the outermost pixels, each as an image of ``crop_size``.
 
-    What lies beyond an image is ``extrapolation_value``; so is all of a box whose image there is not.
+    Elements beyond an image are ``extrapolation_value``; so is all of a box without an image.
     """
 
     extrapolation_value: float = 0.0

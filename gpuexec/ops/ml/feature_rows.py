@@ -79,7 +79,7 @@ class Normalizer(Operator):
 class FeatureVectorizer(Operator):
     """Concatenation of inputs as float columns, each of as many as ``inputdimensions`` says.
 
-    What an input has more is left out, what it lacks is 0. An input of one axis is a row; of more than two, the first
+    Extra elements of an input are dropped, missing ones 0. An input of one axis is a row; of more than two, the first
     counts rows and what lies behind it is one row of features.
     """
 

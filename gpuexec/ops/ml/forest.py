@@ -48,11 +48,11 @@ class Forest:
         no: By node, the child where it does not.
         roots: By tree, a node or leaf.
         members: Of all sets, one after the other, each sorted.
-        starts: Where a set begins, ``[sets + 1]``.
-        first: Where the votes of a leaf begin, ``[leaves + 1]``.
-        targets: What a vote is for; those of a leaf in rising order.
+        starts: Begin of each set, ``[sets + 1]``.
+        first: Begin of each leaf's votes, ``[leaves + 1]``.
+        targets: Target of each vote; those of a leaf in rising order.
         weights: Of the votes, float32 or float64.
-        depth: How many nodes a way has at most.
+        depth: Greatest number of nodes on a path.
     """
 
     thresholds: Array

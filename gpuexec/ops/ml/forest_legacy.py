@@ -29,7 +29,7 @@ class LegacyVotes:
 
         Args:
             by_place: Nodes and ``~leaf`` by tree and number.
-            kinds: How many targets there are.
+            kinds: Number of targets.
 
         Raises:
             InputError: The columns have other lengths, a target is out of range, or one that is no leaf votes.

@@ -27,7 +27,7 @@ instantiate(SOURCE, ["mark_category"])
 class OneHotEncoder(Operator):
     """New last axis of categories: 1 at that of the element, 0 elsewhere. Of equal categories the last counts.
 
-    Numbers are truncated to integers. What is no category is 0 everywhere, or an error if not ``zeros``; on a device,
+    Numbers are truncated to integers. Other elements are 0 everywhere, or an error if not ``zeros``; on a device,
     where the host does not wait for the answer, 0 everywhere all the same.
     """
 

@@ -30,8 +30,8 @@ class Pairs:
 
     Attributes:
         coefficients: ``[classes - 1, vectors]``: in row k the weights of a vector against the k-th other class.
-        rho: What is added, by pair.
-        starts: Where the vectors of a class begin, ``[classes + 1]``.
+        rho: Bias, by pair.
+        starts: Begin of each class's vectors, ``[classes + 1]``.
         members: The two classes, ``[pairs, 2]``.
         slopes: With ``shifts`` the probability of a pair: 1 / (1 + exp(slope * score + shift)); None: none are wanted.
     """

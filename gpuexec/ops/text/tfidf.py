@@ -31,7 +31,7 @@ class Weighing:
 
     Attributes:
         grams: The n-grams.
-        starts: Where the n-grams of each column of the result begin in ``members``.
+        starts: Begin of the n-grams of each column of the result in ``members``.
         members: N-grams, by column.
         weights: By n-gram, what its count is multiplied by.
     """
