@@ -152,7 +152,7 @@ class MatrixOf(Operator):
         return (x.reshape(self._shape(x.shape, a.ndim, b.ndim)),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Show the same bytes: no launch."""
+        """Alias the input's bytes, without a launch."""
         (x, a, b), y = inputs, outputs[0]
         assert x is not None and a is not None and b is not None and y is not None
         emit.alias(y, reshaped(emit, x, y.shape))

@@ -117,7 +117,7 @@ class Unravel(Operator):
     tolerance = Tolerance.EXACT
 
     def infer(self, positions: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Give each axis a row."""
+        """Return a spec with a row per axis."""
         check_dtype(self.name, positions, (_INDEX,), "positions")
         if positions.rank != 1:
             raise InputError(f"Unravel expects positions of one axis, got {positions}.")

@@ -269,7 +269,7 @@ def _maxima_with_indices(x: Array, windows: Windows, column_major: bool) -> tupl
 
 
 def _settle_empty(y: Array, windows: Windows) -> Array:
-    """Give windows of nothing but padding the lowest finite value."""
+    """Set windows of padding alone to the lowest finite value."""
     if y.dtype.kind in "iu":
         return y
     for axis in range(len(windows.kernel)):

@@ -101,7 +101,7 @@ def _bound(dtype: np.dtype[Any], lowest: bool) -> Any:
 
 
 def _settle_zeros(x: Array, result: Array, axes: tuple[int, ...], greater: bool) -> Array:
-    """Give zeros the sign IEEE 754-2019 maximum and minimum give them; NumPy's depends on the order it read them in."""
+    """Set the sign of zeros as IEEE 754-2019 maximum and minimum do; NumPy's depends on the order of its reads."""
     if x.dtype.kind != "f" or not (is_zero := result == 0).any():
         return result
     wins = (x == 0) & (np.signbit(x) != greater)  # zeros of the winning sign

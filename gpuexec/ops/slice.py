@@ -87,7 +87,7 @@ class Split(Operator):
     example = "float32[6] int64[3]=1,2,3"
 
     def infer(self, x: TensorSpec, split: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Give each part its extent."""
+        """Return a spec for each part."""
         parts, axis = self._parts(x.shape, None if split is None else require_ints(split, "split", 1))
         return tuple(x.with_shape((*x.shape[:axis], part, *x.shape[axis + 1 :])) for part in parts)
 

@@ -57,7 +57,7 @@ class NhwcFusedConv(FusedConv):
     """FusedConv of tensors whose channels come last; the weight is as Conv has it."""
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Show the channels first, do as FusedConv, show them last."""
+        """Move channels to the front, compute as FusedConv, and move them back."""
         x, w, bias, z = inputs
         shown = [None if value is None else sketch.add(ChannelsFirst(), value) for value in (x, z)]
         # Not super(): a class with slots is another than the one its methods were written in.
@@ -73,7 +73,7 @@ class NhwcConv(_Convolution):
     inputs: ClassVar[int] = 3
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Show the channels first, convolve, show them last."""
+        """Move channels to the front, convolve, and move them back."""
         x, w, bias = inputs
         y = self._convolve(sketch, sketch.add(ChannelsFirst(), x), w, bias)
         return (sketch.add(ChannelsLast(), y),)
@@ -94,7 +94,7 @@ class NhwcMaxPool(Composite):
     example = "uint8[2,6,5,3] kernel_shape=(3,2)"
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Show the channels first, pool, show them last."""
+        """Move channels to the front, pool, and move them back."""
         pool = MaxPool(
             self.kernel_shape,
             auto_pad=self.auto_pad,

@@ -58,7 +58,7 @@ class GroupNorm(Composite):
             raise InputError(f"{self.name} expects activation 0 or 1 (SiLU), got {self.activation}.")
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:
-        """Show the channels first, normalise, show them last, activate."""
+        """Move channels to the front, normalise, move them back, and activate."""
         x, gamma, beta = inputs[:3]
         shown = sketch.add(ChannelsFirst(), x) if self.channels_last else x
         parameters = (sketch.add("CastLike", each, x) for each in (gamma, beta))

@@ -64,7 +64,7 @@ class ProjectedHeads(Operator):
         return (x.with_shape(self._result(shape)),)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
-        """Show and add with NumPy; half and bfloat16 in float, rounded once."""
+        """View and add with NumPy; half and bfloat16 in float, rounded once."""
         x, bias = (*inputs, None)[:2]
         assert x is not None
         shape, _, _ = self._view(x.shape, (0,) * x.ndim)
