@@ -1,4 +1,4 @@
-"""gpuexec runs array programs (ONNX models) on NVIDIA GPUs from Python, and leaves time, memory and the stream to you.
+"""gpuexec: a GPU-first executor of ONNX models and array programs, with explicit time, memory and streams.
 
     import gpuexec as gx
 

@@ -1,7 +1,7 @@
-"""Applying operators: what their methods raise is an error of ours, and what `infer` gives can exist.
+"""Operator calls: `infer` and `compute` with their errors converted to the package's own.
 
-Everybody who calls `infer`, or `compute` while planning, does it here: an operator may be a user's own, and a model
-may give it what nobody thought of.
+A spec that `infer` returns is checked to be of a tensor that can exist. Everybody who calls `infer`, or `compute` while
+planning, does it here: an operator may be a user's own, and a model may give it what nobody thought of.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of arrays, ``.npy`` and ``.npz``: whatever is wrong with one is an error that names it."""
+"""Array files, ``.npy`` and ``.npz``: reading with errors that name the file."""
 
 from __future__ import annotations
 

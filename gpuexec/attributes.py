@@ -1,4 +1,4 @@
-"""Whether attributes have the types that an operator's fields declare."""
+"""Attribute type checks against the fields that an operator declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instruction set: what a device is told to do, as plain data over slots. No pointers, no callables.
+"""Commands of a device: Launch, Copy, Fill and HostCall over slots, as plain data without pointers or callables.
 
 command  = Launch | Copy | Fill | HostCall
 argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a scalar by value; a struct by value)

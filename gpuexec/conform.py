@@ -1,4 +1,7 @@
-"""Whether data read from a text is what its type says, since no dataclass checks what it is made of."""
+"""Validation of decoded data against type annotations.
+
+No dataclass checks the types of what it is made of, so data read from a text is checked here.
+"""
 
 from __future__ import annotations
 

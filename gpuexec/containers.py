@@ -1,4 +1,4 @@
-"""Host objects: tensors of strings, and the sequences, optionals and maps that hold tensors or each other.
+"""Host objects: string tensors, sequences, optionals and maps, as NumPy arrays.
 
 A container is a 0-d array of a dtype of its own (`gpuexec.spec`), whose one field holds a list or a dict, with the type
 of what is or could be in it, or an element or None; so whoever handles arrays handles it too, and `dtype` tells what it

@@ -1,4 +1,4 @@
-"""Content of inputs that operators demand on the host, since shapes or launches depend on it."""
+"""Host values required by operators: inputs whose content decides shapes or launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine under a Worker: inputs accepted, a plan found, a frame bound, commands put on a stream.
+"""The engine under a Worker: from inputs to commands on a stream, for one caller at a time.
 
 A run whose inputs are there goes onto the stream within the call. One that waits for something outside the stream (an
 input from another device, a run that is not scheduled yet) is advanced by the driver thread, and so are those that come

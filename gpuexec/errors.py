@@ -1,4 +1,4 @@
-"""Every error this package raises, in one tree.
+"""Exceptions of the package, in one tree.
 
     GpuexecError
     ├── ModelError               the file or graph is wrong

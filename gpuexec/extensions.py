@@ -1,4 +1,4 @@
-"""Packages of others that register operators: found by the ONNX domain they announce, imported when it is first met.
+"""Third-party operator packages: entry points by ONNX domain, imported when the domain is first used.
 
 [project.entry-points."gpuexec.operators"]
 "com.example" = "example_operators"

@@ -1,4 +1,4 @@
-"""Which inputs and outputs operators have, of domains that ONNX has no schemas for."""
+"""Operator signatures: inputs and outputs of operators in domains that ONNX has no schemas for."""
 
 from __future__ import annotations
 

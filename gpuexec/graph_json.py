@@ -1,7 +1,7 @@
-"""A graph as JSON and back: operators by name and attributes, values by number, constants by number of an array.
+"""JSON form of a graph: serialization and parsing.
 
-Nothing is run by reading one: an operator is looked up in the registry, and its attributes must be of the types that
-its class declares.
+Operators are written by name and attributes, values by number, constants by the number of an array. Nothing is run by
+reading one: an operator is looked up in the registry, and its attributes must be of the types that its class declares.
 """
 
 from __future__ import annotations

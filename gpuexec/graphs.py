@@ -1,4 +1,4 @@
-"""The graph: what to compute, before anyone decides where and when.
+"""Graph intermediate representation: Value, Node and Graph.
 
     Graph    = inputs: Value*, outputs: Value*, nodes: Node*, constants: {Value: array}
     Node     = operator, inputs: (Value | None)*, outputs: (Value | None)*, name

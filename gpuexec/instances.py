@@ -1,6 +1,7 @@
-"""The one table of kernel instances: what lowerings may launch, so that it can be compiled and measured beforehand.
+"""Kernel instance table: the template instantiations that lowerings may launch.
 
-Whoever launches a kernel lists its instances beside the lowering, once for each name expression:
+So they can be compiled and measured beforehand. Whoever launches a kernel lists its instances beside the lowering, once
+for each name expression:
 
     instantiate("norm.cu", [f"layer_norm<{dtype_row(dtype).cuda}>" for dtype in dtypes_of("float")])
 """

@@ -1,4 +1,4 @@
-"""Environment variables of the package: one table of names, values taken, defaults and meanings.
+"""Environment variables: names, accepted values, defaults and meanings in one table.
 
 They are read when asked for, never at import. A value that a variable does not take is an error that names it; a name
 that looks like one of these, and is none, is warned of once.

@@ -1,4 +1,4 @@
-"""Loading: ONNX bytes to a model that can be run, the passes that need no shapes behind it."""
+"""Model loading: ONNX bytes to a Model, through the importer and the AT_LOAD passes."""
 
 from __future__ import annotations
 

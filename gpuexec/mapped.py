@@ -1,4 +1,4 @@
-"""Files mapped into memory, and which bytes of a file an array lies in.
+"""Memory-mapped files, and the byte ranges of arrays within them.
 
 An array over a map says where its content lies, and takes no memory. Nobody reads it through the map: a system ends a
 process (SIGBUS) that touches a page which was cut off a file. Content is read by ranges of the file instead, by

@@ -1,4 +1,4 @@
-"""Memories of a model: what a run leaves for the next, as pairs of an input and an output of its graph."""
+"""Memories of a model: pairs of an input and an output of its graph that carry state from run to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loaded model: its graph after the load passes. Immutable, shared by any number of Workers on any device."""
+"""The Model: an immutable graph after the load passes, shared by any number of Workers on any device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is: a frozen value with three methods and two class attributes.
+"""The Operator protocol, its registry, and tolerance classes.
 
 An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and
 dtypes, ``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a

@@ -1,4 +1,4 @@
-"""What the package does, told to whoever looks on: phases, which begin and end, and moments.
+"""Instrumentation events: phases with a duration, and single moments, reported to a profiler in the context.
 
     with phase("lower"):            # as a decorator too
         ...

@@ -1,4 +1,7 @@
-"""Pickling and copying: content with weights in files, and objects that refuse it and name what to send instead."""
+"""Pickling and copying of models and arrays, and the refusal to pickle objects that belong to a process.
+
+Weights in mapped files are pickled as paths. A refusal names what to send instead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The plan: what crosses from planner to runtime. Frozen data, no pointers, no callables.
+"""The Plan: buffers, layout, commands and edges that the planner gives to the runtime.
+
+Frozen data, no pointers, no callables.
 
     Plan    = target, buffers, layout, segment, inputs, outputs, reads, host_values
     Segment = commands + edges + origins        (one recording)

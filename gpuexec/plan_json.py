@@ -1,4 +1,7 @@
-"""A plan as JSON text and back: to store it, to send it, and to prove that it is data alone."""
+"""JSON form of a plan: serialization and parsing.
+
+Plans are stored and sent in it, and it proves that they are data alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers of a model give and get: its inputs and outputs, as it declares them."""
+"""Inputs and outputs of a model, as it declares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far long work has come: told to whoever asked, between its steps."""
+"""Progress callbacks of long work, called between its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atomic writes: a file takes its place whole, synced to the disk, or what was there before stays as it was.
+"""Atomic file replacement: a file is replaced whole and synced to the disk, or left as it was.
 
 Every file that the package writes is written so. The content goes to a new file of an unpredictable name in the same
 folder, opened such that no link and no file of another's is written through, and removed on any failure.

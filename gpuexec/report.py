@@ -1,4 +1,4 @@
-"""What a Worker did, where, and what memory it holds: as data and as text."""
+"""Reports of a Worker: runs, plans, devices and memory usage, as data and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a tensor before it exists: shape, dtype and, when the host knows it, its content.
+"""Tensor specs: shape, dtype and, when the host knows it, content; and the dtype table.
 
 The one dtype table stands here: ONNX code, name, NumPy dtype and CUDA type of every element type.
 """

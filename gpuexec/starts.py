@@ -1,4 +1,4 @@
-"""What memories start from: zeros, in the shape that the other inputs of a run tell."""
+"""Initial state of memories: zeros, in shapes inferred from the other inputs of a run."""
 
 from __future__ import annotations
 

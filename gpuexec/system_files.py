@@ -1,4 +1,4 @@
-"""Calls on files that operating systems make in different ways: locks, and reads at an offset.
+"""File calls that differ between operating systems: locks, and reads at an offset.
 
 POSIX has flock and preadv. Windows has neither: there a byte of the file is locked, and a read moves the descriptor's
 place, which no other thread may do meanwhile.

@@ -1,4 +1,4 @@
-"""What code is planned for: a kind of device and its limits. Works without the device."""
+"""Compilation targets: a kind of device and its limits, usable without the device."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The release this is, as programs are marked with it."""
+"""Version of this release, which program files are marked with."""
 
 VERSION = "0.1.0"

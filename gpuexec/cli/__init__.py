@@ -1,4 +1,4 @@
-"""gpuexec run | info | explain | profile | compile | verify | ops | doctor | sanitize: all of it in a terminal."""
+"""The command line: gpuexec run | info | explain | profile | compile | verify | ops | doctor | sanitize."""
 
 from __future__ import annotations
 

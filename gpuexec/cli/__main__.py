@@ -1,4 +1,4 @@
-"""The command line as ``python -m gpuexec.cli``."""
+"""Entry point of the command line as ``python -m gpuexec.cli``."""
 
 import sys
 

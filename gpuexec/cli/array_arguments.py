@@ -1,4 +1,4 @@
-"""Arrays that a word of the command line names: ``FILE.npy`` or ``FILE.npz:KEY``."""
+"""Array arguments of the command line: ``FILE.npy`` or ``FILE.npz:KEY``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars in a terminal for what takes long: weights on their way."""
+"""Progress bars in a terminal, for weights being read or uploaded."""
 
 from __future__ import annotations
 

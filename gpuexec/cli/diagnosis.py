@@ -1,4 +1,4 @@
-"""gpuexec verify of a model: compared with another engine, its gap by layer, and which pass or layer is to blame."""
+"""gpuexec verify of a model: comparison with another engine, gap by layer, and the pass or layer at fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuexec doctor: what works on this machine, and what to install for what does not."""
+"""gpuexec doctor: the state of this machine's installation, and what to install for what does not work."""
 
 from __future__ import annotations
 

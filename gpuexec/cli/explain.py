@@ -1,4 +1,4 @@
-"""gpuexec explain: the plans of a model, their arena beside the lower bound, and what the host has a say in."""
+"""gpuexec explain: the plans of a model, their arena beside the lower bound, and their host reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extents of free dimensions that nobody gave: assumed, by the names of dimensions, so that the model fits them."""
+"""Extents of free dimensions on the command line: given by name, or assumed so that the model fits them."""
 
 from __future__ import annotations
 

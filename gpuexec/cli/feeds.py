@@ -1,4 +1,4 @@
-"""Inputs of a model from files, or random ones by declared dimensions."""
+"""Model inputs on the command line: read from files, or random of the declared dimensions."""
 
 from __future__ import annotations
 

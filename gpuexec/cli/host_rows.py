@@ -1,4 +1,4 @@
-"""What runs read and computed on the host, as tables."""
+"""Tables of host reads and host computations of runs."""
 
 from __future__ import annotations
 

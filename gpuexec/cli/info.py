@@ -1,4 +1,4 @@
-"""gpuexec info: what a model is, without running it."""
+"""gpuexec info: description of a model or program, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of a kernel as the command line says them: ``float[1024]=random``, ``int=1024``, ``null``."""
+"""Kernel arguments on the command line: ``float[1024]=random``, ``int=1024``, ``null``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings and containers on the command line: read from JSON, told tensor by tensor, written to files."""
+"""Strings and containers on the command line: read from JSON, printed tensor by tensor, written to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arena of plans over time, as a page that needs nothing but a browser."""
+"""HTML page of the arena of plans over time, without dependencies."""
 
 from __future__ import annotations
 

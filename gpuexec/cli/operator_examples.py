@@ -1,4 +1,4 @@
-"""Examples of operators: a call of each that it takes, by which the code tells its element types and its blits.
+"""Example calls of operators, from which their element types and blits are derived.
 
 What types an operator takes its ``infer`` decides, input by input, and what becomes a blit its ``lower``; a list beside
 them would be a second word on both. So both are asked (`gpuexec.cli.operator_types`). What is asked is an example:

@@ -1,4 +1,4 @@
-"""What operators take, told by themselves: element types of each input, and those of which a blit is made.
+"""Element types that operators accept, per input, and those with a blit, found by asking the operators.
 
 An example (`gpuexec.cli.operator_examples`) is tried with each of its inputs in every type, alone and together with the
 inputs of its own type: what ``infer`` takes is what the operator takes. Each such call is planned for a device whose

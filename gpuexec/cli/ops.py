@@ -1,4 +1,4 @@
-"""gpuexec ops: which operators there are, in which versions, where each runs, and for which element types."""
+"""gpuexec ops: the registered operators, their versions, devices and element types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in the terminal: a pixel is two character cells, in five shades."""
+"""Images in a terminal: a pixel is two character cells, in five shades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuexec profile: what each layer of a model takes, where the host waits, and a trace to look at."""
+"""gpuexec profile: time of each layer, host waits, and a trace file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gpuexec info` says of a program."""
+"""Program description for `gpuexec info`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuexec run: run a model, say where and how fast, check and show the answers."""
+"""gpuexec run: execution of a model with timings, checks and printed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuexec sanitize: run a CUDA kernel in the simulator's check mode, without a GPU, and show what it does wrong."""
+"""gpuexec sanitize: a CUDA kernel in the simulator's check mode, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model on the command line: an ONNX file, or a method of a program (.gxp)."""
+"""Model arguments of the command line: an ONNX file, or a method of a program (.gxp)."""
 
 from __future__ import annotations
 

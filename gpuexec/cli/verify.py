@@ -1,4 +1,4 @@
-"""gpuexec verify: check a program file and run the cases it carries; hold a model against another engine."""
+"""gpuexec verify: check a program file and run its cases, or compare a model with another engine."""
 
 from __future__ import annotations
 

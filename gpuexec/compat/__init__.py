@@ -1,1 +1,1 @@
-"""Other people's interfaces over ours."""
+"""Interfaces of other systems over gpuexec: ONNX's backend, ExecuTorch and ONNX Runtime."""

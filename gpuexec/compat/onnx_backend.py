@@ -1,4 +1,4 @@
-"""ONNX's backend interface over a Worker: what asks for ``onnx.backend.base.Backend`` can run on gpuexec.
+"""ONNX's backend interface (``onnx.backend.base.Backend``) over a Worker.
 
     import gpuexec.compat.onnx_backend as backend
 

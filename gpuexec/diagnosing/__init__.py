@@ -1,1 +1,1 @@
-"""Finding out what went wrong in a model's results: gaps by layer, and which pass or layer is to blame."""
+"""Diagnosis of wrong results: numeric gap by layer, and the pass or layer at fault."""

@@ -1,4 +1,4 @@
-"""Which pass, or else which layer, makes a model's outputs differ from what another engine makes of the model.
+"""Bisection of a wrong result: the pass, or else the layer, whose outputs differ from another engine's.
 
     bisect(source, inputs) -> Verdict
 

@@ -1,4 +1,4 @@
-"""The numeric gap of a model, layer by layer: what adds up along the chain, and what each layer does by itself."""
+"""Numeric gap by layer: accumulated along the chain, and of each layer by itself."""
 
 from __future__ import annotations
 

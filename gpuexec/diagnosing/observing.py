@@ -1,4 +1,4 @@
-"""Running a model once with every node in view."""
+"""Single runs of a model with every node's values observed."""
 
 from __future__ import annotations
 

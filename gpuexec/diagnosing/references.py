@@ -1,4 +1,4 @@
-"""What a layer should have given, by somebody else: NumPy, another engine, or another model.
+"""Reference results for layers: by NumPy, another engine, or another model.
 
 Each reference tells two things: what a whole run of its own makes of the same inputs (so that errors add up), and what
 one node makes of inputs that it is handed (so that they don't).

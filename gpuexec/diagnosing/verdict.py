@@ -1,4 +1,4 @@
-"""What a bisection tried, what it found, and how to go on from there."""
+"""Bisection verdicts: steps tried, finding, and advice."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Models made of models: parts are taken, named anew, joined; the model they come from stays as it was."""
+"""Model editing: inputs and outputs selected or renamed, models joined, weights replaced.
+
+An edit makes a new model; the model it comes from stays as it was.
+"""

@@ -1,4 +1,4 @@
-"""Other outputs and inputs of a model: inner values shown, outputs left out, a part cut out between values."""
+"""Selection of a model's outputs and inputs: inner values as outputs, outputs removed, subgraphs extracted."""
 
 from __future__ import annotations
 

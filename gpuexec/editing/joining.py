@@ -1,4 +1,4 @@
-"""Two models made one: what the first makes, the second takes."""
+"""Model concatenation: the outputs of the first model feed the inputs of the second."""
 
 from __future__ import annotations
 

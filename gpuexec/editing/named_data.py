@@ -1,4 +1,4 @@
-"""Arrays by name from files of their own: what weights are replaced by."""
+"""Replacement weights from files: arrays by name."""
 
 from __future__ import annotations
 

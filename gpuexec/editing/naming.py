@@ -1,4 +1,4 @@
-"""Inputs and outputs by other names, and dimensions with extents."""
+"""Renaming of inputs and outputs, and fixing of dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is made from, and back: the graph as it was read, before any pass, with its memories and dimensions.
+"""Editable form of a model: the graph before any pass, its memories and dimensions, and the way back to a Model.
 
 Edits work on the graph before the passes: every value still has the name its file gave it, and what a pass worked out
 from weights is worked out anew.

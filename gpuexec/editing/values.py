@@ -1,4 +1,4 @@
-"""Values of a graph: found by name, exchanged for others, named so that no two share a name."""
+"""Graph value edits: lookup by name, substitution, and unique renaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other content for the weights of a model, by name."""
+"""Replacement of a model's weights by name."""
 
 from __future__ import annotations
 

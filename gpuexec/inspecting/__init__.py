@@ -1,1 +1,1 @@
-"""Numbers about what runs compute: statistics of tensors, and how far apart two of them are."""
+"""Inspection of computed values: statistics of tensors, and gaps between two of them."""

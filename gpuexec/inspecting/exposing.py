@@ -1,4 +1,4 @@
-"""Graph -> Graph whose inner values can be looked at: one way for all that looks.
+"""Graph instrumentation: inner values and their statistics as additional outputs.
 
     Exposure.expose(graph) -> Exposed(graph, nodes, rows, words, counts, tensors)
 

@@ -1,4 +1,4 @@
-"""Which node made the first NaN or infinity, told from the statistics of what each node took and gave."""
+"""First non-finite value: the node that made a NaN or infinity, from statistics of its inputs and outputs."""
 
 from __future__ import annotations
 

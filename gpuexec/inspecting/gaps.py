@@ -1,4 +1,4 @@
-"""How far what was computed is from what was expected, in numbers that people use: absolute, relative, SNR, ulp."""
+"""Numeric gaps between computed and expected tensors: absolute, relative, SNR, ulp."""
 
 from __future__ import annotations
 

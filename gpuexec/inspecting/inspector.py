@@ -1,4 +1,4 @@
-"""What a Worker looks at in its runs, which may change between them, and where a name stands that is to be tapped."""
+"""Inspection settings of a Worker: taps, watches and checks of its runs, and where a tapped name stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tap or a watch tells of one value: statistics in place of the tensor."""
+"""Statistics of one value, given by a tap or a watch in place of the tensor."""
 
 from __future__ import annotations
 

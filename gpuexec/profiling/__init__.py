@@ -1,1 +1,1 @@
-"""What runs took, layer by layer, and what the package did around them: gathered, added up, shown, written down."""
+"""Profiling of runs: time by layer and package events, summarized, printed and exported."""

@@ -1,4 +1,4 @@
-"""Devices' clocks beside the host's: events of which is known when they were."""
+"""Clock alignment between devices and the host, by events of known time."""
 
 from __future__ import annotations
 

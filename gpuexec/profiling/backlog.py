@@ -1,4 +1,4 @@
-"""Runs whose events are still to be let go of: those that were put on their streams and not looked at since."""
+"""Unreleased timing events of runs that were submitted and not read since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's nodes cost by their shapes alone: operations and bytes, before anything runs."""
+"""Static cost of a model's nodes: operations and bytes by shapes, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of a plan at one size, as a profiler tells them: found out once, whatever number of runs follow."""
+"""Layers of a plan at one size, as a profiler reports them, computed once for any number of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of threads and streams, each its own: what runs side by side is told apart."""
+"""Unique names of threads and streams in a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profiler: looks on while runs are put on their streams, and tells what they took.
+"""The profiler: timings and events of runs, collected while they are submitted.
 
 Chosen when running, not when building or loading. What nobody profiles pays a test for None.
 """

@@ -1,4 +1,4 @@
-"""What a profiler tells, as rows. Times are in milliseconds; starts count from when the profiler was made."""
+"""Profiler rows. Times are in milliseconds; starts count from when the profiler was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profile of one run: told while it is put on its stream, timed by events there.
+"""Profile of one run: rows written while it is submitted, timed by events on its stream.
 
 Nothing is waited for. A pair of events stands around each layer; what they tell is picked up once they are done, and
 the events are let go of then.

@@ -1,4 +1,4 @@
-"""Which temporaries lie in the arena of a plan, from which command to which, and what they hold."""
+"""Lifetimes of temporaries in the arena of a plan: first and last command, offset and content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers added up: what each, or each operator, takes in a run, as percentiles over runs."""
+"""Summaries of layers or operators over runs: totals and percentiles."""
 
 from __future__ import annotations
 

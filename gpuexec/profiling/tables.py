@@ -1,4 +1,4 @@
-"""Rows of a profiler as a table on a terminal, as a DataFrame, and as tab-separated values."""
+"""Profiler tables: terminal text, DataFrame and tab-separated values."""
 
 from __future__ import annotations
 

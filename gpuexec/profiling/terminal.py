@@ -1,4 +1,7 @@
-"""Tables on a terminal, whose numbers are never cut: columns that do not fit are left out. In files a row is a line."""
+"""Table layout for a terminal or a file.
+
+Numbers are never cut: columns that do not fit are left out. In files a row is a line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile as a trace in the Trace Event Format, which chrome://tracing and Perfetto open.
+"""Trace Event Format export, for chrome://tracing and Perfetto.
 
 One process stands for the host, with its threads, and one for each device, with its streams. Times are in microseconds.
 Spans of a track lie in each other or apart, as the format wants it; one that would not has a track beside.

@@ -1,4 +1,4 @@
-"""How much arithmetic operators do, by their shapes alone: floating point (or integer) operations by formula.
+"""Operation counts of operators by formula: floating point (or integer) operations, from shapes alone.
 
 A multiplication and an addition are two. What only moves elements counts 0; an operator without a formula counts None.
 Elementwise functions count one each, however many instructions they take.

@@ -1,1 +1,1 @@
-"""Plan -> results: devices, recordings, kernels, staging, completion."""
+"""The runtime: devices, recordings, kernels, staging and completion, which execute plans."""

@@ -1,4 +1,4 @@
-"""Kernel arguments as one block of bytes: values at natural alignment, and beside them the address of each value.
+"""Kernel argument blocks: values at natural alignment in one block of bytes, and the address of each value.
 
 ``address`` is what the driver calls ``void** kernelParams``. Patching a pointer is one store; nothing is built per
 launch.

@@ -1,4 +1,4 @@
-"""Choosing a device, and what every user of one shares: its completion thread, staging and stream for copies.
+"""Backend selection, and what all users of a device share: completion thread, staging, stream for copies.
 
 One backend per device and process. AUTO may choose, and says which and why; whoever asks for a GPU by name gets it or
 an error.

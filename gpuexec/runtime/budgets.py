@@ -1,4 +1,4 @@
-"""What a kernel may take of a multiprocessor, by architecture and by kernel.
+"""Resource budgets of kernels: registers and shared memory, by architecture and by kernel.
 
 The hardware's limits hold for every kernel: no block may have more than 65536 registers, 48 KiB of static shared
 memory, or in all the shared memory that its architecture gives. Beyond them a kernel keeps to `REGISTERS` per thread,

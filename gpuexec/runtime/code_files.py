@@ -1,4 +1,4 @@
-"""Files of compiled code: folders private to the user, and files checked on the descriptor that is then loaded.
+"""Compiled-code files: private cache folders, and ownership checks on the descriptor that is then loaded.
 
 A cache of kernels is code that this process will run. So a cache's folder is made for the user alone, and nothing is
 loaded that somebody else could have written: folder and file must be the user's own or the system's (root's), and no

@@ -1,4 +1,4 @@
-"""The gate of kernel sources: compile every instantiation for real architectures, with budgets, without a GPU.
+"""Offline compilation of every kernel instance for real architectures, with budgets, without a GPU.
 
     python -m gpuexec.runtime.compile_all --arch sm_80 sm_90
 

@@ -1,4 +1,4 @@
-"""Telling people that work is done: one thread per device waits on events in order and calls back.
+"""Completion callbacks: one thread per device waits on events in order and calls back.
 
 No thread per request, no polling by sleep, no host function on a stream.
 """

@@ -1,4 +1,7 @@
-"""Commands as NumPy calls, run in an order their edges allow: what costs something side by side, the rest in line."""
+"""Execution of commands as NumPy calls, in an order that their edges allow.
+
+Expensive commands run side by side, the rest in line.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""GPUs: calls of CuPy and of the driver, and no logic. Whatever decides stands where the simulator runs it too.
+"""The CUDA device: calls of CuPy and of the driver, without logic.
 
-The current device and stream of the caller's thread are left as they were.
+Whatever decides stands in modules that the simulator runs too. The current device and stream of the caller's thread are
+left as they were.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA's statuses in our words, and the context in which every call of CUDA is made."""
+"""CUDA error translation, and the context in which every CUDA call is made."""
 
 from __future__ import annotations
 

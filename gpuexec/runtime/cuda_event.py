@@ -1,4 +1,4 @@
-"""Events of a GPU."""
+"""CUDA events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""CUDA graphs made node by node from prepared commands and edges, through ``cuda.bindings``; CuPy can only capture."""
+"""CUDA graphs built node by node from prepared commands and edges, through ``cuda.bindings``.
+
+CuPy can only capture.
+"""
 
 from __future__ import annotations
 

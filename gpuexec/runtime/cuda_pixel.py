@@ -1,8 +1,8 @@
-"""GPUs whose memory is textures: calls of CuPy, and no logic. What decides stands in `gpuexec.runtime.pixel`.
+"""The CUDA device with textures as memory: calls of CuPy, without logic.
 
-A block of memory is a CUDA array of four 32-bit channels with a texture object to read it by and a surface object to
-write it by. It has no address, so it takes one of `AddressSpace`. Pinned memory, streams, events and kernels are those
-of `CudaDevice`.
+What decides stands in `gpuexec.runtime.pixel`. A block of memory is a CUDA array of four 32-bit channels with a texture
+object to read it by and a surface object to write it by. It has no address, so it takes one of `AddressSpace`. Pinned
+memory, streams, events and kernels are those of `CudaDevice`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranges that NVIDIA's profilers show: NVTX, as CuPy calls it."""
+"""NVTX ranges, shown by NVIDIA's profilers."""
 
 from __future__ import annotations
 

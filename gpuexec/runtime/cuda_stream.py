@@ -1,4 +1,4 @@
-"""Streams of a GPU: calls of CuPy and of the driver, in order.
+"""CUDA streams: calls of CuPy and of the driver, in order.
 
 A kernel is launched packed: one call of CuPy's ``driver.launchKernel`` on the prepared block of arguments. The other
 path, a `cupy.RawKernel`, takes an array for each argument; it computes the same and costs the host several times as

@@ -1,6 +1,7 @@
-"""What the runtime asks of a device. Five devices answer: cuda, cuda_pixel, simulator, tracer and cpu.
+"""The device protocol: Device, Memory, Stream, Event and Function.
 
-Addresses are numbers that bytes are counted from. Where memory is textures they stand for bytes of a texture.
+Five devices implement it: cuda, cuda_pixel, simulator, tracer and cpu. Addresses are numbers that bytes are counted
+from. Where memory is textures they stand for bytes of a texture.
 
 Everything is explicit: streams are passed, nothing waits unless it is called ``synchronize``. After a device fault
 every call raises DeviceLostError.

@@ -1,4 +1,4 @@
-"""DLPack capsules read and made by ctypes, so that no array package is needed for either.
+"""DLPack capsules, read and made by ctypes without an array package.
 
 The structs are those of DLPack 1.0 (https://github.com/dmlc/dlpack/blob/v1.0/include/dlpack/dlpack.h): a capsule holds
 a ``DLManagedTensorVersioned``, or from older producers a ``DLManagedTensor``. Whoever takes one renames it and calls

@@ -1,4 +1,4 @@
-"""Is there an NVIDIA driver, and which CUDA does it speak? The one place that asks, by loading libcuda with ctypes.
+"""NVIDIA driver detection: whether there is one, and which CUDA it supports, by loading libcuda with ctypes.
 
 Needs the standard library only, so the Makefile can run this file before anything is installed:
 

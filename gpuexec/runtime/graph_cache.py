@@ -1,4 +1,4 @@
-"""The graphs of many recordings, of which those used last are kept within a number of bytes."""
+"""LRU cache of recorded graphs, bounded by bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory the host has for this process."""
+"""Memory limit of the host for this process: machine, control group and resource limits."""
 
 from __future__ import annotations
 

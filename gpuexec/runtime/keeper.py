@@ -1,4 +1,4 @@
-"""Keeping objects alive until the work that touches them is done, whatever their holders do meanwhile."""
+"""Deferred release: objects kept alive until the work that uses them is done."""
 
 from __future__ import annotations
 

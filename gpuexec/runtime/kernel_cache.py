@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, shared by all processes of a user.
+"""Disk cache of compiled kernels, shared by all processes of a user.
 
 One entry per kernel rather than one module per plan: plans differ in the set of kernels they use, so a module's key
 would be the set, and a plan that adds one kernel would compile all of its neighbours again.

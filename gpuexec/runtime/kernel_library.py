@@ -1,4 +1,4 @@
-"""The kernels of one device: compiled in parallel into the cache, loaded through CuPy, found by name."""
+"""Kernel library of a device: kernels compiled in parallel into the cache, loaded through CuPy, found by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel sources as one string each: local includes are inlined, so that a cache key over the text sees every edit.
+"""Kernel source flattening: local includes are inlined, so that a cache key over the text covers every header.
 
 ``#line`` directives keep file names and numbers of messages true. System headers (``<cuda_fp16.h>``) stay as they are.
 """

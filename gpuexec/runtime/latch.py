@@ -1,4 +1,4 @@
-"""Waiting that an exception may end at any instruction: KeyboardInterrupt in a waiter harms nobody else.
+"""Interruptible waiting: latches that stay usable when KeyboardInterrupt ends a wait at any instruction.
 
 `threading.Condition` and `threading.Event` take and leave a lock by methods written in Python, so an interrupt that
 comes in between leaves the lock taken, and the thread that wants to tell of its work blocks for good. Here every waiter

@@ -1,4 +1,4 @@
-"""Host costs of submitting commands, by the path a device launches on: what decides between launches and a graph."""
+"""Launch costs of the host, by launch path: the figures that decide between launches and a graph."""
 
 from __future__ import annotations
 

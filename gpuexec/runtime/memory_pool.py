@@ -1,4 +1,4 @@
-"""Memory pool in the order of streams: freed blocks are kept, and used again only behind the work that may use them.
+"""Stream-ordered memory pool: freed blocks are reused only behind the work that may still use them.
 
 A block that is given back names the streams whose work may use it still; without any it is idle, since its holder has
 waited. A stream that is the only one named gets the block at once: what is issued later comes later. Any other stream

@@ -1,4 +1,4 @@
-"""CUDA C++ to cubins by NVRTC, through ``cuda.bindings``: no driver, no GPU and no CuPy are needed.
+"""NVRTC compilation of CUDA C++ to cubins, through ``cuda.bindings``, without a driver, a GPU or CuPy.
 
 Contraction, denormals and rounding are fixed here, because a result must not depend on who compiled it:
 ``--fmad=false`` (an fma is written where it is wanted), no ``-ftz``, and NVRTC's exact division and square root, which

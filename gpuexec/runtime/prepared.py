@@ -1,4 +1,4 @@
-"""Commands with addresses in place of slots: packed once, patched where something changed, issued again and again.
+"""Prepared commands: arguments packed once with addresses in place of slots, and patched before each submission.
 
 For each bound buffer a prepared segment knows the places where its address goes, so binding is a store for each place.
 """

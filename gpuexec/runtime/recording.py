@@ -1,4 +1,4 @@
-"""Recordings for devices with kernels: a segment prepared once, issued again and again, in two forms.
+"""Recordings for devices with kernels: a segment prepared once and submitted many times, in two forms.
 
 A stream of launches in plan order, and a graph of the commands and edges. Both stand on the same prepared commands, so
 each submission of the whole segment takes the form that costs less.

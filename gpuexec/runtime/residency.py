@@ -1,4 +1,7 @@
-"""How many blocks a device holds at once: a cooperative grid must fit, or its blocks would wait for ever."""
+"""Occupancy: the number of blocks a device runs at once, which bounds a cooperative grid.
+
+A larger grid would wait for itself for ever.
+"""
 
 from __future__ import annotations
 

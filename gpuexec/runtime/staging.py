@@ -1,4 +1,4 @@
-"""Pinned host memory for copies, used again once the copies that touch it are done."""
+"""Pinned staging memory for copies, reused once the copies that use it are done."""
 
 from __future__ import annotations
 

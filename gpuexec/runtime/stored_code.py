@@ -1,4 +1,4 @@
-"""Compiled kernels that a program carries, so that it starts where there is no compiler.
+"""Compiled kernels stored in a program file, so that it starts without a compiler.
 
 A kernel is found by the key of the kernel cache: the hash of its flattened source, its expression, architecture,
 options and compiler. So code of an older version of a kernel is never taken for today's. Machine code of an

@@ -1,4 +1,4 @@
-"""The tracer: a device that writes down what it is told and does nothing.
+"""The tracer: a device that records the calls made to it and executes nothing.
 
 For tests, `explain`, and measuring the host's share. It plans like a GPU. Addresses are numbers that stand for no
 memory; what is read back is zeros.

@@ -1,4 +1,4 @@
-"""Graphs of the tracer: what the host does for a graph, and a row for each thing it is told."""
+"""Graphs of the tracer: the host's share of a graph launch, and a row for each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream for copies apart from the runs, so that a copy does not wait for later runs."""
+"""Copy stream of a device, apart from the streams of runs, so that a copy does not wait for later runs."""
 
 from __future__ import annotations
 

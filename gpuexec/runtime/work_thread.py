@@ -1,4 +1,4 @@
-"""Threads that work off queues: what a stream of a device on the host is made of, and what shares its work.
+"""Work queues served by threads: the streams of host devices and their worker pools.
 
 All are daemons: a process that ends does not wait for them.
 """

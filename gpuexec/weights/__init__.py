@@ -1,1 +1,1 @@
-"""Weights of models as a whole: what compressing them costs in accuracy, and models that differ in them alone."""
+"""Weights of whole models: the accuracy cost of compression, and comparison of models by their weights."""

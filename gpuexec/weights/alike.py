@@ -1,4 +1,4 @@
-"""Models that differ in the content of weights alone: what a Worker or Method can go on with."""
+"""Weight-only differences between models: whether a Worker or Method can exchange one for the other."""
 
 from __future__ import annotations
 

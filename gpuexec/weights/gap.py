@@ -1,4 +1,4 @@
-"""How far a model with narrow weights is from the one it was made of: layer by layer, and in its outputs."""
+"""Accuracy gap of a model with compressed weights: layer by layer, and in its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of ONNX Runtime that stand for nothing here: code can import them, and is told so where it uses them."""
+"""Unsupported names of ONNX Runtime: importable, and refused with a reason where they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs bound to memory, on the host or on a device, for runs that copy no more than they must."""
+"""IOBinding: inputs and outputs bound to memory on the host or on a device."""
 
 from __future__ import annotations
 

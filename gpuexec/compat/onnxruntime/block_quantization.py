@@ -1,4 +1,4 @@
-"""Weights of matrix products quantized in blocks, as MatMulNBits and DequantizeLinear store them.
+"""Block quantization of matrix weights, as MatMulNBits and DequantizeLinear store them.
 
 ONNX Runtime's quantizers call these functions of its compiled module, which write into arrays of the caller's.
 """

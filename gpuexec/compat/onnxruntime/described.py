@@ -1,4 +1,4 @@
-"""What a session tells of its model: inputs, outputs, and what the file says of itself."""
+"""Model descriptions of a session: inputs, outputs and metadata of the file."""
 
 from __future__ import annotations
 

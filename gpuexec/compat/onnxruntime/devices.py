@@ -1,4 +1,4 @@
-"""Devices by ONNX Runtime's names, which backend each is, and descriptions of their memory and allocators."""
+"""Devices by ONNX Runtime's names: their backends, memory and allocator descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs as ONNX Runtime takes them: any object for a string, plain numbers for what maps hold, lists for arrays."""
+"""Input conversion as ONNX Runtime does it: any object for a string, numbers for maps, lists for arrays."""
 
 from __future__ import annotations
 

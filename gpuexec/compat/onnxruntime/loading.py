@@ -1,4 +1,4 @@
-"""Model and options -> the model a session runs: passes left out, dimensions fixed, initializers replaced."""
+"""Model loading for a session: passes left out, dimensions fixed, initializers replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions as ONNX Runtime's compiled module has them, which its tests and tools reach by ``_sess``.
+"""Sessions with the interface of ONNX Runtime's compiled module, reached as ``_sess``.
 
 They take some arguments in another order than the Python class over them, and give vectors of values.
 """

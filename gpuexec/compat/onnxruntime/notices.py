@@ -1,4 +1,4 @@
-"""Saying once what is left aside, and how much is said at all."""
+"""Warnings about ignored options, given once, and the log severity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of sessions and runs: those that mean something here act, the others are named once in a warning."""
+"""SessionOptions and RunOptions.
+
+Options that mean something here act, the others are named once in a warning.
+"""
 
 from __future__ import annotations
 

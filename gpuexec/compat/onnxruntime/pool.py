@@ -1,4 +1,4 @@
-"""Workers over one model, lent to one caller at a time, so that a session may be run from many threads at once."""
+"""Pool of Workers over one model, each lent to one caller at a time, so that many threads may run a session."""
 
 from __future__ import annotations
 

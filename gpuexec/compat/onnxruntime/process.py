@@ -1,4 +1,4 @@
-"""What concerns the whole process: versions, seeds, threads, telemetry (there is none)."""
+"""Process-wide functions: version, seed, threads, telemetry (there is none)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of sessions, in the form ONNX Runtime writes: trace events in a list, those of nodes of category Node."""
+"""Session profiles as ONNX Runtime writes them: a list of trace events, nodes in category Node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Providers are backends: which name stands for which, which of a list a session gets, and what their options do."""
+"""Execution providers as backends: names, selection from a list, and provider options."""
 
 from __future__ import annotations
 

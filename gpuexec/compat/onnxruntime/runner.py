@@ -1,4 +1,4 @@
-"""How a session runs: feeds checked, Workers lent, runs begun and waited for, threads for those nobody waits for."""
+"""Execution of session runs: feeds checked, Workers lent, runs waited for, threads for asynchronous runs."""
 
 from __future__ import annotations
 

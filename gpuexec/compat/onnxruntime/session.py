@@ -1,4 +1,4 @@
-"""InferenceSession over a Model and Workers: loads, tells what the model takes and gives, and runs it."""
+"""InferenceSession over a Model and a pool of Workers."""
 
 from __future__ import annotations
 

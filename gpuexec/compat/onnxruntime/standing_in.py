@@ -1,4 +1,4 @@
-"""Being what code gets that says ``import onnxruntime``."""
+"""Replacement of the ``onnxruntime`` module in ``sys.modules``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values on the host or on a device: OrtValue over NumPy arrays and Tensors."""
+"""OrtValue: values on the host or on a device, over NumPy arrays and Tensors."""
 
 from __future__ import annotations
 

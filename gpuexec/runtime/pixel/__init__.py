@@ -1,1 +1,1 @@
-"""Memory that is textures: how large, where in them, at which addresses; what runs on a GPU and on the simulator."""
+"""Texture memory: extents, texel coordinates and addresses, for a GPU and for the simulator."""

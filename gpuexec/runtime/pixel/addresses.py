@@ -1,4 +1,4 @@
-"""Addresses for memory that has none: a texture on a GPU takes a range of numbers that no other texture has.
+"""Address ranges for textures, which have no addresses of their own.
 
 So all that counts bytes from an address (regions, bindings, recordings, copies) works with textures, and only who
 launches or copies asks which texture is meant.

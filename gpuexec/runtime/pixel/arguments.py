@@ -1,4 +1,4 @@
-"""The arguments of a blit on a GPU: where a kernel would take a pointer, it takes an object and a byte within it."""
+"""Arguments of a blit on a GPU: a texture or surface object and a byte offset in place of each pointer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bytes lie in a texture of four 32-bit channels: texel after texel, row after row of 4096 texels.
+"""Layout of bytes in a texture of four 32-bit channels: texel after texel, rows of 4096 texels.
 
 A copy between a texture and bytes in a row moves rectangles of whole texels. A texel of which only some bytes are
 meant, at either end, is a rectangle of its own, which goes by way of 16 bytes of ordinary memory.

@@ -1,1 +1,1 @@
-"""CUDA C++ sources executed on the CPU: a device to prove GPU code on where there is no GPU."""
+"""The simulator: a device that executes CUDA C++ sources on the CPU, to prove GPU code without a GPU."""

@@ -1,4 +1,4 @@
-"""Who wrote each byte of an allocation last, and who has read it since."""
+"""Access history of bytes: the last write of each byte, and the reads since."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Shared objects on disk, by content: whoever finds one missing builds it, once among all processes.
+"""Disk cache of shared objects, keyed by content.
 
-An object ends with the SHA-256 of what stands before it, which loaders ignore; one that was cut short or altered
-counts as absent, and so does one that somebody else could have written (`gpuexec.runtime.code_files`). It is renamed
-into place. Lock files stay: removing one would let two processes lock different files of one name.
+Whoever finds one missing builds it, once among all processes. An object ends with the SHA-256 of what stands before it,
+which loaders ignore; one that was cut short or altered counts as absent, and so does one that somebody else could have
+written (`gpuexec.runtime.code_files`). It is renamed into place. Lock files stay: removing one would let two processes
+lock different files of one name.
 """
 
 from __future__ import annotations

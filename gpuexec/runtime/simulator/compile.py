@@ -1,4 +1,4 @@
-"""Kernel sources -> shared objects: one per file, cached by content, built in parallel."""
+"""Compilation of kernel files to shared objects, one per file, cached by content and built in parallel."""
 
 from __future__ import annotations
 

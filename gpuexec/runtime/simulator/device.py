@@ -1,4 +1,4 @@
-"""The simulated GPU: CUDA kernels on the CPU, with a GPU's asynchrony and its intolerance of mistakes."""
+"""The simulated GPU: CUDA kernels on the CPU, asynchronous and as strict about errors as a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What check mode found, as data: kind, places in the source, and who was there.
+"""Findings of check mode: kind, source locations and threads, as data.
 
 The runtime library names instructions; lines come from the debug information of the module, read by the linker's own
 tools once there is something to say.

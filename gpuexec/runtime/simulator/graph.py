@@ -1,4 +1,4 @@
-"""Explicit graphs: prepared commands and edges, launched as one. What no path orders may run in any order."""
+"""Explicit graphs of the simulator: prepared commands and edges, launched as one in any order the edges allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime library in C++, as Python calls it."""
+"""Python bindings of the simulator's C++ runtime library."""
 
 from __future__ import annotations
 

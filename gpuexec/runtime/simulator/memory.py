@@ -1,4 +1,4 @@
-"""Memory of the simulated device: real addresses that the host must not touch but by copies.
+"""Device memory of the simulator: real addresses that the host may reach only by copies.
 
 It is full of 0xCD when allocated, ends near addresses that are kept inaccessible for 8 GiB, and is inaccessible once
 freed: a kernel that goes too far or too late faults, as it may on a GPU, and does not reach what is the host's. Pinned

@@ -1,4 +1,4 @@
-"""Compiled kernel files, loaded: functions with the signature C++ deduced, and what a launch of them must satisfy."""
+"""Loaded kernel modules: functions with the signatures C++ deduced, and checks of each launch."""
 
 from __future__ import annotations
 

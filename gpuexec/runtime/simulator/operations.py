@@ -1,4 +1,4 @@
-"""What a stream or a graph of the simulator does, one operation per command: checked beforehand, arguments copied."""
+"""Operations on the simulator's streams and graphs, one per command: checked beforehand, arguments copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding a missing wait without luck: what happens before what, by what orders it and not by when it ran.
+"""Data-race detection: a happens-before check by vector clocks, independent of which operation ran first.
 
 Every operation put on a stream counts the stream's clock up. A stream knows how far others were by the events it
 waited for; the host, by what it waited for or saw done; commands of a graph, by the paths of its edges. Two operations

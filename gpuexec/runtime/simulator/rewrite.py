@@ -1,4 +1,4 @@
-"""What a host compiler can't read in a kernel source, said in C++: ``__shared__`` variables, and the entry points."""
+"""Source rewriting for a host compiler: ``__shared__`` variables and kernel entry points as plain C++."""
 
 from __future__ import annotations
 

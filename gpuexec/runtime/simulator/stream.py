@@ -1,4 +1,7 @@
-"""Streams as worker threads, and events between them: what is not ordered by a stream or a wait is not ordered."""
+"""Streams and events of the simulator, on worker threads.
+
+What is not ordered by a stream or a wait is not ordered.
+"""
 
 from __future__ import annotations
 

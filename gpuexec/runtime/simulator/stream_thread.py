@@ -1,4 +1,4 @@
-"""The thread of a simulated stream: delays, gates, and what an error does."""
+"""Worker thread of a simulated stream: delays, gates, and errors that end later work."""
 
 from __future__ import annotations
 

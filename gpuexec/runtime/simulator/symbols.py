@@ -1,4 +1,4 @@
-"""What a shared object wants from others, read before it is loaded.
+"""Undefined symbols of a shared object, read before it is loaded.
 
 A loader that finds something missing undoes half a load, and in a process of many threads that has ended the process.
 So our objects are looked at first, and only one that will load is given to the loader.

@@ -1,4 +1,4 @@
-"""The clocks by which it is told what comes before what."""
+"""Vector clocks for the happens-before order of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's C++ compiler, and how it is called."""
+"""The host's C++ compiler and its command lines."""
 
 from __future__ import annotations
 

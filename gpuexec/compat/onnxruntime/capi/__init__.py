@@ -1,1 +1,1 @@
-"""Modules that code for ONNX Runtime imports names from."""
+"""``onnxruntime.capi``: modules that code for ONNX Runtime imports names from."""

@@ -1,4 +1,4 @@
-"""The same names by another module that ONNX Runtime has them in."""
+"""``onnxruntime.capi._pybind_state``: names of the compiled module under its private path."""
 
 from __future__ import annotations
 

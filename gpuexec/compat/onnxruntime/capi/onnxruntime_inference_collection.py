@@ -1,4 +1,4 @@
-"""Sessions and values by the module that ONNX Runtime has them in."""
+"""``onnxruntime.capi.onnxruntime_inference_collection``: sessions and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors, options and values by the module that ONNX Runtime has them in."""
+"""``onnxruntime.capi.onnxruntime_pybind11_state``: errors, options and values."""
 
 from __future__ import annotations
 
