@@ -81,6 +81,6 @@ def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[
 
 
 def host_failure(where: str, error: Exception) -> GpuexecError:
-    """Return an error of ours for what a function on the host raised; the caller chains the two."""
+    """Return the package's error for an exception raised by a function on the host; the caller chains the two."""
     text = f"{where} failed on the host: {type(error).__name__}: {error}."
     return OutOfMemoryError(text) if isinstance(error, MemoryError) else DeviceError(text)

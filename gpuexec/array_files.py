@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def load_arrays(path: str | Path, wanted: Collection[str] | None = None) -> Array | dict[str, Array]:
-    """Return the array of an ``.npy`` file, or those of an ``.npz`` file by name; of these the wanted ones, or all.
+    """Return the array of an ``.npy`` file, or a dict of all or the wanted arrays of an ``.npz`` file by name.
 
     Raises:
         InputError: It is no such file, it is broken, or it holds Python objects, which would have to be unpickled.

@@ -152,7 +152,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """Run an operator's ``compute`` on the host. The operator is named, with its attributes as JSON values."""
+    """Run an operator's ``compute`` on the host. The operator is given by name, its attributes as JSON values."""
 
     operator: str
     attributes: tuple[tuple[str, Any], ...]

@@ -15,7 +15,7 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Return whether a value is of an annotated type; of a dataclass, its fields too, to any depth.
+    """Return whether a value is of an annotated type; fields of a dataclass are checked too, to any depth.
 
     An int, of up to 64 bits, will do for a float, a bool for neither. What an annotation says beyond classes, unions,
     tuples and literals is not looked at.
@@ -52,7 +52,10 @@ def find_misfit(item: Any) -> str | None:
 
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
-    """Return the annotations of a dataclass; none where they can't be resolved (they name what is not imported)."""
+    """Return the annotations of a dataclass; an empty dict where they can't be resolved.
+
+    They can't where they name what is not imported.
+    """
     try:
         return typing.get_type_hints(cls)
     except NameError:

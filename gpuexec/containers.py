@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 
 def make_blank(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return what stands for nothing: zeros, False, empty strings; an empty container."""
+    """Return a default value of a spec: zeros, False, empty strings, or an empty container."""
     if dtype == STRING:
         return np.full(shape, "", STRING)
     if dtype == SEQUENCE:
@@ -42,7 +42,7 @@ def make_blank(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def hold(array: Array) -> Array:
-    """Return an array that may stay in a container: closed to writing, its memory nobody else's."""
+    """Return an array that a container may keep: read-only, in memory that no caller can write to."""
     if array.flags.writeable or array.base is not None or not array.flags.owndata:
         array = array.copy()
         array.flags.writeable = False
@@ -50,12 +50,12 @@ def hold(array: Array) -> Array:
 
 
 def make_sequence(items: Sequence[Array], held: np.dtype[Any] | None = None) -> Array:
-    """Return a sequence that holds these arrays; ``held`` is their type, which matters where there are none."""
+    """Return a sequence that holds these arrays; ``held`` is their type, needed where there are none."""
     return np.array(((list(items), held),), SEQUENCE)
 
 
 def make_optional(item: Array | None) -> Array:
-    """Return an optional that holds an array, or nothing."""
+    """Return an optional that holds an array, or an empty one."""
     return np.array((item,), OPTIONAL)
 
 
@@ -65,23 +65,23 @@ def make_map(items: Mapping[Any, Array], held: np.dtype[Any] | None = None) -> A
 
 
 def read_sequence(array: Array) -> list[Array]:
-    """Return what a sequence holds; the list is the caller's own."""
+    """Return the elements of a sequence; the list is the caller's own."""
     return list(array["sequence"].item()[0])
 
 
 def read_optional(array: Array) -> Array | None:
-    """Return what an optional holds; None: nothing."""
+    """Return the element of an optional, or None where it is empty."""
     found: Array | None = array["optional"].item()
     return found
 
 
 def read_map(array: Array) -> dict[Any, Array]:
-    """Return what a map holds; the dict is the caller's own."""
+    """Return the entries of a map; the dict is the caller's own."""
     return dict(array["map"].item()[0])
 
 
 def find_held(array: Array) -> np.dtype[Any] | None:
-    """Return the type of what a sequence or map holds, or could hold; None: nobody knows."""
+    """Return the element type of a sequence or map, or None where it is unknown."""
     is_map = array.dtype == MAP
     items, held = array["map" if is_map else "sequence"].item()
     found: np.dtype[Any] | None = next((item.dtype for item in (items.values() if is_map else items)), held)
@@ -89,7 +89,7 @@ def find_held(array: Array) -> np.dtype[Any] | None:
 
 
 def to_strings(given: Any) -> Array:
-    """Return what may be read as strings as an array of str: str, bytes of UTF-8, arrays and nested lists of them.
+    """Convert str, bytes of UTF-8, and arrays and nested lists of them, to an array of str.
 
     Raises:
         InputError: An element is neither.
@@ -107,7 +107,7 @@ def to_strings(given: Any) -> Array:
 
 
 def pack(given: Any, declared: DeclaredSpec) -> Array:
-    """Return what a caller gives for a value that is declared so, as the array that stands for it.
+    """Convert a caller's value to the array that represents it, by its declared spec.
 
     A sequence comes as a list or tuple, an optional as None or what it holds, a map as a mapping; arrays that stand for
     containers already are taken as they are. Numbers are brought to the declared type where that loses nothing but
@@ -136,7 +136,7 @@ def pack(given: Any, declared: DeclaredSpec) -> Array:
 
 
 def check_no_objects(given: Any, array: Array, declared: DeclaredSpec) -> None:
-    """Check that what NumPy made of something that is no array are not Python objects.
+    """Check that NumPy's conversion of a caller's value gave no array of Python objects.
 
     Raises:
         InputError: They are.
@@ -147,7 +147,7 @@ def check_no_objects(given: Any, array: Array, declared: DeclaredSpec) -> None:
 
 
 def unpack(array: Array) -> Any:
-    """Return a host object as callers get it: lists, None, dicts, and arrays of their own, strings as arrays of str.
+    """Convert a host object to what callers get: lists, None, dicts, and writable arrays, strings as arrays of str.
 
     What a map holds by key comes as a scalar where it is one.
     """
@@ -162,7 +162,7 @@ def unpack(array: Array) -> Any:
 
 
 def describe(array: Array) -> str:
-    """Return what an array is in words, with what a container holds: ``"sequence(2 of float32[3])"``."""
+    """Describe the type of an array in words, with the content of a container: ``"sequence(2 of float32[3])"``."""
     if array.dtype == SEQUENCE:
         items = read_sequence(array)
         kinds = dict.fromkeys(map(describe, items))
@@ -186,7 +186,7 @@ def _pack_item(given: Any, declared: DeclaredSpec | None, where: str) -> Array:
 
 
 def _pack_freely(given: Any) -> Array:
-    """Return something of which nothing is declared."""
+    """Convert a caller's value of which nothing is declared."""
     if isinstance(given, np.ndarray) and given.dtype in (SEQUENCE, OPTIONAL, MAP):
         return given
     if isinstance(given, (list, tuple)):
@@ -221,7 +221,7 @@ def _pack_tensor(given: Any, declared: DeclaredSpec) -> Array:
 
 
 def _has_room_for_one(declared: DeclaredSpec) -> bool:
-    """Return whether a tensor of one element fits what is declared."""
+    """Return whether a tensor of one element fits the declared dims."""
     return all(dim == 1 or not isinstance(dim, int) for dim in declared.dims or ())
 
 

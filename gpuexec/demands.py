@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
-    """Return the content of an input that shapes or launches depend on, and record that it was read.
+    """Return the content of an input that shapes or launches depend on, and record the read in the plan's key.
 
     Args:
         spec: The input's spec.
@@ -34,7 +34,7 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
 
 
 def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int) -> int:
-    """Return the one number that an input holds, or ``least`` where it is below; what it is below that, no plan knows.
+    """Return the number in a scalar input, or ``least`` where it is below; smaller values share one plan.
 
     So a plan made for one number up to ``least`` serves every other.
 

@@ -60,7 +60,7 @@ class ErrorCode(IntEnum):
 
 
 class NodeName(str):
-    """Name of a node that knows the line of the exporter's source it stems from; equal to the same text without.
+    """Name of a node, with the line of the exporter's source it stems from; equal to the same text without.
 
     ``source`` is as Python shows a frame: ``File "net.py", line 12, in forward``, and the code on a line of its own.
     Plans and recordings hand names on, so whatever fails for a node can quote its line.
@@ -70,14 +70,14 @@ class NodeName(str):
     source: str
 
     def __new__(cls, text: str, source: str = "") -> NodeName:
-        """Make a name of a text."""
+        """Make a name from a text."""
         name = super().__new__(cls, text)
         name.source = source
         return name
 
 
 def name_after(text: str, other: str) -> str:
-    """Return a name for a node that is made of another: it stems from the same line."""
+    """Return a name for a node derived from another, with the same source line."""
     source = getattr(other, "source", "")
     return NodeName(text, source) if source else text
 
@@ -124,7 +124,7 @@ def abridge(text: str, most: int = 1000) -> str:
 
 
 def as_failure(error: BaseException, what: str) -> BaseException:
-    """Return what those are told who wait for work that an error ended: an interrupt is its caller's alone.
+    """Return the error for waiters of failed work: the error itself, or a CancelledError in place of an interrupt.
 
     Args:
         error: What ended it.
@@ -163,7 +163,7 @@ class InputError(GpuexecError, ValueError):
 
 
 class NeedsHostValue(InputError):
-    """Planning wants the content of a tensor that the host does not have.
+    """Planning needs the content of a tensor that the host does not have.
 
     ``index`` is the operator's input position, ``role`` what it is for (``"axes"``).
     """
@@ -191,7 +191,7 @@ class ClosedError(StateError):
 
 
 class StaleError(StateError):
-    """A newer run or iterator has taken over; this handle no longer speaks for the data."""
+    """A newer run or iterator has taken over; this handle is no longer valid."""
 
 
 class PendingError(StateError):
@@ -219,7 +219,7 @@ class NotFoundError(AccessError):
 
 
 class MismatchError(GpuexecError, RuntimeError):
-    """A node gave something else than the same node on the backend it is compared with, from the same inputs.
+    """A node's outputs differ from those of the same node on the backend it is compared with, for the same inputs.
 
     Args:
         operator: Qualified name of the node's operator.
@@ -247,7 +247,7 @@ class MismatchError(GpuexecError, RuntimeError):
 
 
 class NonFiniteError(GpuexecError, ArithmeticError):
-    """A node made a NaN or infinity that it was not given, in a run that is watched for them.
+    """A node made a NaN or infinity from finite inputs, in a run that is checked for them.
 
     Args:
         operator: Qualified name of the node's operator; empty where an input of the model had NaN.

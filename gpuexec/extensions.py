@@ -16,7 +16,7 @@ GROUP = "gpuexec.operators"
 
 @functools.cache
 def load_domain(domain: str) -> None:
-    """Import what installed packages announce for an ONNX domain; nothing where none does.
+    """Import the installed packages that announce operators of an ONNX domain, if there are any.
 
     Raises:
         UnsupportedError: One of them can't be imported.

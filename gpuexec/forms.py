@@ -21,7 +21,7 @@ class Form:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names, without their marks."""
+        """Names of the inputs, without their marks."""
         return tuple(each.rstrip("?*") for each in self.inputs.split())
 
     @property
@@ -31,25 +31,25 @@ class Form:
 
     @property
     def variadic_from(self) -> int:
-        """Position of the input that may be there any number of times."""
+        """Position of the input that may be repeated any number of times."""
         return next((i for i, each in enumerate(self.inputs.split()) if each.endswith("*")), _UNBOUNDED)
 
     @property
     def max_inputs(self) -> int:
-        """How many inputs there may be."""
+        """Largest number of inputs."""
         return _UNBOUNDED if self.inputs.endswith("*") else len(self.inputs.split())
 
     @property
     def max_outputs(self) -> int:
-        """How many outputs there may be."""
+        """Largest number of outputs."""
         return len(self.outputs.split())
 
 
 def declare_forms(domain: str, forms: Mapping[str, tuple[str, str]]) -> None:
-    """Declare inputs and outputs of operators by name; while a model is loaded, its nodes are held to them."""
+    """Declare inputs and outputs of operators by name, against which nodes are checked while a model is loaded."""
     _FORMS.update({(domain, name): Form(*form) for name, form in forms.items()})
 
 
 def find_form(op_type: str, domain: str) -> Form | None:
-    """Return the form that was declared of an operator."""
+    """Return the declared form of an operator."""
     return _FORMS.get((domain, op_type))

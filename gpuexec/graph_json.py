@@ -80,7 +80,7 @@ def is_dim(dim: Any) -> bool:
 
 
 class _Absent(Operator):
-    """Stands for an operator that is not registered, until all of them are known."""
+    """Placeholder for an operator that is not registered, until all of them are known."""
 
     __slots__ = ()
 
@@ -155,7 +155,7 @@ def _decode_value(row: Any, where: str) -> Value:
 
 
 def _decode_declared(row: Any, what: str, name: str, depth: int = 0) -> DeclaredSpec | None:
-    """Return what `_encode_declared` made; ``what`` declares it, ``name`` is the value's."""
+    """Decode a declared spec; ``what`` and ``name`` say in messages whose it is."""
     if row is None:
         return None
     is_nested = isinstance(row, list) and len(row) == _CONTAINER_ENTRIES

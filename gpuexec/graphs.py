@@ -40,7 +40,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One application of an operator. None stands for an optional input not given, or an output nobody wants.
+    """One application of an operator. None stands for an optional input not given, or an unused output.
 
     ``part_of`` says in words which node of the model this one was drawn for; messages begin with it.
     """
@@ -155,7 +155,7 @@ def _list_fields(cls: type[Any]) -> tuple[str, ...]:
 def list_needed(
     nodes: Sequence[Node], outputs: Iterable[Value], given: Container[Value] = frozenset()
 ) -> tuple[list[Node], set[Value]]:
-    """Return the nodes that outputs follow from, in order, and the values that takes, the outputs among them.
+    """Return the nodes that outputs depend on, in order, and the values these use, the outputs among them.
 
     Args:
         nodes: In order.
@@ -171,20 +171,20 @@ def list_needed(
 
 
 def find_free(name: str, *taken: Container[str]) -> str:
-    """Return a name, or with the first number from 2 behind it, that is in none of these."""
+    """Return a name that is in none of these sets: the name itself, or with the first free number from 2."""
     names = chain((name,), (f"{name}.{number}" for number in count(2)))
     return next(each for each in names if all(each not in row for row in taken))
 
 
 def take_free(name: str, taken: set[str]) -> str:
-    """Return a name as `find_free` does, which is taken then."""
+    """Return an unused name as `find_free` does, and add it to the used ones."""
     free = find_free(name, taken)
     taken.add(free)
     return free
 
 
 def check(graph: Graph) -> None:
-    """Check that every value has one origin, a name of its own and is made before it is used; in bodies too.
+    """Check that every value has one origin and a unique name and is made before it is used; in bodies too.
 
     Raises:
         ModelError: It is not so; the message names node and value.

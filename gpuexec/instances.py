@@ -14,7 +14,7 @@ _INSTANCES: dict[str, dict[str, None]] = {}
 
 
 def instantiate(source: str, expressions: Iterable[str]) -> None:
-    """Add instances of the kernels in ``source`` to the table; what is there already stays."""
+    """Add instances of the kernels in ``source`` to the table; entries that exist stay."""
     _INSTANCES.setdefault(source, {}).update(dict.fromkeys(expressions))
 
 

@@ -52,7 +52,7 @@ class Knob:
         return self.default_text or ("not set" if self.default is None else f"{float(self.default):.20g}")
 
     def describe_values(self) -> str:
-        """Return what the variable takes, in words."""
+        """Return the accepted values, in words."""
         if self.kind is bool:
             return "1 or 0 (also true, yes, on; false, no, off)"
         if self.kind is str:
@@ -60,7 +60,7 @@ class Knob:
         return f"a {'whole ' if self.kind is int else ''}number from {self.least} to {self.most}"
 
     def parse(self, text: str) -> bool | int | float | str | None:
-        """Return the value of a text; None for an empty one where texts are taken.
+        """Parse the text of a value; None for an empty one where texts are accepted.
 
         Raises:
             InputError: The variable does not take it.
@@ -81,7 +81,7 @@ class Knob:
         )
 
     def read(self) -> bool | int | float | str | None:
-        """Return the value of the environment, or the default.
+        """Return the value in the environment, or the default.
 
         Raises:
             InputError: The variable does not take it.
@@ -126,7 +126,7 @@ KNOBS: Mapping[str, Knob] = {
 
 
 def check_environment() -> None:
-    """Check every variable of the package that is set.
+    """Check every environment variable of the package that is set.
 
     Warns (RuntimeWarning) of names that are none of the package's, but look like one.
 
@@ -201,7 +201,7 @@ def sync_each() -> bool:
 
 
 def check_order() -> bool:
-    """GPUEXEC_CHECK_ORDER: whether simulators refuse what uses bytes of another operation unordered (default: yes)."""
+    """GPUEXEC_CHECK_ORDER: whether simulators refuse unordered accesses to the same bytes (default: yes)."""
     return read_flag("GPUEXEC_CHECK_ORDER")
 
 
@@ -211,7 +211,7 @@ def simulated_devices() -> int:
 
 
 def check_kernels() -> bool:
-    """GPUEXEC_CHECK_KERNELS: whether simulators run kernels in check mode, which finds races and stray accesses."""
+    """GPUEXEC_CHECK_KERNELS: whether simulators run kernels in check mode, which finds races and invalid accesses."""
     return read_flag("GPUEXEC_CHECK_KERNELS")
 
 

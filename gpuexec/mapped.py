@@ -35,7 +35,7 @@ _held: dict[int, Array] = {}
 
 
 class FileSource:
-    """The file under a map. It stays open, so that a newer one in its place changes nothing.
+    """The file under a map. It stays open, so that replacing the file by a newer one changes nothing.
 
     Args:
         file: A descriptor, which is the source's from now on.
@@ -71,7 +71,7 @@ class FileSource:
         )
 
     def locate(self) -> tuple[str, int, int]:
-        """Return path, bytes and time of writing, by which another process finds this very file; see `map_again`.
+        """Return path, size and modification time, by which another process finds the same file; see `map_again`.
 
         Raises:
             AccessError: It was written to, or another file is in its place, or none.
@@ -107,7 +107,7 @@ class FileSource:
             done += count
 
     def read_unchanged(self, offset: int, buffer: memoryview) -> None:
-        """Read bytes of a file that is as it was opened, before and after.
+        """Read bytes of a file, checking before and after that it is as it was opened.
 
         Raises:
             AccessError: It was written to, cut, or can't be read.
@@ -118,7 +118,7 @@ class FileSource:
 
 
 class _Map(mmap.mmap):
-    """A map that knows its file."""
+    """A memory map that keeps its FileSource."""
 
     source: FileSource
 
@@ -159,7 +159,7 @@ def map_file(file: int, name: str, path: str | os.PathLike[str] | None = None) -
 
 
 def map_again(name: str, path: str, nbytes: int, written_ns: int) -> mmap.mmap:
-    """Map a file that `FileSource.locate` told of, here or in another process.
+    """Map a file that `FileSource.locate` described, in this process or another.
 
     Raises:
         NotFoundError: There is no such file.
@@ -179,7 +179,7 @@ def map_again(name: str, path: str, nbytes: int, written_ns: int) -> mmap.mmap:
 
 
 def find_view(array: Array) -> tuple[object, ...] | None:
-    """Return what `view_map` makes the same array of, dense or not; None where it is no view of a mapped file."""
+    """Return the arguments with which `view_map` makes an equal array; None for no view of a mapped file."""
     mapped = _find_map(array)
     if mapped is None:
         return None
@@ -193,7 +193,7 @@ def view_map(mapped: mmap.mmap, dtype: Any, shape: tuple[int, ...], offset: int,
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Return the descriptor of a file to read; what is no regular one (a pipe without a writer) does not block.
+    """Open a file for reading and return its descriptor, without blocking on one that is not regular (a pipe).
 
     Raises:
         NotFoundError: There is no such file.
@@ -227,7 +227,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def find_range(array: Array) -> FileRange | None:
-    """Return where in a mapped file an array lies; None where it does not, or not densely in its own order."""
+    """Return the byte range of an array in a mapped file; None where it is in none, or not dense in its own order."""
     mapped = _find_map(array)
     if mapped is None or not array.flags.c_contiguous:
         return None
@@ -242,7 +242,7 @@ def find_source(array: Array) -> FileSource | None:
 
 
 def bring(array: Array) -> Array:
-    """Return the content of an array on the host: itself, or, for a view of a file, a copy that was read, read-only.
+    """Read the content of an array to the host: the array itself, or for a view of a file a read-only copy.
 
     The copy has the strides of the view, and is of the whole range of the file that these span.
 
@@ -264,18 +264,18 @@ def bring(array: Array) -> Array:
 
 
 def bring_small(array: Array) -> Array:
-    """Return the content of a small array on the host, as `bring` does; large content stays in its file."""
+    """Read the content of a small array to the host, as `bring` does; large content stays in its file."""
     return bring(array) if array.nbytes < MAPPED_NBYTES else array
 
 
 def view_bytes(array: Array) -> memoryview:
-    """Return the content of an array densely, as bytes: where it lies, be it in a file, or a copy that is dense."""
+    """Return the dense content of an array as bytes: a view where it is dense, in memory or in a file, else a copy."""
     dense = array if array.flags.c_contiguous else np.ascontiguousarray(bring(array))
     return dense.reshape(-1).view(np.uint8).data
 
 
 def hash_content(view: memoryview) -> bytes:
-    """Return the SHA-256 of bytes; those of a map are read.
+    """Return the SHA-256 of bytes; those of a map are read from its file.
 
     Raises:
         AccessError: The file was written to, cut, or can't be read.
@@ -287,7 +287,7 @@ def hash_content(view: memoryview) -> bytes:
 
 
 def bring_bytes(view: memoryview) -> memoryview:
-    """Return bytes on the host: those given, or, of a map, a copy that was read.
+    """Return bytes on the host: those given, or a copy read from the file of a map.
 
     Raises:
         AccessError: The file was written to, cut, or can't be read.
@@ -296,7 +296,7 @@ def bring_bytes(view: memoryview) -> memoryview:
 
 
 def read_pieces(view: memoryview, nbytes: int = _PIECE_NBYTES) -> Iterator[memoryview]:
-    """Yield bytes in order, in pieces of at most so many; those of a map are read.
+    """Yield bytes in order, in pieces of a bounded size; those of a map are read from its file.
 
     Raises:
         AccessError: The file was written to, cut, or can't be read.
@@ -306,7 +306,7 @@ def read_pieces(view: memoryview, nbytes: int = _PIECE_NBYTES) -> Iterator[memor
 
 
 def hold(array: Array) -> Array:
-    """Return what `bring` does, read once for as long as the array lives.
+    """Read the content of an array as `bring` does, once for as long as the array lives.
 
     Raises:
         AccessError: The file was written to, cut, or can't be read.
@@ -322,7 +322,7 @@ def hold(array: Array) -> Array:
 
 
 def count_copied(made: Iterable[Array], of: Iterable[Array]) -> int:
-    """Return the bytes of new arrays that are on the host only because what they were made of was brought from a file.
+    """Count the bytes of new arrays that are in host memory only because their sources were read from a file.
 
     Views of a file take none; neither counts what was made of arrays that are on the host anyway.
     """

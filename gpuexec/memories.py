@@ -19,7 +19,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An input that starts from what an output of the run before left; callers need neither give nor take it.
+    """State carried from run to run: an input that starts from an output of the previous run.
+
+    Callers need neither give nor take it.
 
     Attributes:
         input: Name of the input.
@@ -82,7 +84,7 @@ class Memory:
         return replace(self, shape=tuple(dims))
 
     def check(self, spec: TensorSpec) -> None:
-        """Check that it may hold a tensor.
+        """Check that the memory may hold a tensor.
 
         Raises:
             InputError: Dtype, rank or a fixed extent is another, or it has more rows than there is room for.
@@ -100,7 +102,7 @@ class Memory:
             )
 
     def check_left(self, spec: TensorSpec) -> None:
-        """Check that a run may leave a tensor in it: what a model declares of an output need not be what comes out.
+        """Check that the memory may hold an output of a run, whose real spec may differ from the declared one.
 
         Raises:
             ModelError: Dtype, rank or a fixed extent is another.
@@ -122,7 +124,7 @@ class Memory:
 
 
 def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: bool = False) -> Memory:
-    """Return the memory of an input and the output that becomes it.
+    """Return the memory of an input and the output that updates it.
 
     Raises:
         InputError: Their types or fixed extents differ; names both.

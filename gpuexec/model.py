@@ -29,7 +29,7 @@ from gpuexec.version import VERSION
 
 
 class Model:
-    """What `load` returns.
+    """A loaded model, as `load` returns it.
 
     It pickles, for other processes of the same release, with its edits, memories and dimensions. Weights that were in
     the model's own file are in the pickle. Those in files beside it, or of a program, go by path, time of writing and
@@ -79,7 +79,7 @@ class Model:
             raise ModelError(f"Constants share names: {', '.join(twice[:5])}.")
 
     def bind_state(self, pairs: Mapping[str, str], *, capacity: int | Mapping[str, int] | None = None) -> Model:
-        """Return this model with outputs bound to inputs: what a run leaves there is what the next one starts from.
+        """Return this model with outputs bound to inputs as state: a run's output is the next run's input.
 
         Weights are shared with this model, on devices too.
 
@@ -98,7 +98,7 @@ class Model:
     # ---- models made of models; what they are made of stays as it was
 
     def expose(self, *names: str) -> Model:
-        """Return this model with inner values as further outputs, behind those it has.
+        """Return this model with inner values as additional outputs, after those it has.
 
         Args:
             *names: Of values, as the file names them, or of nodes, whose outputs they are then. What is an output
@@ -110,7 +110,7 @@ class Model:
         return self._edit(choosing.expose(self._parts(), names))
 
     def keep_outputs(self, names: Sequence[str]) -> Model:
-        """Return this model with these outputs alone, in this order, and without what only the others need.
+        """Return this model with these outputs alone, in this order, without nodes that only others need.
 
         Inner values may be among them. Inputs and memories that nothing needs any more go too.
 
@@ -120,7 +120,7 @@ class Model:
         return self._edit(choosing.keep_outputs(self._parts(), names))
 
     def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
-        """Return the part of this model that makes some of its values from others.
+        """Return the subgraph of this model that computes some of its values from others.
 
         Args:
             inputs: All that the part needs, but for weights and memories; inner values or inputs of the model.
@@ -148,7 +148,7 @@ class Model:
         return self._edit(naming.bind(self._parts(), dims))
 
     def prepend(self, other: Model, connections: joining.Connections | None = None) -> Model:
-        """Return this model with another one in front, which makes what it takes: pre-processing, baked in.
+        """Return this model with another one in front, whose outputs are its inputs: pre-processing.
 
         Outputs of the other that nothing takes are outputs behind this model's. Where both have a name, this model's
         stays. Memories of both stay.
@@ -164,7 +164,7 @@ class Model:
         return self._join(other, connections, is_behind=False)
 
     def append(self, other: Model, connections: joining.Connections | None = None) -> Model:
-        """Return this model with another one behind, which takes what it makes: post-processing, baked in.
+        """Return this model with another one behind, whose inputs are its outputs: post-processing.
 
         The other's outputs come first, then those of this model that nothing takes. Where both have a name, this
         model's stays. Memories of both stay.
@@ -223,7 +223,7 @@ class Model:
         allow_custom: bool = False,
         keep_sources: bool = False,
     ) -> None:
-        """Write this model as an ONNX file, which takes its place whole.
+        """Write this model as an ONNX file, atomically.
 
         It holds what was read, edits included, in the newest form of its operators, before any pass. Dimensions that
         are fixed are written as extents. Memories are written as inputs and outputs, to be bound again.
@@ -275,7 +275,7 @@ class Model:
         disabled: frozenset[str],
         memories: Sequence[Memory],
     ) -> Model:
-        """Return a model that shares with this one what lies on devices of their common weights."""
+        """Return a model that shares with this one the device copies of their common weights."""
         derived = Model(info, graph, dims, disabled, memories)
         derived.slabs, derived.lock, derived.code = self.slabs, self.lock, self.code
         return derived
@@ -317,7 +317,7 @@ def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
 
 
 def _restore(version: str, packed: bytes, buffers: Sequence[bytes]) -> Model:
-    """Return the model of a pickle.
+    """Rebuild the model from a pickle.
 
     Raises:
         ModelError: Another release wrote it.

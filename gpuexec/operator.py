@@ -52,7 +52,7 @@ class Tolerance(Enum):
 
 
 class Emitter(Protocol):
-    """What ``lower`` speaks to. It sees the device only as ``target``.
+    """The interface that ``lower`` emits commands through. It knows the device only as ``target``.
 
     On a target without kernels, ``lower`` is asked all the same: aliases and in-place requests stay, and so do copies,
     fills and places of an operator that launches nothing; one that launches becomes one host call.
@@ -79,17 +79,17 @@ class Emitter(Protocol):
         """Let an output of the operator be a window on another slot's bytes: no launch, no copy."""
 
     def in_place(self, output: Slot, source: Slot) -> None:
-        """Allow the output to take the bytes of an input that nobody reads afterwards.
+        """Allow an output to reuse the bytes of an input that nothing reads afterwards.
 
         Only where thread i reads nothing but element i of ``source``, and ``compute(out=)`` may be given the same
         memory.
         """
 
     def place(self, source: Slot, window: Slot) -> bool:
-        """Try to make an input's bytes lie where ``window`` of an output is; False where they must be copied."""
+        """Try to allocate an input at ``window`` of an output; return False where it must be copied."""
 
     def grow(self, output: Slot, source: Slot) -> bool:
-        """Let an output be an input's bytes and those behind them, where the input is a memory with room; else False.
+        """Let an output extend an input's bytes in place, where the input is a memory with capacity; else return False.
 
         Strides are the input's. Whoever asks writes what the input does not have.
         """
@@ -134,7 +134,7 @@ class Operator:
     example: ClassVar[str] = ""
 
     def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
-        """Return whether ``lower`` can be asked for such inputs; where not, it is as if there were none.
+        """Return whether ``lower`` supports such inputs; where not, the node runs on the host.
 
         An operator says so itself where that depends on its attributes.
         """
@@ -289,7 +289,7 @@ def upgraded_names() -> tuple[str, ...]:
 
 
 def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function that says in other operators what a node of this operator does.
+    """Register a function that decomposes a node of this operator into nodes of other operators.
 
     For operators whose output size depends on data: one node sizes, others write what is cut to the size; and for those
     that keep something from run to run beside what they compute, such as the cache of Attention. The function

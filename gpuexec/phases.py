@@ -17,16 +17,19 @@ from typing import Protocol
 
 
 class Witness(Protocol):
-    """Who is told. Called from any thread, and in the middle of a collection of garbage: it must take both."""
+    """Receiver of instrumentation events.
+
+    It is called from any thread, even during garbage collection.
+    """
 
     def begin_phase(self, name: str, about: str) -> object:
-        """Hear that a phase begins; return what `end_phase` takes."""
+        """Record that a phase begins; return the token for `end_phase`."""
 
     def end_phase(self, begun: object) -> None:
-        """Hear that it is over, however it ended."""
+        """Record that a phase is over, however it ended."""
 
     def hear(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
-        """Hear of something that is over now, and took so long."""
+        """Record an event that is over, with its duration."""
 
 
 _WITNESS: ContextVar[Witness | None] = ContextVar("gpuexec_witness", default=None)
@@ -35,13 +38,13 @@ _BEFORE: ContextVar[tuple[Witness | None, ...]] = ContextVar("gpuexec_witnesses_
 
 
 def find_witness() -> Witness | None:
-    """Return who looks on in this context, if anybody does."""
+    """Return the receiver of events in this context, or None."""
     return _WITNESS.get()
 
 
 @contextlib.contextmanager
 def witnessed_by(witness: Witness | None) -> Iterator[None]:
-    """Have a witness hear of what is done in this context, instead of who did before."""
+    """Send the events of this context to a receiver, instead of the one before."""
     token = _WITNESS.set(witness)
     try:
         yield
@@ -50,13 +53,13 @@ def witnessed_by(witness: Witness | None) -> Iterator[None]:
 
 
 def enter(witness: Witness) -> None:
-    """Have a witness hear of what is done in this context until `leave`; each context has its own to leave."""
+    """Send the events of this context to a receiver until `leave`; each context leaves its own."""
     _BEFORE.set((*_BEFORE.get(), _WITNESS.get()))
     _WITNESS.set(witness)
 
 
 def leave() -> None:
-    """Have whoever did before the last `enter` of this context hear again."""
+    """Restore the receiver that the last `enter` of this context replaced."""
     *rest, before = _BEFORE.get()
     _BEFORE.set(tuple(rest))
     _WITNESS.set(before)
@@ -64,7 +67,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def phase(name: str, about: str = "") -> Iterator[None]:
-    """Tell the witness, if there is one, when the context begins and when it ends."""
+    """Report the begin and end of a phase to the context's receiver, if there is one."""
     witness = _WITNESS.get()
     if witness is None:
         yield
@@ -77,7 +80,7 @@ def phase(name: str, about: str = "") -> Iterator[None]:
 
 
 def note(name: str, about: str, nbytes: int = 0, took_ms: float = 0.0) -> None:
-    """Tell the witness, if there is one, of something that is over now."""
+    """Report a finished event to the context's receiver, if there is one."""
     witness = _WITNESS.get()
     if witness is not None:
         witness.hear(name, about, nbytes, took_ms)

@@ -19,7 +19,7 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 def not_picklable(cure: str) -> Callable[[_Kind], _Kind]:
-    """Have pickle and copy refuse a class's instances, which are of their process: memory and streams of a device.
+    """Make pickle and copy refuse a class's instances, which hold memory and streams of their process.
 
     Args:
         cure: What to send or to do instead; a sentence, the end of the message.
@@ -36,7 +36,7 @@ def not_picklable(cure: str) -> Callable[[_Kind], _Kind]:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes of an array over a mapped file where it lies, so that weights in files are never copied into a pickle."""
+    """Pickler that writes arrays over mapped files as file references, so that weights in files are never copied."""
 
     def reducer_override(self, item: Any) -> Any:
         view = find_view(item) if isinstance(item, np.ndarray) else None
@@ -44,7 +44,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(content: object) -> tuple[bytes, list[bytes]]:
-    """Return content as bytes, and those of its dense arrays apart, which `unpack` then makes no copy of.
+    """Pickle content to bytes, and return the bytes of its dense arrays apart, which `unpack` then does not copy.
 
     Raises:
         AccessError: A file that arrays are views of was written to, or is not where it was.
@@ -56,7 +56,7 @@ def pack(content: object) -> tuple[bytes, list[bytes]]:
 
 
 def unpack(packed: bytes, buffers: Sequence[bytes]) -> Any:
-    """Return what `pack` was given; as with any pickle, from those one trusts alone.
+    """Restore what `pack` was given. As with any pickle, unpack only bytes from a trusted source.
 
     Raises:
         AccessError: A file that arrays are views of changed since, or is not there.

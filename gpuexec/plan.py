@@ -23,7 +23,7 @@ from gpuexec.spec import TensorSpec
 
 
 class Role(Enum):
-    """What a buffer is for, which says who owns its bytes and whether its address is known when recording.
+    """Purpose of a buffer, which decides who owns its bytes and whether its address is known when recording.
 
     TEMP lies in the arena; CONSTANT with the weights; INPUT, OUTPUT, STATE and EXCHANGE are bound at submit; OBJECT
     lives on the host (strings, containers).
@@ -57,7 +57,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
-    """Where TEMP buffers lie: byte offsets by buffer id, arena size, and the size no layout can go below."""
+    """Placement of TEMP buffers: byte offsets by buffer id, arena size, and the lower bound of any layout."""
 
     offsets: tuple[tuple[int, int], ...]
     nbytes: int
@@ -99,13 +99,13 @@ class Read:
     least: int | None = None
 
     def tell(self, content: np.ndarray[Any, Any]) -> bytes:
-        """Return what was told of the input's content, as bytes."""
+        """Return the part of the input's content that planning read, as bytes."""
         return content.tobytes() if self.least is None else b"%d" % max(self.least, int(content.reshape(())))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOnHost:
-    """A value that the host knows and the device need not make: who reads it, why, how many bytes."""
+    """A value that the host knows and the device need not make: its readers, the reason, and its size."""
 
     value: str
     reader: str

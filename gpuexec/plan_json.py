@@ -42,7 +42,7 @@ def encode_plan(plan: Plan) -> Any:
 
 
 def from_json(text: str) -> Plan:
-    """Return the plan that `to_json` wrote.
+    """Parse the JSON text of a plan that `to_json` wrote.
 
     Raises:
         PlanError: The text is not such a plan.
@@ -55,7 +55,7 @@ def from_json(text: str) -> Plan:
 
 
 def decode_plan(data: Any) -> Plan:
-    """Return the plan that `encode_plan` gave; every field is of the type it is declared with.
+    """Rebuild a plan from the data of `encode_plan`; every field is checked against its declared type.
 
     Raises:
         PlanError: The data is not such a plan.

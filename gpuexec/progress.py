@@ -11,7 +11,7 @@ from gpuexec.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far weights have come.
+    """Progress of reading or uploading weights.
 
     Attributes:
         stage: ``"read"``: from the model's file to the host; ``"upload"``: to a device.
@@ -34,7 +34,7 @@ Tell = Callable[[Progress], None]
 
 
 def check_tell(tell: object) -> None:
-    """Check that somebody can be told, or nobody shall be.
+    """Check that a progress callback is callable, or None.
 
     Raises:
         InputError: It can't be called.
@@ -44,7 +44,7 @@ def check_tell(tell: object) -> None:
 
 
 class Listener:
-    """Who is told, for now: set for as long as a call lasts."""
+    """The current progress callback, set for the duration of a call."""
 
     __slots__ = ("tell",)
 
@@ -53,7 +53,7 @@ class Listener:
 
     @contextlib.contextmanager
     def instead(self, tell: Tell | None) -> Iterator[None]:
-        """Tell somebody else within the context; None: whoever was told before."""
+        """Replace the callback within the context; None keeps the one before."""
         before = self.tell
         self.tell = before if tell is None else tell
         try:

@@ -23,7 +23,7 @@ _NAME_CHARACTERS = 48
 
 @contextlib.contextmanager
 def replacing(target: str | os.PathLike[str], *, mode: int | None = None, sync: bool = True) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of ``target`` once it is whole, but of nothing that is no regular file.
+    """Yield a temporary file that replaces ``target`` atomically on success; refuse a target that is no regular file.
 
     A file behind links is replaced where it lies. Permissions and group of a file that is replaced stay; a group that
     can't be given to the new file gets no access to it. The content is on the disk before it takes its place, and the
@@ -64,7 +64,7 @@ def replacing(target: str | os.PathLike[str], *, mode: int | None = None, sync: 
 def write_file(
     target: str | os.PathLike[str], content: bytes | str, *, mode: int | None = None, sync: bool = True
 ) -> None:
-    """Write a whole file, text in UTF-8; as `replacing` does."""
+    """Write a whole file atomically, text in UTF-8; see `replacing`."""
     with replacing(target, mode=mode, sync=sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -84,7 +84,7 @@ def _resolve(target: str | os.PathLike[str]) -> tuple[Path, os.stat_result | Non
 
 
 def _create(scratch: Path, mode: int | None, replaced: os.stat_result | None) -> BinaryIO:
-    """Open a new file, as open to others as it shall be in the end, at no time more."""
+    """Create the temporary file with permissions never wider than the final ones."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     wanted = mode if mode is not None else None if replaced is None else stat.S_IMODE(replaced.st_mode) & 0o777
     file = os.fdopen(os.open(scratch, flags | getattr(os, "O_CLOEXEC", 0), 0o666 if wanted is None else 0o600), "wb")
@@ -102,7 +102,7 @@ def _create(scratch: Path, mode: int | None, replaced: os.stat_result | None) ->
 
 
 def _give_group(file: int, group: int, mode: int) -> int:
-    """Give a file its group; return its permissions, without those of a group that it can't be given."""
+    """Set the group of a file; return its permissions, without group permissions where the group can't be set."""
     try:
         os.fchown(file, -1, group)
     except OSError:
@@ -111,7 +111,7 @@ def _give_group(file: int, group: int, mode: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the disk note which files a folder holds, on systems and file systems where a folder can be synced."""
+    """Sync a folder's entries to the disk, on systems and file systems that can."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     with contextlib.suppress(OSError):

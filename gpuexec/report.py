@@ -14,7 +14,7 @@ from gpuexec.runtime.backend import BackendType
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a Worker did and where: counted, named, nothing hidden.
+    """The runs of a Worker, with their plans and devices, as counts and names.
 
     ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
     although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
@@ -45,14 +45,14 @@ class Report:
 
 
 class Reporting:
-    """Tells what an engine did and holds; ``_reason`` says why it runs where it does."""
+    """Reports of an engine's runs and memory; ``_reason`` says why it runs on its backend."""
 
     _engine: Engine
     _reason: str
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, by `close` or by an interrupt that came in the middle of a call."""
+        """Whether it was closed, by `close` or by an interrupt in the middle of a call."""
         return self._engine.is_closed or self._engine.entering().is_broken
 
     @property
@@ -62,7 +62,7 @@ class Reporting:
 
     @property
     def backend_reason(self) -> str:
-        """Why that backend was chosen."""
+        """Reason for the choice of the backend."""
         return self._reason
 
     @property
@@ -71,11 +71,11 @@ class Reporting:
         return tuple(self._engine.site.plans)
 
     def report(self) -> Report:
-        """Return what was done so far."""
+        """Return a report of the runs so far."""
         return make_report(self._engine, self._reason)
 
     def memory_stats(self) -> dict[str, int]:
-        """Return bytes held, by what: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
+        """Return bytes by purpose: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
 
         Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
         all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
@@ -84,7 +84,7 @@ class Reporting:
         return count_memory(self._engine)
 
     def memory_report(self) -> tuple[Holding, ...]:
-        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
+        """Return the rows of `memory_stats` with the run and layer since which they are held, and the peak."""
         return describe_memory(self._engine)
 
     def summary(self) -> str:
@@ -95,7 +95,7 @@ class Reporting:
 
 
 def make_report(engine: Engine, reason: str) -> Report:
-    """Return what an engine did so far; ``reason`` says why it runs where it does."""
+    """Return the report of an engine's runs; ``reason`` says why it runs on its backend."""
     counters, syncs = engine.site.counters, engine.syncs
     return Report(
         backend=engine.backend.device.name,
@@ -119,14 +119,14 @@ def make_report(engine: Engine, reason: str) -> Report:
 
 
 def count_memory(engine: Engine) -> dict[str, int]:
-    """Return bytes held, by what holds them."""
+    """Return bytes held, by purpose."""
     return {row.name: row.nbytes for row in describe_memory(engine)} | {
         "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.site.plans), default=0)
     }
 
 
 def describe_memory(engine: Engine) -> tuple[Holding, ...]:
-    """Return what memory is held, and since when."""
+    """Return memory held by purpose, and since when."""
     last = engine.turns.number
     engine.holdings.observe(last - 1 if last else None)
     return engine.holdings.list_rows()

@@ -35,7 +35,7 @@ class DTypeRow:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether nothing but conversions computes with it."""
+        """Whether only conversions compute with the type."""
         return self.kind.startswith("narrow")
 
     @property
@@ -132,13 +132,13 @@ def is_container(dtype: np.dtype[Any]) -> bool:
 
 
 def name_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype for people: the table's, or NumPy's for what is not in it and no text."""
+    """Return the display name of a dtype: the table's, or NumPy's for one that is not in it."""
     row = _BY_NUMPY.get(STRING if dtype.kind in "UST" else dtype)
     return row.name if row is not None else "unknown" if dtype == UNKNOWN else dtype.name
 
 
 def holds_numbers(dtype: np.dtype[Any], numbers: np.ndarray[Any, Any]) -> bool:
-    """Return whether numbers of Python become elements of a dtype, losing nothing but a float's precision.
+    """Return whether Python numbers convert to a dtype without loss, but for a float's precision.
 
     What is beyond an integer type NumPy refuses by itself; of narrow ones it would keep the low bits.
     """
@@ -151,7 +151,7 @@ def holds_numbers(dtype: np.dtype[Any], numbers: np.ndarray[Any, Any]) -> bool:
 
 
 def convert_numbers(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return an array made of numbers of Python in a dtype, or as it is where they are of another kind.
+    """Convert an array of Python numbers to a dtype; return one of other kinds as it is.
 
     Raises:
         InputError: A number is beyond that dtype.
@@ -182,7 +182,7 @@ _SMALL_FLOATS = frozenset((np.dtype(np.float16), BFLOAT16, *dtypes_of("narrow fl
 
 
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type sums are kept in: float for half, bfloat16 and what is narrower, else the type itself."""
+    """Return the type sums are kept in: float for half, bfloat16 and narrower types, else the type itself."""
     return np.dtype(np.float32) if dtype in _SMALL_FLOATS else dtype
 
 

@@ -19,7 +19,7 @@ _TRIED_EXTENTS = (32, 48)
 def find_starts(
     graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, given: Mapping[str, TensorSpec]
 ) -> dict[str, TensorSpec]:
-    """Return the specs of those memories that hold nothing yet, by input, as other inputs tell them.
+    """Infer the specs of memories that hold nothing yet, by input, from the other inputs.
 
     Free extents are those of dimensions that inputs given have by the same name, 0 along the axis a memory grows by;
     of an implicit memory they are what its layer would leave, had it started from nothing.
@@ -61,7 +61,7 @@ def find_starts(
 
 
 def bind_shapes(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) -> tuple[Memory, ...]:
-    """Return memories with the extents that hold whatever runs are given, as far as they can be told beforehand.
+    """Return memories with those extents fixed that are the same for any inputs.
 
     Free dimensions of the inputs are tried with two extents each: what comes out alike does not depend on them.
     """
@@ -94,7 +94,7 @@ def _guess_inputs(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, 
 def _infer_starts(
     graph: Graph, memories: Sequence[Memory], dims: DeclaredDims, given: Mapping[str, TensorSpec]
 ) -> dict[str, TensorSpec]:
-    """Return what implicit memories would be left with, had their layers started from nothing."""
+    """Infer the specs that implicit memories would have after a run that starts from zeros."""
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
     missing = [name for name in inputs if name not in given and all(name != m.input for m in memories)]

@@ -22,7 +22,7 @@ _reading = threading.Lock()
 
 
 def lock_file(file: int) -> None:
-    """Wait for the lock of a file against other threads and processes; closing the descriptor lets go of it.
+    """Wait for the lock of a file against other threads and processes; closing the descriptor releases it.
 
     Args:
         file: A descriptor, opened for this lock and written to by nobody.

@@ -52,7 +52,7 @@ class Target:
 
     @property
     def compiled_for(self) -> str:
-        """What its kernels are compiled for: ``"sm_90a"``."""
+        """Architecture that kernels are compiled for: ``"sm_90a"``."""
         return f"{_PREFIXES['cuda']}{self.architecture}{self.suffix}"
 
     @property

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _BreakablePipe:
-    """Standard output whose reader may go away, as ``| head`` does: what follows goes nowhere, and the command goes on.
+    """Standard output that survives a closed pipe (``| head``): further output is dropped, the command goes on.
 
     So the files that were asked for are written, and the exit status is that of the work.
     """
@@ -54,7 +54,7 @@ class _BreakablePipe:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text, or nothing if nobody reads any more."""
+        """Write text, or drop it once the pipe is closed."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -62,7 +62,7 @@ class _BreakablePipe:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, or do nothing if nobody reads any more."""
+        """Flush, or do nothing once the pipe is closed."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -72,7 +72,7 @@ class _BreakablePipe:
         return getattr(self._stream, name)
 
     def _give_up(self) -> None:
-        """Let the descriptor lead nowhere: the interpreter flushes once more when it ends."""
+        """Redirect the descriptor to the null device: the interpreter flushes once more when it ends."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -14,13 +14,13 @@ Array = np.ndarray[Any, Any]
 
 
 def split_key(text: str) -> tuple[Path, str | None]:
-    """Return the file and the key that ``FILE.npz:KEY`` or ``FILE`` names."""
+    """Split ``FILE.npz:KEY`` or ``FILE`` into file and key."""
     path, colon, key = text.rpartition(":")
     return (Path(path), key) if colon and path.endswith(".npz") else (Path(text), None)
 
 
 def load_array(text: str) -> Array:
-    """Return the one array that ``FILE.npy`` or ``FILE.npz:KEY`` names.
+    """Load the array named by ``FILE.npy`` or ``FILE.npz:KEY``.
 
     Raises:
         InputError: The file can't be read, or holds several and not one of that key.

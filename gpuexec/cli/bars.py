@@ -17,7 +17,7 @@ _TITLES = {"read": "reading weights", "upload": "uploading weights"}
 
 @contextlib.contextmanager
 def show_progress(console: Console) -> Iterator[Tell | None]:
-    """Give what draws a bar for each stage while it lasts; None where there is no terminal to draw on."""
+    """Yield a progress callback that draws a bar for each stage; None where output is no terminal."""
     if not console.is_terminal:
         yield None
         return

@@ -93,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def parse_bound(text: str) -> Bound:
-    """Return ``4`` as an extent, ``1..8`` as a range.
+    """Parse ``4`` as an extent, ``1..8`` as a range.
 
     Raises:
         InputError: The text is neither.
@@ -105,7 +105,7 @@ def parse_bound(text: str) -> Bound:
 
 
 def _check_output(output: str, sources: Iterable[str]) -> None:
-    """Check that the program can be written where it shall be, before there is work in it.
+    """Check that the program can be written to its path, before any work is done.
 
     Raises:
         InputError: It would take the place of a model, or the folder is not there.
@@ -142,7 +142,7 @@ def _split_items(items: Sequence[str], option: str) -> dict[str, str]:
 def _place_shapes(
     methods: Mapping[str, Model], shapes: Mapping[str, tuple[Bound, ...]], dims: Mapping[str, Bound]
 ) -> dict[str, dict[str, tuple[Bound | None, ...]]]:
-    """Return shapes by method and input: those given, and those that follow from named dimensions.
+    """Return shapes by method and input: those given, and those inferred from named dimensions.
 
     Raises:
         InputError: No model has an input or dimension of a name.
@@ -197,7 +197,7 @@ def _add_random_cases(
     shapes: Mapping[str, Mapping[str, tuple[Bound | None, ...]]],
     cases: Mapping[str, list[Case | StoredCase]],
 ) -> list[str]:
-    """Give each method a case of random inputs, where it runs with them; return a line for each."""
+    """Add a case of random inputs to each method that runs with them; return a line for each."""
     notes = []
     for name, model in methods.items():
         rng = np.random.default_rng(0)
@@ -213,7 +213,7 @@ def _add_random_cases(
 
 
 def _at_end(port: ModelPort, bounds: Sequence[Bound | None]) -> ModelPort:
-    """Return an input with the largest extents it is bound to, where it is."""
+    """Return an input with its largest extents, where it is bounded."""
     if not bounds:
         return port
     dims = port.spec.dims or (None,) * len(bounds)

@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 
 def add_diagnosis_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what to find out about a model, and where its inputs come from."""
+    """Add the arguments of a diagnosis: kind, reference engine and inputs."""
     add_input_arguments(parser)
     parser.add_argument(
         "--gap",
@@ -48,7 +48,7 @@ def add_diagnosis_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def diagnose(options: argparse.Namespace, backend: Backend, reason: str) -> int:
-    """Compare, measure or bisect a model; 1 where it is off.
+    """Compare, measure or bisect a model; return 1 where it is out of tolerance.
 
     Raises:
         InputError: A program is to be bisected, or both are asked for.

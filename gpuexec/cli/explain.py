@@ -92,7 +92,7 @@ def _print_plan(console: Console, plan: Plan) -> None:
 
 
 def _print_cut(console: Console, cut: Cut) -> None:
-    """Print why the plan does not hold the whole model."""
+    """Print why a plan does not hold the whole model."""
     reads = make_table(("then the host reads", "reader", "why"))
     for read in cut.reads:
         reads.add_row(escape(read.value.name), escape(read.reader), read.role)
@@ -108,7 +108,7 @@ def _print_cut(console: Console, cut: Cut) -> None:
 
 
 def _print_run(console: Console, model: Model, feeds: dict[str, Array], options: argparse.Namespace) -> list[Plan]:
-    """Run once, and print what was planned on the way and what it cost the host; return all plans in order."""
+    """Run once, and print the plans made and their host time; return all plans in order."""
     with Worker(model, backend=BackendType(options.backend)) as worker:
         worker.run(feeds)
         for plan in worker.plans[-2::-1]:

@@ -44,12 +44,12 @@ def check_named(model: Model, dims: Mapping[str, int]) -> None:
 
 
 def list_free(ports: Sequence[ModelPort]) -> list[str]:
-    """Return the names of dimensions of inputs."""
+    """Return the names of inputs' free dimensions."""
     return list(dict.fromkeys(dim for port in ports for dim in port.spec.dims or () if isinstance(dim, str)))
 
 
 def propose(model: Model, dims: Mapping[str, int]) -> Iterator[tuple[dict[str, int], int]]:
-    """Yield extents of all named dimensions, and one for those without a name; those given stay.
+    """Yield candidate extents of all named dimensions, and one for those without a name; given ones stay.
 
     A batch is 1, a total the past and what comes, a sum in a name (``"past + 1"``) is that sum.
     """
@@ -73,7 +73,7 @@ def propose(model: Model, dims: Mapping[str, int]) -> Iterator[tuple[dict[str, i
 def choose(
     model: Model, dims: Mapping[str, int], make: Callable[[Mapping[str, int], int], dict[str, Any]]
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Return the first proposal that the model's shapes fit, and the inputs made of it.
+    """Return the first candidate that the model's shapes fit, and the inputs made with it.
 
     Args:
         model: The model.
@@ -100,12 +100,12 @@ def choose(
 
 
 def array_of(port: ModelPort, given: Any) -> Any:
-    """Return the array that stands for an input as it is given."""
+    """Convert an input as given to the array that represents it."""
     return pack(given, port.spec) if is_container(port.spec.dtype) and not isinstance(given, np.ndarray) else given
 
 
 def explain_assumed(assumed: Mapping[str, int]) -> str:
-    """Return what was assumed and what to type instead."""
+    """Return lines about assumed extents, and the arguments that set them."""
     items = " ".join(f"{name}={extent}" for name, extent in assumed.items())
     return f"Nobody gave the extents of free dimensions, so these were assumed: {items}. Give others: --dims {items}"
 

@@ -26,7 +26,7 @@ _SEED = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` and `explain` have in common: model, backend, dims, inputs."""
+    """Add the arguments common to `run` and `explain`: model, backend, dims, inputs."""
     parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
     parser.add_argument(
         "--backend",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add where inputs come from: dims for random ones, files."""
+    """Add the arguments of inputs: dims for random ones, files."""
     parser.add_argument(
         "--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs"
     )
@@ -56,7 +56,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
-    """Return ``NAME=N`` items as a dict.
+    """Parse ``NAME=N`` items to a dict.
 
     Raises:
         InputError: An item is not of that form.
@@ -71,7 +71,7 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
 
 
 def parse_rows(text: str | None) -> slice:
-    """Return ``A:B`` as a slice; None takes all.
+    """Parse ``A:B`` to a slice; None takes all.
 
     Raises:
         InputError: The text is not of that form.
@@ -92,7 +92,7 @@ def parse_rows(text: str | None) -> slice:
 def read_feeds(
     model: Model, items: Sequence[str], dims: dict[str, int], rows: slice
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return an array for each input (of containers what they hold), and a line for each thing done to make one fit.
+    """Return an array for each input (of containers their content), and a line for each conversion made.
 
     Inputs without a file are random: a fixed seed, normal floats, small non-negative integers; containers are empty.
     """
@@ -130,7 +130,7 @@ def read_feeds(
 
 
 def _find_extents(model: Model, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """Return the extents of named dimensions that arrays read from files have."""
+    """Return the extents of named dimensions in arrays read from files."""
     extents: dict[str, int] = {}
     for port in model.inputs:
         array = feeds.get(port.name)
@@ -141,7 +141,7 @@ def _find_extents(model: Model, feeds: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _fit_given(port: ModelPort, given: Any, rows: slice, notes: list[str]) -> Any:
-    """Return what is given for an input as it takes it; what came as text is of the type that the input declares."""
+    """Convert a given value to an input's type; text is parsed as the type that the input declares."""
     is_array = isinstance(given, np.ndarray)
     try:
         if is_container(port.spec.dtype):
@@ -153,12 +153,12 @@ def _fit_given(port: ModelPort, given: Any, rows: slice, notes: list[str]) -> An
 
 
 def read_array(item: str, rows: slice) -> Array:
-    """Return one array from ``FILE.npy`` or ``FILE.npz:KEY``."""
+    """Read one array from ``FILE.npy`` or ``FILE.npz:KEY``."""
     return load_array(item)[rows]
 
 
 def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
-    """Return the array with the dtype and rank the input declares, where that loses nothing; note what was done."""
+    """Convert an array to the declared dtype and rank, where that loses nothing; note each conversion."""
     done = []
     is_other = array.dtype != port.spec.dtype and not is_host_object(port.spec.dtype)
     if is_other and np.can_cast(array.dtype, port.spec.dtype, "safe"):

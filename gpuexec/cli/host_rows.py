@@ -10,7 +10,7 @@ from gpuexec.report import Report
 
 
 def print_host_rows(console: Console, report: Report) -> None:
-    """Print host reads with waiting and copying apart, and host calls; nothing where there are none."""
+    """Print host reads with waiting and copying apart, and host calls, if there are any."""
     if report.host_reads:
         reads = make_table(("host reads", "node", "why"), ("times", "bytes", "waited ms", "copied ms"))
         for row in report.host_reads:

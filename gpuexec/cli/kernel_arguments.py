@@ -47,7 +47,7 @@ class KernelArgument:
 
 
 def parse_argument(text: str, rng: np.random.Generator) -> KernelArgument:
-    """Return the argument that a text says; see SYNTAX.
+    """Parse the text of an argument; see SYNTAX.
 
     Raises:
         InputError: It says none; the message has the text, and what is wrong with it.

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 def list_leaves(name: str, value: Any) -> dict[str, Array]:
-    """Return the tensors that something is made of, by where they stand in it: ``scores[0]``, ``scores[0]['cat']``.
+    """Return the tensors within a value, by path: ``scores[0]``, ``scores[0]['cat']``.
 
     Args:
         name: What it is called.
@@ -33,12 +33,12 @@ def list_leaves(name: str, value: Any) -> dict[str, Array]:
 
 
 def list_all_leaves(values: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the tensors that named values are made of."""
+    """Return the tensors within named values, by path."""
     return {k: v for name, value in values.items() for k, v in list_leaves(name, value).items()}
 
 
 def describe_leaves(name: str, value: Any) -> list[str]:
-    """Return a line for each tensor of an output, or one that says that there is none."""
+    """Return a line for each tensor of an output, or one that says there is none."""
     leaves = list_leaves(name, value)
     if not leaves:
         return [f"{name}: {'empty optional' if value is None else f'empty {type(value).__name__}'}"]
@@ -46,7 +46,7 @@ def describe_leaves(name: str, value: Any) -> list[str]:
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
-    """Return inputs from a JSON file: the one of this name, or without a name all that its object holds.
+    """Read inputs from a JSON file: the one of this name, or without a name all entries of its object.
 
     Raises:
         InputError: It is no JSON, or no object where inputs are to be found by name.

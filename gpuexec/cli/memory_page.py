@@ -50,7 +50,7 @@ def find_peak(stays: Sequence[Stay], commands: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Where commands and bytes lie on the drawing."""
+    """Scale of the drawing: commands and bytes to coordinates."""
 
     commands: int
     nbytes: int
@@ -123,12 +123,12 @@ def _draw_level(name: str, nbytes: int, text: str, scale: _Scale) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return text as a page may hold it; control characters, which names may have and XML may not, are replaced."""
+    """Escape text for the page; control characters, which XML does not allow, are replaced."""
     return escape("".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text))
 
 
 def _spell(nbytes: int) -> str:
-    """Return bytes in the unit that keeps them short."""
+    """Format bytes in the unit that keeps them short."""
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:,.1f} {unit}"

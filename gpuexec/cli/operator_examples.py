@@ -48,14 +48,14 @@ _HELD = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An operator with attributes, and inputs that it takes."""
+    """An operator with attributes, and inputs that it accepts."""
 
     operator: Operator
     inputs: Specs
 
 
 def find_examples(cls: type[Operator]) -> tuple[Example, ...]:
-    """Return an operator's own examples, else inputs of one type that it takes; none where it takes no such.
+    """Return an operator's own examples, else inputs of one type that it accepts, if any.
 
     Raises:
         InputError: It does not take its own example, or that can't be read.
@@ -70,7 +70,7 @@ def find_examples(cls: type[Operator]) -> tuple[Example, ...]:
 
 
 def takes(op: Operator, inputs: Sequence[TensorSpec | None], wants_content: bool = False) -> bool:
-    """Return whether an operator takes such inputs; with ``wants_content``, also if its answer hangs on their content.
+    """Return whether an operator accepts inputs; with ``wants_content``, also if that depends on their content.
 
     What asks for content first may still refuse a type afterwards.
     """
@@ -84,7 +84,7 @@ def takes(op: Operator, inputs: Sequence[TensorSpec | None], wants_content: bool
 
 
 def convert_spec(spec: TensorSpec, dtype: np.dtype[Any]) -> TensorSpec:
-    """Return a spec of another type; what has content keeps it as far as the type can hold it."""
+    """Return a spec of another type; known content is kept as far as the type can hold it."""
     if is_container(dtype):
         return TensorSpec.of(_HELD[dtype])
     made = TensorSpec(spec.shape, dtype)
@@ -130,7 +130,7 @@ def _read_input(read: re.Match[str] | None) -> TensorSpec:
 
 
 def _list_common(cls: type[Operator]) -> Iterator[Specs]:
-    """Yield inputs of one type, as many as an operator must have; integers may be what shapes depend on."""
+    """Yield inputs of one type, as many as an operator requires; integers get content that may be a shape."""
     call = inspect.signature(cls.draw if issubclass(cls, Composite) else cls.infer)
     parameters = [each for each in call.parameters.values() if each.name not in ("self", "sketch")]
     is_open = any(each.kind is each.VAR_POSITIONAL for each in parameters)

@@ -30,7 +30,7 @@ PIXEL = Target.named("pixel_90")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an operator takes.
+    """Element types that an operator accepts.
 
     Attributes:
         types: Element types of each input, in table order; of what has no inputs, those of its output.
@@ -44,7 +44,7 @@ class Taken:
 
 
 def list_taken(examples: Sequence[Example]) -> Taken:
-    """Return what the operator of these examples takes."""
+    """Return the element types that the operator of these examples accepts."""
     types, drawn = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     undrawn = {name: None for example in examples for name in list_host_calls(example, PIXEL)}
     for example in examples:
@@ -58,7 +58,7 @@ def list_taken(examples: Sequence[Example]) -> Taken:
 
 
 def list_variants(example: Example) -> Iterator[tuple[tuple[int, ...], str, Example]]:
-    """Yield the calls like an example that its operator takes: with which inputs of which type, and the call."""
+    """Yield the accepted calls like an example: which inputs have which type, and the call."""
     op, inputs = example.operator, example.inputs
     if not inputs:
         yield from (((0,), name, Example(made, ())) for name, made in _list_makers(op))
@@ -80,7 +80,7 @@ def list_variants(example: Example) -> Iterator[tuple[tuple[int, ...], str, Exam
 
 
 def list_host_calls(example: Example, target: Target) -> tuple[str, ...]:
-    """Return the names of the operators that the host computes when a call is planned for a target."""
+    """Return the names of the operators that run on the host when a call is planned for a target."""
     values = [None if x is None else Value(f"x{i}") for i, x in enumerate(example.inputs)]
     given = {value: x for value, x in zip(values, example.inputs, strict=True) if value is not None and x is not None}
     try:
@@ -100,7 +100,7 @@ def list_host_calls(example: Example, target: Target) -> tuple[str, ...]:
 
 
 def _list_makers(op: Operator) -> Iterator[tuple[str, Operator]]:
-    """Yield an operator without inputs for each type that it can give, as an attribute says, and the types."""
+    """Yield an operator without inputs for each output type that an attribute can select, and the types."""
     fields = {field.name for field in dataclasses.fields(op)}  # type: ignore[arg-type]
     for row in (*DTYPES, dtype_row(STRING)):
         said = {"dtype": row.code} if "dtype" in fields else {"value": to_literal(make_blank((1,), row.numpy))}

@@ -45,7 +45,7 @@ _NOTHING = Taken((), (), ())
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator: where it runs, and why it is the host where it is.
+    """An operator: where it runs, and the reason if that is the host.
 
     Attributes:
         name: With its domain.
@@ -69,7 +69,7 @@ class OperatorRow:
 
     @property
     def place(self) -> str:
-        """What runs it, and why."""
+        """Device kind that runs it, and the reason."""
         if self.device == _RENAMED and self.reason:
             return f"as {self.reason}"
         return f"{self.device}: {self.reason}" if self.reason else self.device
@@ -122,7 +122,7 @@ def _make_table(rows: Sequence[OperatorRow]) -> Table:
 
 
 def list_rows(pattern: str = "") -> list[OperatorRow]:
-    """Return what a file may have and a pattern finds: operators of ONNX, and those registered beside them.
+    """Return the rows of operators that match a pattern: ONNX's, and those registered beside them.
 
     Raises:
         InputError: The pattern is no regular expression, or an operator does not take its own example.
@@ -138,7 +138,7 @@ def list_rows(pattern: str = "") -> list[OperatorRow]:
 
 
 def make_row(name: str, form: Form | None) -> OperatorRow:
-    """Return the row of an operator by what is registered for it."""
+    """Return the row of an operator from its registration."""
     found = find_operator(name)
     device, reason = _place(name, found, form)
     taken = _NOTHING if found is None else list_taken(find_examples(found))
@@ -161,7 +161,7 @@ def _place(name: str, found: type[Operator] | None, form: Form | None) -> tuple[
 
 
 def _place_pixel(name: str, device: str, reason: str, taken: Taken) -> str:
-    """Return what a device of textures makes of an operator, by what it takes there."""
+    """Return where an operator runs on a device with textures, by its accepted types."""
     if device == _HOST or not taken.drawn:
         return _HOST if device == _HOST else ""
     if not any(taken.drawn):
@@ -174,7 +174,7 @@ def _place_pixel(name: str, device: str, reason: str, taken: Taken) -> str:
 
 
 def _find_newest(name: str) -> tuple[str, Taken]:
-    """Return the operators that a form becomes, and what the one takes that takes its first input."""
+    """Return the operators that an old form becomes, and the types accepted by the one that reads its first input."""
     domain, bare = split_name(name)
     for opset, count, attributes in itertools.product(_OPSETS, _COUNTS, _ATTRIBUTES):
         inputs = tuple([f"x{i}" for i in range(count)])
@@ -192,7 +192,7 @@ def _find_newest(name: str) -> tuple[str, Taken]:
 
 
 def count_rows(rows: Sequence[OperatorRow]) -> list[str]:
-    """Return a line for each domain: how many operators, where they run, and how many have blits."""
+    """Return a line for each domain: numbers of operators, of those on each device, and of those with blits."""
     lines = []
     for domain in dict.fromkeys(split_name(row.name)[0] for row in rows):
         own = [row for row in rows if split_name(row.name)[0] == domain]
@@ -205,13 +205,13 @@ def count_rows(rows: Sequence[OperatorRow]) -> list[str]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the domain of a qualified name (``""``: ai.onnx), and the name in it."""
+    """Split a qualified name into its domain (``""``: ai.onnx) and name."""
     domain, _, bare = name.rpartition(".")
     return domain, bare
 
 
 def shorten(types: Sequence[str]) -> str:
-    """Return element types in few letters: f32 for float32, i8-64 for all from int8 to int64, f8 for all of 8 bits."""
+    """Abbreviate element types: f32 for float32, i8-64 for all from int8 to int64, f8 for all of 8 bits."""
     left = dict.fromkeys(types)
     words = ["bool"] if "bool" in left else []
     for letter, family, widths in _FAMILIES:
@@ -226,7 +226,7 @@ def shorten(types: Sequence[str]) -> str:
 
 
 def _join_widths(letter: str, here: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
-    """Yield words for widths; three and more that follow each other are one."""
+    """Yield words for widths; three or more in sequence are one range."""
     rest = list(here)
     while rest:
         start = widths.index(rest[0])

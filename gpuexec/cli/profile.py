@@ -79,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_runs(console: Console, profiler: Profiler, skip: int) -> None:
-    """Print how long the device took from the first command of a run to the last, and how much of that were layers."""
+    """Print the device time of runs from first to last command, and the part of it spent in layers."""
     taken = [row.duration_ms for row in profiler.runs() if row.run >= skip and row.duration_ms is not None]
     total = profiler.find_total(skip=skip)
     p10, p50, p90 = (float(each) for each in np.percentile(taken, (10, 50, 90))) if taken else (0.0, 0.0, 0.0)
@@ -93,7 +93,7 @@ def _print_runs(console: Console, profiler: Profiler, skip: int) -> None:
 
 
 def _print_events(console: Console, events: tuple[EventRow, ...]) -> None:
-    """Print what the package did around the layers, added up by name."""
+    """Print the package's events around the layers, totalled by name."""
     sums: dict[str, tuple[int, float, int]] = {}
     for row in events:
         times, taken, nbytes = sums.get(row.name, (0, 0.0, 0))
@@ -105,7 +105,7 @@ def _print_events(console: Console, events: tuple[EventRow, ...]) -> None:
 
 
 def _print_work(console: Console, rows: Sequence[WorkRow], by: str, limit: int | None) -> None:
-    """Print what nodes, or all nodes of an operator together, cost by their shapes; those that cost most first."""
+    """Print the static cost of nodes, or of operators in total, the most expensive first."""
     groups: dict[tuple[str, str], list[WorkRow]] = {}
     for row in rows:
         groups.setdefault((row.node if by == "layer" else "", row.operator), []).append(row)
@@ -123,6 +123,6 @@ def _print_work(console: Console, rows: Sequence[WorkRow], by: str, limit: int |
 
 
 def _rank(group: Sequence[WorkRow]) -> tuple[int, int]:
-    """Return operations, then bytes moved, of some nodes."""
+    """Return the sort key of nodes: operations, then bytes moved."""
     moved = sum((row.bytes_read or 0) + (row.bytes_written or 0) for row in group)
     return sum(row.flops or 0 for row in group), moved

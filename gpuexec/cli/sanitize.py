@@ -92,7 +92,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def check(kernel: Kernel, options: argparse.Namespace, seed: int) -> tuple[Finding, ...]:
-    """Run the kernel once, in the order of threads of a seed; return what was found.
+    """Run the kernel once, with a seed's order of threads; return the findings.
 
     Raises:
         GpuexecError: It does not compile, or the launch does not fit it.
@@ -130,7 +130,7 @@ def _launch(
 
 
 def _choose_kernel(path: Path) -> str:
-    """Return the one kernel of a file that is no template.
+    """Return the only kernel of a file that is no template.
 
     Raises:
         InputError: There is not exactly one.

@@ -24,7 +24,7 @@ SUFFIX = ".gxp"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """A model, and the method it is of, where it comes from a program."""
+    """A model, and its method where it comes from a program."""
 
     model: Model
     method: StoredMethod | None = None
@@ -36,7 +36,7 @@ def add_method_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def is_program(path: str) -> bool:
-    """Return whether a path is that of a program, by its name."""
+    """Return whether a path names a program, by its suffix."""
     return Path(path).suffix == SUFFIX
 
 
@@ -60,7 +60,7 @@ def open_model(path: str, method: str | None, progress: Tell | None = None) -> O
 
 
 def read_inputs(opened: Opened, options: argparse.Namespace) -> tuple[dict[str, Array], list[str]]:
-    """Return an array for each input, and lines about them: a program's first case where nothing else is asked for."""
+    """Return an array for each input, and lines about them; the default is a program's first case."""
     cases = () if opened.method is None else opened.method.cases
     if cases and not (options.input or options.dims):
         return dict(cases[0].inputs), ["inputs: those of the program's first case"]

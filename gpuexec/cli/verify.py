@@ -29,7 +29,7 @@ _BACKENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How far an output is from what was expected, and whether that is allowed everywhere."""
+    """Deviation of an output from the expected one, and whether it is within tolerance everywhere."""
 
     largest: float
     mean: float
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the subcommand; 1 where an output is off, or there is no case to run."""
+    """Run the subcommand; return 1 where an output is out of tolerance, or there is no case to run."""
     from rich.console import Console
 
     for name in ("rtol", "atol"):
@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def judge(expected: Array, got: Array, allowance: Allowance) -> Judgement:
-    """Compare an output with what was expected; any NaN equals any NaN.
+    """Compare an output with the expected one; any NaN equals any NaN.
 
     Raises:
         InputError: They differ in shape or dtype.

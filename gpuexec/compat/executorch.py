@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Verification(Enum):
-    """How much of a program is checked when it is loaded."""
+    """Extent of the checks when a program is loaded."""
 
     Minimal = "minimal"
     InternalConsistency = "full"
@@ -56,7 +56,7 @@ class SourceTypeError(InputError, TypeError):
 
 
 class BackendRegistry:
-    """Where programs may run."""
+    """Backends that can run programs."""
 
     @property
     def registered_backend_names(self) -> list[str]:
@@ -75,7 +75,7 @@ class BackendRegistry:
 
 
 class OperatorRegistry:
-    """What programs may hold."""
+    """Operators that programs can use."""
 
     @property
     def operator_names(self) -> set[str]:
@@ -84,17 +84,17 @@ class OperatorRegistry:
 
 
 class TensorInfo:
-    """Describes an input or output."""
+    """Description of an input or output."""
 
     def __init__(self, meta: TensorMeta) -> None:
         self._meta = meta
 
     def name(self) -> str:
-        """Return what it is called."""
+        """Return its name."""
         return self._meta.name
 
     def sizes(self) -> tuple[int | None, ...]:
-        """Return its extents: upper bounds where they are free, None where there are none."""
+        """Return its extents: upper bounds of free dimensions, None where they are unbounded."""
         return self._meta.sizes
 
     def dtype(self) -> np.dtype[Any]:
@@ -106,7 +106,7 @@ class TensorInfo:
         return self._meta.is_memory_planned
 
     def nbytes(self) -> int | None:
-        """Return how many bytes it takes at most."""
+        """Return its largest size in bytes."""
         return self._meta.nbytes
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class TensorInfo:
 
 
 class MethodMetadata:
-    """Describes a method."""
+    """Description of a method."""
 
     def __init__(self, meta: MethodMeta) -> None:
         self._meta = meta
@@ -124,19 +124,19 @@ class MethodMetadata:
         return self._meta.name
 
     def num_inputs(self) -> int:
-        """Return how many inputs it has."""
+        """Return the number of its inputs."""
         return self._meta.num_inputs
 
     def num_outputs(self) -> int:
-        """Return how many outputs it has."""
+        """Return the number of its outputs."""
         return self._meta.num_outputs
 
     def num_attributes(self) -> int:
-        """Return how many tensors outlive its runs."""
+        """Return the number of its tensors that outlive a run."""
         return self._meta.num_attributes
 
     def num_instructions(self) -> int:
-        """Return how many commands it begins with."""
+        """Return the number of commands of its first plan."""
         return self._meta.num_instructions
 
     def input_tensor_meta(self, index: int) -> TensorInfo:
@@ -150,11 +150,11 @@ class MethodMetadata:
         return TensorInfo(self._meta.output_tensor_meta(index))
 
     def num_memory_planned_buffers(self) -> int:
-        """Return how many blocks of memory it needs."""
+        """Return the number of memory blocks it needs."""
         return self._meta.num_memory_planned_buffers
 
     def memory_planned_buffer_size(self, index: int) -> int:
-        """Return how many bytes a block needs; IndexError where there is none."""
+        """Return the size of a memory block in bytes; IndexError where there is none."""
         _check_index(index, self.num_memory_planned_buffers(), "planned buffers")
         return self._meta.memory_planned_buffer_size(index)
 
@@ -167,18 +167,18 @@ class MethodMetadata:
 
 
 class Method:
-    """A method, loaded."""
+    """A loaded method."""
 
     def __init__(self, method: methods.Method) -> None:
         self._method = method
 
     @property
     def metadata(self) -> MethodMetadata:
-        """What it takes and gives."""
+        """Description of its inputs and outputs."""
         return MethodMetadata(self._method.method_meta)
 
     def execute(self, inputs: Sequence[object]) -> Sequence[Array]:
-        """Run; return the outputs as arrays of the caller's own.
+        """Run it; return the outputs as arrays that the caller owns.
 
         Raises:
             InputError: The inputs are not those of the method.
@@ -188,7 +188,7 @@ class Method:
 
 
 class Program:
-    """A program, loaded."""
+    """A loaded program."""
 
     def __init__(self, program: programs.Program) -> None:
         self._program = program
@@ -220,7 +220,7 @@ class Program:
 
 
 class Runtime:
-    """The one of the process; `get` returns it."""
+    """The runtime of the process; `get` returns it."""
 
     _one: Runtime | None = None
     _lock = threading.Lock()

@@ -50,7 +50,7 @@ _STRING_KINDS = "OSUT"
 
 
 class PreparedModel(base.BackendRep):
-    """What `prepare` returns: a model with a Worker of its own. Runs any number of times; close it, or use ``with``."""
+    """A prepared model with a Worker of its own. Runs any number of times; close it, or use ``with``."""
 
     def __init__(self, model: Model, backend: BackendType) -> None:
         self._worker = Worker(model, backend=backend)
@@ -58,7 +58,7 @@ class PreparedModel(base.BackendRep):
         self._make_outputs = base.namedtupledict("Outputs", names)
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
-        """Run once and block for the outputs: a tuple that takes names as well as positions.
+        """Run once and wait for the outputs: a tuple that can be indexed by name as well.
 
         Args:
             inputs: A dict by name, a sequence in the model's order, or one array.
@@ -74,11 +74,11 @@ class PreparedModel(base.BackendRep):
         return self._make_outputs(*[_give(output) for output in run.outputs.values()])
 
     def report(self) -> Report:
-        """Return what the Worker did and where; `Report.host_calls` are operators that fell back to the host."""
+        """Return the Worker's report; `Report.host_calls` are operators that fell back to the host."""
         return self._worker.report()
 
     def close(self) -> None:
-        """Give everything back; twice is harmless."""
+        """Release all resources. A second call does nothing."""
         self._worker.close()
 
     def __enter__(self) -> PreparedModel:
@@ -89,7 +89,7 @@ class PreparedModel(base.BackendRep):
 
 
 class GpuexecBackend(base.Backend):
-    """gpuexec as a backend of ONNX. Its methods are functions of this module too."""
+    """ONNX's backend interface over gpuexec. Its methods are functions of this module too."""
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **_: Any) -> bool:
@@ -174,7 +174,7 @@ def _find_backend(device: str) -> BackendType:
 
 
 def _take(item: Any) -> Any:
-    """Return an input as a Worker takes it: protos and NumPy's scalars as arrays, containers item by item."""
+    """Convert an input to what a Worker takes: protos and NumPy scalars to arrays, containers item by item."""
     if isinstance(item, TensorProto):
         return numpy_helper.to_array(item)
     if isinstance(item, np.generic):
@@ -187,7 +187,7 @@ def _take(item: Any) -> Any:
 
 
 def _give(output: Any) -> Any:
-    """Return an output on the host: arrays for Tensors, also within containers."""
+    """Return an output on the host: Tensors as arrays, also within containers."""
     if isinstance(output, Tensor):
         return output.readback_and_clone()
     if isinstance(output, (list, tuple)):
@@ -200,7 +200,7 @@ def _give(output: Any) -> Any:
 def _wrap_node(
     node: NodeProto, names: Sequence[str], given: Mapping[str, Any], outputs_info: Any, opset: int | None
 ) -> ModelProto:
-    """Return a model of one node, typed by what is given to it."""
+    """Return a model of one node, typed by its inputs."""
     lacking = [name for name in names if name not in given]
     if lacking:
         raise InputError(f"{_label(node)} lacks its input %{lacking[0]}.", node=node.name, value=lacking[0])
@@ -224,7 +224,7 @@ def _wrap_node(
 
 
 def _find_schema(node: NodeProto, opset: int | None) -> Any:
-    """Return ONNX's description of the node's operator."""
+    """Return the ONNX schema of the node's operator."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         return defs.get_schema(node.op_type, opset, domain) if opset else defs.get_schema(node.op_type, domain)
@@ -235,7 +235,7 @@ def _find_schema(node: NodeProto, opset: int | None) -> Any:
 
 
 def _infer_outputs(node: NodeProto, schema: Any, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
-    """Return what ONNX infers of the wanted outputs without looking at any content; shapes stay open."""
+    """Infer the types of the wanted outputs by ONNX, without content; shapes stay open."""
     try:
         found = shape_inference.infer_node_outputs(schema, node, dict(types))
     except (checker.ValidationError, shape_inference.InferenceError, RuntimeError) as error:
@@ -249,7 +249,7 @@ def _infer_outputs(node: NodeProto, schema: Any, types: Mapping[str, TypeProto])
 
 
 def _type_of(name: str, item: Any) -> TypeProto:
-    """Return the ONNX type of a value that is given."""
+    """Return the ONNX type of a given value."""
     if item is None or (isinstance(item, (list, Mapping)) and not item):
         kind = "None" if item is None else f"an empty {'list' if isinstance(item, list) else 'dict'}"
         raise InputError(f"Input %{name} is {kind}, which tells no type; declare it in a model: run_model.", value=name)

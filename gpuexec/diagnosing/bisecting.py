@@ -50,7 +50,7 @@ def bisect(
     rtol: float = RTOL,
     atol: float = ATOL,
 ) -> Verdict:
-    """Find what makes a model's outputs differ from what another engine makes of it.
+    """Find the pass or layer that makes a model's outputs differ from another engine's.
 
     Args:
         source: A path, bytes or a ModelProto.
@@ -91,7 +91,7 @@ def bisect(
 
 @dataclass(frozen=True, slots=True)
 class _Trying:
-    """What is tried: a model as it was read, on a backend, with the first so many passes."""
+    """The model under test: as it was read, on a backend, with the first so many passes."""
 
     info: ImportedModel
     dims: DeclaredDims
@@ -109,7 +109,7 @@ class _Trying:
 
 
 def measure_output(expected: Array, got: Array, rtol: float = RTOL, atol: float = ATOL) -> Gap:
-    """Return a gap whose tolerance is a share of the largest magnitude: small elements need not be as near as large."""
+    """Return the gap of an output, with a tolerance relative to its largest magnitude."""
     if expected.shape != got.shape:
         return _FAR
     with np.errstate(all="ignore"):
@@ -119,7 +119,7 @@ def measure_output(expected: Array, got: Array, rtol: float = RTOL, atol: float 
 
 
 class _Search:
-    """One bisection: what is expected, and what was tried so far."""
+    """State of one bisection: expected outputs, and trials so far."""
 
     def __init__(self, trying: _Trying, engine: str, expected: Mapping[str, Array], rtol: float, atol: float) -> None:
         self._trying, self._engine, self._expected = trying, engine, expected
@@ -128,7 +128,7 @@ class _Search:
         self._trials: list[Trial] = []
 
     def attempt(self, count: int) -> Trial:
-        """Run with the first passes, and judge the outputs."""
+        """Run with the first passes, and compare the outputs."""
         names = tuple([each.name for each in self.passes[:count]])
         try:
             outputs = run_plainly(self._trying.make(count), self._feeds, self._backend)
@@ -153,7 +153,7 @@ class _Search:
         return None
 
     def blame_pass(self, count: int) -> Verdict:
-        """Name what the last of the first passes turned."""
+        """Find the first value that the last of the first passes changed."""
         culprit = self.passes[count - 1].name
         if any(trial.gap is None for trial in self._trials if len(trial.passes) == count):
             return self.end("pass", culprit=culprit)
@@ -179,7 +179,7 @@ class _Search:
         return self.end("pass", culprit=culprit, blame=blame)
 
     def blame_layer(self) -> Verdict:
-        """Name the first layer that is off from its own inputs, by the fewest passes that run."""
+        """Find the first layer that is wrong for its own inputs, with the fewest passes that run."""
         count = len(next((trial.passes for trial in reversed(self._trials) if trial.gap is not None), ()))
         reference = EngineReference(self._trying.info.graph, self._engine)
         found: list[Blame] = []
@@ -207,7 +207,7 @@ class _Search:
         return Verdict(kind, self._engine, self._backend.device.name, tuple(self._trials), culprit, blame, unchecked)
 
     def _list_gaps(self, right: History, wrong: History) -> list[tuple[str, Gap]]:
-        """Return the gaps of what both made, in the order that the second made it."""
+        """Return the gaps of values that both runs made, in the order of the second."""
         return [
             (name, self._measure(expected, got))
             for name, arrays in wrong.items()

@@ -25,7 +25,7 @@ _COLUMNS = ("layer", "operator", "value", "max abs", "max rel", "L1", "MSE", "SN
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """How far a value is from what was expected.
+    """The gap of one value from its reference.
 
     Attributes:
         node, operator, value: What made it, and its name.
@@ -58,7 +58,7 @@ class GapReport:
     outputs: Mapping[str, Gap]
 
     def worst(self, count: int = 1) -> tuple[GapRow, ...]:
-        """Return the layers that are furthest off by themselves, as a share of the tolerance, the worst first."""
+        """Return the layers with the largest gaps of their own, relative to the tolerance, the worst first."""
         known = [row for row in self.rows if row.alone is not None]
         return tuple(sorted(known, key=lambda row: -row.alone.share if row.alone else 0.0)[:count])
 
@@ -88,7 +88,7 @@ def measure_gap(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> GapReport:
-    """Measure how far a model's layers are from what somebody else makes of them.
+    """Measure the gaps of a model's layers from a reference.
 
     The other side's values are all kept on the host meanwhile.
 
@@ -143,7 +143,7 @@ def measure_gap(
 
 
 def _allow(expected: Array, eps: float) -> tuple[float, float]:
-    """Return the tolerance for an array that roundings by ``eps`` went into."""
+    """Return the tolerance for an array computed with roundings of ``eps``."""
     share = _ROUNDINGS * eps
     if eps <= eps_of(np.dtype(np.float32)):
         return RTOL, ATOL

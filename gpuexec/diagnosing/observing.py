@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def observe(model: Model, inputs: object, backend: Backend, look: Observe) -> dict[str, Array]:
-    """Run a model; ``look`` is called with each node and its arrays, in order, once the device is done with it.
+    """Run a model and call ``look`` with each node and its arrays, in order, once the device is done with it.
 
     All values are kept while the run lasts, so that nothing overwrites what is to be looked at. Nodes that the host
     computes by itself (shapes, what has no kernel) are not shown; of a loop, the nodes of its body are, trip by trip.
@@ -34,7 +34,7 @@ def observe(model: Model, inputs: object, backend: Backend, look: Observe) -> di
 
 
 def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Array]:
-    """Run a model as always; return its outputs.
+    """Run a model without observation; return its outputs.
 
     Raises:
         InputError: One is strings or a container, or an input does not fit.

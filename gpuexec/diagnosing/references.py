@@ -30,7 +30,7 @@ History = Mapping[str, Sequence[Array]]
 
 
 class Reference(Protocol):
-    """Who says what was expected.
+    """Protocol of a source of expected results.
 
     Attributes:
         name: For people.
@@ -39,14 +39,14 @@ class Reference(Protocol):
     name: str
 
     def run(self, inputs: Mapping[str, Array]) -> History:
-        """Return what a run of its own makes."""
+        """Return the values of a run of the reference."""
 
     def compute(self, node: Node, arrays: Arrays) -> Sequence[Array | None] | None:
-        """Return what a node should give for inputs that are handed over; None where the reference can't tell."""
+        """Return a node's expected outputs for given inputs; None where the reference can't compute it."""
 
 
 class NumpyReference:
-    """The operators' own NumPy forms; a run is one of the CPU backend."""
+    """The operators' own NumPy forms; a run uses the CPU backend."""
 
     def __init__(self, model: Model, cpu: Backend) -> None:
         self.name = "NumPy"
@@ -119,7 +119,7 @@ class ModelReference:
         return keep_all(self._model, inputs, self._backend)
 
     def compute(self, node: Node, arrays: Arrays) -> Sequence[Array | None] | None:
-        """Compute the other model's node by NumPy, with its weights; None where it has none, or takes other values."""
+        """Compute the other model's node by NumPy, with its weights; None where it has none, or other inputs."""
         first = next((value.name for value in node.outputs if value is not None), "")
         if first not in self._nodes:
             return None
@@ -137,7 +137,7 @@ class ModelReference:
 
 
 def keep_all(model: Model, inputs: Mapping[str, Array], backend: Backend) -> History:
-    """Run a model and return all that its nodes made; it is all on the host then."""
+    """Run a model and return all values of its nodes, on the host."""
     kept: dict[str, list[Array]] = defaultdict(list)
 
     def keep(node: Node, arrays: Arrays) -> None:

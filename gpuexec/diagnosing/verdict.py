@@ -9,7 +9,7 @@ from gpuexec.inspecting.gaps import Gap
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A run with some passes: their names, and the gap of the output that is furthest off; None where it can't run."""
+    """A run with some passes: their names, and the worst output's gap; None where it can't run."""
 
     passes: tuple[str, ...]
     gap: Gap | None
@@ -18,7 +18,7 @@ class Trial:
 
     @property
     def is_off(self) -> bool:
-        """Whether an output was off, or there was none."""
+        """Whether an output was out of tolerance, or there was none."""
         return self.gap is None or not self.gap.is_close
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Where results turn: a node and the value it made, with its gap; and nodes that a pass made (+) or dropped (-)."""
+    """The fault: a node and its value, with its gap; and the nodes that a pass added (+) or removed (-)."""
 
     node: str = ""
     operator: str = ""
@@ -45,7 +45,7 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found.
+    """The result of a bisection.
 
     Attributes:
         kind: ``"close"``: outputs agree. ``"pass"``: a pass turns them. ``"layer"``: a layer is off by itself.
@@ -66,7 +66,7 @@ class Verdict:
     unchecked: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return what was tried, what came of it, and how to go on."""
+        """Return the trials, the finding and advice as lines of text."""
         told = [f"{self.backend} against {self.engine}", *(f"  {trial}" for trial in self.trials)]
         if self.kind == "close":
             return [*told, "verdict: the outputs agree; there is nothing to look for."]

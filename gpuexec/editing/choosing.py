@@ -21,7 +21,7 @@ _LAST_TRIED = (1, 1)
 
 
 def declare_outputs(graph: Graph) -> Graph:
-    """Return the graph with types and ranks of outputs where it declares none; those that nothing tells stay so."""
+    """Infer types and ranks of outputs that declare none; those that can't be inferred stay undeclared."""
     lacking = [value for value in graph.outputs if value.declared is None or value.declared.dims is None]
     lacking = [value for value in lacking if value.declared is None or not is_container(value.declared.dtype)]
     if not lacking:
@@ -34,7 +34,7 @@ def declare_outputs(graph: Graph) -> Graph:
 
 
 def expose(parts: Parts, names: Sequence[str]) -> Parts:
-    """Return parts with further outputs behind those there are; what is an output already stays one.
+    """Return parts with additional outputs after the present ones; what is an output already stays one.
 
     Raises:
         InputError: There is no such value or node, or nothing tells a value's type.
@@ -46,7 +46,7 @@ def expose(parts: Parts, names: Sequence[str]) -> Parts:
 
 
 def keep_outputs(parts: Parts, names: Sequence[str]) -> Parts:
-    """Return parts with these outputs alone, in this order, and only with what they need.
+    """Return parts with these outputs alone, in this order, and the nodes they need.
 
     A memory stays if an output that stays depends on it. An input that nothing read before stays too.
 
@@ -64,7 +64,7 @@ def keep_outputs(parts: Parts, names: Sequence[str]) -> Parts:
 
 
 def extract(parts: Parts, inputs: Sequence[str], outputs: Sequence[str]) -> Parts:
-    """Return the part of a model that makes some of its values from others.
+    """Return the subgraph of a model that computes some of its values from others.
 
     Memories that lie within it stay, and are not listed.
 
@@ -96,7 +96,7 @@ def extract(parts: Parts, inputs: Sequence[str], outputs: Sequence[str]) -> Part
 
 
 def _find(parts: Parts, names: Sequence[str], what: str) -> list[Value]:
-    """Return values by name, none of which is what a memory starts from or leaves."""
+    """Return values by name, none of which belongs to a memory."""
     found = find_values(parts.graph, names, what)
     for memory in parts.memories:
         for value in found:
@@ -109,7 +109,7 @@ def _find(parts: Parts, names: Sequence[str], what: str) -> list[Value]:
 def _keep_with_memories(
     parts: Parts, chosen: Sequence[Value], given: frozenset[Value]
 ) -> tuple[Graph, tuple[Memory, ...]]:
-    """Return the graph of what these values need, and the memories that they depend on, over any number of runs."""
+    """Return the subgraph that these values need, and the memories they depend on over any number of runs."""
     ends = {value.name: value for value in parts.graph.outputs}
     kept: list[Memory] = []
     while True:
@@ -132,7 +132,7 @@ def _declare(graph: Graph) -> Graph:
 
 
 def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSpec]:
-    """Return the types of values: those declared, those of constants, and those that follow from the nodes.
+    """Return the types of values: declared, of constants, and inferred.
 
     Raises:
         InputError: Nothing tells one.
@@ -154,7 +154,7 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
 
 
 def _infer_types(graph: Graph, values: Sequence[Value], *, follows_content: bool) -> dict[Value, DeclaredSpec]:
-    """Return the types that follow from the nodes, by ONNX's inference or by that of the operators."""
+    """Infer the types of values by ONNX's inference, or by the operators' own."""
     if not values:
         return {}
     found = infer_declared(keep_needed(graph, values), values, follows_content=follows_content)
@@ -167,7 +167,7 @@ def _infer_types(graph: Graph, values: Sequence[Value], *, follows_content: bool
 
 
 def _try_extents(graph: Graph, values: Sequence[Value], guesses: tuple[int, int]) -> dict[Value, DeclaredSpec]:
-    """Return types found by inferring with two extents for each free dimension; what comes out alike is fixed.
+    """Infer types with two extents for each free dimension; extents that come out alike are fixed.
 
     Where both are the same, extents are not told from fixed ones, and all stay free.
     """
@@ -190,7 +190,7 @@ def _try_extents(graph: Graph, values: Sequence[Value], guesses: tuple[int, int]
 
 
 def _infer_specs(graph: Graph, guess: int, inferred: Mapping[Value, DeclaredSpec]) -> dict[Value, TensorSpec]:
-    """Return the specs of those values that an extent for each free dimension tells.
+    """Infer the specs of values, with an extent for each free dimension.
 
     Args:
         graph: Whose nodes are inferred one by one.

@@ -18,7 +18,7 @@ Connections = Mapping[str, str | Sequence[str]]
 
 
 def join(first: Parts, second: Parts, connections: Connections | None, *, keeps_first: bool) -> Parts:
-    """Return two models as one.
+    """Join two models into one.
 
     Its inputs are those of the first and those of the second that nothing is connected to; its outputs those of the
     second and those of the first that are connected to nothing. Names that both have are made distinct, and so are
@@ -55,7 +55,7 @@ def join(first: Parts, second: Parts, connections: Connections | None, *, keeps_
 
 
 def _read_links(first: Parts, second: Parts, connections: Connections | None) -> dict[Value, Value]:
-    """Return the first model's output by the second's input."""
+    """Return the links: the first model's output by the second's input."""
     outputs = {value.name: value for value in first.outputs}
     inputs = {value.name: value for value in second.inputs}
     titles = f"{first.graph.name!r} makes {', '.join(outputs)}; {second.graph.name!r} takes {', '.join(inputs)}"
@@ -80,7 +80,7 @@ def _read_links(first: Parts, second: Parts, connections: Connections | None) ->
 
 
 def _unify(first: Parts, second: Parts, links: Mapping[Value, Value]) -> dict[str, Dim]:
-    """Return what the dimensions of the second model are called in the joined one.
+    """Return the joined model's names of the second model's dimensions.
 
     Raises:
         InputError: A connection can't be; names both ends with their types.
@@ -114,7 +114,7 @@ def _unify(first: Parts, second: Parts, links: Mapping[Value, Value]) -> dict[st
 
 
 def _are_alike(first: DeclaredSpec, second: DeclaredSpec) -> bool:
-    """Return whether two types have one dtype, and so has what they hold, as far as both declare it."""
+    """Return whether two types have one dtype, and so do their elements, as far as both declare them."""
     if first.dtype != second.dtype or (first.key != second.key and None not in (first.key, second.key)):
         return False
     return first.item is None or second.item is None or _are_alike(first.item, second.item)
@@ -127,7 +127,7 @@ def _dims_of(graph: Graph) -> dict[str, None]:
 
 
 def _meet(first: Parts, second: Parts) -> DeclaredDims:
-    """Return what is declared of dimensions in either, and in both where one name stands in both.
+    """Merge the declared dimensions of both models; a name in both must satisfy both.
 
     Raises:
         InputError: No extent is in both.
@@ -149,7 +149,7 @@ def _meet(first: Parts, second: Parts) -> DeclaredDims:
 def _rename_dims(
     second: Parts, links: Mapping[Value, Value], called: Mapping[str, Dim]
 ) -> tuple[Parts, dict[Value, Value]]:
-    """Return the second model with dimensions called as in the joined one, and the links to its inputs."""
+    """Return the second model with dimensions named as in the joined one, and the links to its inputs."""
     ports = [*second.graph.inputs, *second.graph.outputs]
     others = {}
     for value in dict.fromkeys(ports):
@@ -173,7 +173,7 @@ def _rename_dims(
 def _tell_apart(
     first: Parts, second: Parts, links: Mapping[Value, Value], *, keeps_first: bool
 ) -> tuple[Parts, Parts, dict[Value, Value]]:
-    """Return both with names that no two values or nodes share; outside names go before inner ones."""
+    """Rename values and nodes of both so that all names are unique; outside names have priority."""
     connected = set(links.values())
     outside = [
         [v for v in (*first.graph.inputs, *first.graph.outputs) if v not in connected or v in first.graph.inputs],
@@ -204,7 +204,7 @@ def _with_names(parts: Parts, graph: Graph, names: Mapping[str, str]) -> Parts:
 
 
 def _name_nodes(graph: Graph, titles: set[str]) -> Graph:
-    """Return the graph with names of nodes that are not among the titles, and add them."""
+    """Return the graph with node names that are not in ``titles``, and add them there."""
     nodes = []
     for node in graph.nodes:
         name = take_free(node.name, titles)
@@ -213,7 +213,7 @@ def _name_nodes(graph: Graph, titles: set[str]) -> Graph:
 
 
 def _pass_on(graph: Graph, taken: Mapping[Value, Value]) -> tuple[Graph, list[Node]]:
-    """Return the second graph with the first's values for its inputs; an output that is an input keeps its name."""
+    """Return the second graph with the first's values as its inputs; an output that is an input keeps its name."""
     identities = []
     outputs: list[Value] = []
     for value in graph.outputs:

@@ -33,7 +33,7 @@ _LENGTH_NBYTES = 8  # of the header of a safetensors file, in front of it
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """An array, be it a view of a mapped file, and what it is from."""
+    """An array, possibly a view of a mapped file, and its source."""
 
     array: Array
     source: str
@@ -45,7 +45,7 @@ class _Row:
 
 
 class NamedDataMap(Mapping[str, Array]):
-    """Arrays by name. Those of .safetensors files, and what is large in others' external data, are not read before.
+    """Arrays by name, read on demand from .safetensors files and from large external data.
 
     A mapping like any other, with ExecuTorch's names for what it tells beside that.
     """
@@ -55,7 +55,7 @@ class NamedDataMap(Mapping[str, Array]):
 
     @staticmethod
     def load(*sources: str | os.PathLike[str] | Mapping[str, Any]) -> NamedDataMap:
-        """Return what is in one or more sources together.
+        """Return the arrays of one or more sources together.
 
         Args:
             *sources: Paths of .safetensors, .npz or .onnx files (of those the initializers, external data too), or
@@ -71,7 +71,7 @@ class NamedDataMap(Mapping[str, Array]):
 
     @staticmethod
     def merge(*maps: NamedDataMap) -> NamedDataMap:
-        """Return several as one.
+        """Merge several maps into one.
 
         Raises:
             InputError: Two have the same key; names key and sources.
@@ -87,7 +87,7 @@ class NamedDataMap(Mapping[str, Array]):
         return NamedDataMap(rows, [source for each in maps for source in each._sources])
 
     def get_num_keys(self) -> int:
-        """Return how many arrays there are."""
+        """Return the number of arrays."""
         return len(self._rows)
 
     def get_key(self, index: int) -> str:
@@ -101,7 +101,7 @@ class NamedDataMap(Mapping[str, Array]):
         return list(self._rows)[index]
 
     def get_tensor_layout(self, key: str) -> TensorSpec:
-        """Return shape and dtype of an array, of which nothing is read.
+        """Return shape and dtype of an array, without reading it.
 
         Raises:
             InputError: There is none of that name.
@@ -119,7 +119,7 @@ class NamedDataMap(Mapping[str, Array]):
         return array
 
     def load_data_into(self, key: str, out: Any) -> None:
-        """Copy an array into one of the caller's, or into bytes: anything writable with the buffer protocol.
+        """Copy an array into the caller's array, or into anything writable with the buffer protocol.
 
         Raises:
             InputError: There is none of that name, or ``out`` is of another size, or of another dtype or shape.
@@ -186,7 +186,7 @@ def _hold(arrays: Mapping[str, Array], source: str) -> NamedDataMap:
 
 
 def safetensors_dtype(code: str) -> np.dtype[Any]:
-    """Return the type of safetensors' name for it: F32, BF16, U8, BOOL.
+    """Return the dtype of safetensors' name for it: F32, BF16, U8, BOOL.
 
     Raises:
         InputError: There is none here.

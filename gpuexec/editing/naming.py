@@ -13,7 +13,7 @@ from gpuexec.planner.classes import DeclaredDims, check_declared
 
 
 def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
-    """Return parts with other names for inputs and outputs; an inner value that has one of them gets another.
+    """Return parts with other names for inputs and outputs; an inner value of the same name is renamed.
 
     Raises:
         InputError: There is no such input or output, or two would have one name.
@@ -44,7 +44,7 @@ def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
 
 
 def bind(parts: Parts, dims: DeclaredDims) -> Parts:
-    """Return parts with extents or ranges for dimensions, over those declared before.
+    """Return parts with extents or ranges for dimensions, overriding those declared before.
 
     Raises:
         InputError: There is no such dimension, or what is declared of it is no extent.
@@ -55,7 +55,7 @@ def bind(parts: Parts, dims: DeclaredDims) -> Parts:
 
 
 def fix_dims(graph: Graph, extents: Mapping[str, int]) -> Graph:
-    """Return the graph with extents in place of dimensions, in what its inputs and outputs declare."""
+    """Return the graph with extents in place of dimensions in the specs of its inputs and outputs."""
     others = {}
     for value in dict.fromkeys([*graph.inputs, *graph.outputs]):
         if value.declared is not None and value.declared.dims is not None:

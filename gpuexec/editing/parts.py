@@ -27,7 +27,7 @@ from gpuexec.starts import bind_shapes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """A graph before the passes, the memories bound to it, and what is declared of its dimensions."""
+    """A graph before the passes, its memories, and the declared dimensions."""
 
     graph: Graph
     memories: tuple[Memory, ...]
@@ -46,7 +46,7 @@ class Parts:
         return tuple([value for value in self.graph.outputs if value.name not in left])
 
     def with_graph(self, graph: Graph) -> Parts:
-        """Return these parts with another graph, without the memories that it has no input and output for."""
+        """Return these parts with another graph, without memories whose input or output it lacks."""
         inputs = {value.name for value in graph.inputs}
         outputs = {value.name for value in graph.outputs}
         kept = [memory for memory in self.memories if memory.input in inputs and memory.output in outputs]
@@ -54,7 +54,7 @@ class Parts:
 
 
 def take_apart(source: Graph, graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) -> Parts:
-    """Return the parts of a model.
+    """Return the editable parts of a model.
 
     Args:
         source: What was read.
@@ -75,7 +75,7 @@ def take_apart(source: Graph, graph: Graph, memories: Sequence[Memory], dims: De
 def put_together(
     parts: Parts, disabled: Collection[str], known: Graph | None = None
 ) -> tuple[Graph, tuple[Memory, ...]]:
-    """Return the graph that the load passes make of the parts, and the memories bound to it.
+    """Run the load passes over the parts; return the graph and its memories.
 
     Args:
         parts: What to make it of.
@@ -108,7 +108,7 @@ def put_together(
 
 
 def reuse_arrays(graph: Graph, known: Graph) -> Graph:
-    """Return the graph with the constants of another one wherever they have the same name, type and content."""
+    """Return the graph with another graph's arrays for constants of the same name, type and content."""
     arrays = {value.name: array for value, array in known.constants.items()}
     constants = dict(graph.constants)
     for value, array in graph.constants.items():
@@ -121,19 +121,19 @@ def reuse_arrays(graph: Graph, known: Graph) -> Graph:
 
 
 def _bytes(array: Array) -> Array:
-    """Return what is equal for equal content: bytes, or strings as they are."""
+    """Return a key that is equal for equal content: bytes, or strings as they are."""
     return array if is_host_object(array.dtype) else np.ascontiguousarray(bring(array)).reshape(-1).view(np.uint8)
 
 
 def _keep_known(dims: DeclaredDims, graph: Graph) -> DeclaredDims:
-    """Return what is declared of those dimensions that inputs of the graph have."""
+    """Return the declarations of those dimensions that inputs of the graph have."""
     declared = [value.declared.dims or () for value in graph.inputs if value.declared is not None]
     names = {dim for row in declared for dim in row}
     return {name: bound for name, bound in dims.items() if name in names}
 
 
 def _declare_alike(source: Graph, graph: Graph) -> Graph:
-    """Return the source with what another graph declares of its inputs and outputs: shapes may be bound there."""
+    """Return the source with another graph's declared inputs and outputs: shapes may be bound there."""
     declared = {value.name: value.declared for value in (*graph.inputs, *graph.outputs)}
     others = {
         value: Value(value.name, declared[value.name])
@@ -144,7 +144,7 @@ def _declare_alike(source: Graph, graph: Graph) -> Graph:
 
 
 def _undo_appends(graph: Graph) -> Graph:
-    """Return the graph with a Concat for each Append, which memories with room make of it."""
+    """Return the graph with a Concat in place of each Append."""
     if not any(isinstance(node.operator, Append) for node in graph.nodes):
         return graph
     nodes = [

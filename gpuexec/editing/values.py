@@ -11,7 +11,7 @@ from gpuexec.importer.outputs import shorten
 
 
 def find_values(graph: Graph, names: Sequence[str], what: str) -> list[Value]:
-    """Return the values of these names, in order; a node's name stands for all that the node makes.
+    """Return the values of these names, in order; a node's name stands for all its outputs.
 
     Args:
         graph: Where to look; a value's name comes before a node's.
@@ -39,7 +39,7 @@ def find_values(graph: Graph, names: Sequence[str], what: str) -> list[Value]:
 
 
 def exchange(graph: Graph, others: Mapping[Value, Value]) -> Graph:
-    """Return the graph with other values in the place of some of its own, wherever they stand."""
+    """Substitute values of a graph by others wherever they are used."""
     if not others:
         return graph
 
@@ -57,13 +57,13 @@ def exchange(graph: Graph, others: Mapping[Value, Value]) -> Graph:
 
 
 def copy_graph(graph: Graph) -> Graph:
-    """Return a graph like this one that shares no value with it, in bodies neither; constants are the same arrays."""
+    """Copy a graph with new values, in bodies too; constants are the same arrays."""
     others = {value: Value(value.name, value.declared) for value in graph.values()}
     return exchange(exchange_bodies(graph, copy_graph), others)
 
 
 def exchange_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """Return the graph with what ``change`` makes of the bodies of its nodes."""
+    """Return the graph with ``change`` applied to the bodies of its nodes."""
     nodes = []
     for node in graph.nodes:
         inner = [change(body) for body in bodies(node.operator)]
@@ -72,7 +72,7 @@ def exchange_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
 
 
 def keep_needed(graph: Graph, outputs: Sequence[Value], given: frozenset[Value] = frozenset()) -> Graph:
-    """Return the graph with these outputs, and only those nodes, inputs and constants that they need.
+    """Return the graph with these outputs, and only the nodes, inputs and constants they need.
 
     Args:
         graph: What to take from.

@@ -24,7 +24,7 @@ WeightSource = Mapping[str, Any] | NamedDataMap | str | os.PathLike[str]
 
 
 def read_weights(source: WeightSource) -> dict[str, Array]:
-    """Return arrays by name that stay as they are: copies of those given, or views of a mapped file.
+    """Return immutable arrays by name: copies of those given, or views of a mapped file.
 
     Raises:
         InputError: The source is none, or what it holds is no array.

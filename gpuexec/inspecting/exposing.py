@@ -24,7 +24,7 @@ BINS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """What to take of a value, or of all that a node makes, by its name; ``tensor``: all of it, to the host."""
+    """A request for a value, or all outputs of a node, by name; ``tensor``: in full, to the host."""
 
     name: str
     moments: bool = False
@@ -34,7 +34,7 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A value that is looked at: the node that makes it (None: an input), and the taps it is looked at for.
+    """An observed value: the node that makes it (None: an input), and its taps.
 
     ``taker`` is the name of the node that takes its statistics, where one does.
     """
@@ -46,23 +46,23 @@ class Row:
 
     @property
     def has_histogram(self) -> bool:
-        """Whether a histogram is asked for."""
+        """Whether a tap asks for a histogram."""
         return any(tap.histogram for tap in self.taps)
 
     @property
     def has_tensor(self) -> bool:
-        """Whether the whole of it is asked for."""
+        """Whether a tap asks for the whole tensor."""
         return any(tap.tensor for tap in self.taps)
 
     @property
     def operator(self) -> Statistics:
-        """What takes its statistics; a watch alone wants little."""
+        """The Statistics operator for the value; a watch alone needs fewer statistics."""
         return Statistics(moments=int(any(tap.moments for tap in self.taps)), floats_only=int(not self.taps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exposed:
-    """A graph with what is looked at among its outputs.
+    """A graph with observed values among its outputs.
 
     Attributes:
         graph: The graph.
@@ -83,7 +83,7 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What of a graph is looked at.
+    """The observed values of a graph.
 
     Attributes:
         keeps_all: All values are outputs.
@@ -100,11 +100,11 @@ class Exposure:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether statistics are taken of anything."""
+        """Whether statistics of any value are taken."""
         return self.watches or bool(self.taps)
 
     def expose(self, graph: Graph, untold: AbstractSet[Value]) -> Exposed:
-        """Return a graph that computes the same, and what is looked at; outputs come behind those it has.
+        """Return an equivalent graph with the observed values as additional outputs, after those it has.
 
         Args:
             graph: What is planned.
@@ -117,7 +117,7 @@ class Exposure:
         return exposed
 
     def rows_of(self, node: Node | None, values: Iterable[Value | None]) -> list[Row]:
-        """Return what is looked at of the values that a node makes (None: of inputs)."""
+        """Return the observed values that a node makes (None: inputs)."""
         name = "" if node is None else node.name
         rows = []
         for value in values:

@@ -17,7 +17,7 @@ from gpuexec.spec import TensorSpec, dtype_row
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The first node of a run that gave a NaN or infinity which it was not given.
+    """The first node of a run that made a NaN or infinity from finite inputs.
 
     A NaN counts where no input has one, an infinity where no input has any of both. So infinities of a mask are no
     fault, and the NaN that a node makes of them is.
@@ -37,17 +37,17 @@ class NonFinite:
 
     @property
     def kind(self) -> str:
-        """``"NaN"`` or ``"Inf"``: what the node made."""
+        """``"NaN"`` or ``"Inf"``."""
         return "NaN" if self.output.nans and not any(each.nans for each in self.inputs) else "Inf"
 
     @property
     def count(self) -> int:
-        """How many of them it made."""
+        """Number of such elements."""
         return self.output.nans if self.kind == "NaN" else self.output.infs
 
     @property
     def index(self) -> tuple[int, ...]:
-        """Where the first of them lies."""
+        """Index of the first such element."""
         return self.output.locate(self.output.first_nan if self.kind == "NaN" else self.output.first_inf)
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ def find_nonfinite(
 
 
 def judge_node(node: Node, output: Value, read: Callable[[Value], Statistics | None]) -> NonFinite | None:
-    """Return what a node made of its inputs that is no finite number, if it made it."""
+    """Return the non-finite result of a node, if it made one from finite inputs."""
     inputs = [read(value) for value in dict.fromkeys(node.inputs) if value is not None]
     taken = tuple([each for each in inputs if each is not None and _is_float(each)])
     given = read(output)
@@ -112,7 +112,7 @@ def judge_node(node: Node, output: Value, read: Callable[[Value], Statistics | N
 def _blame_source(
     node: Node, given: Collection[Value], constants: Collection[Value], read: Callable[[Value], Statistics | None]
 ) -> NonFinite | None:
-    """Return the input of the model, or the weight, whose NaN a node passed on, if it takes one."""
+    """Return the model input or weight whose NaN a node passed on, if there is one."""
     for value in node.inputs:
         if value is not None and (value in given or value in constants):
             taken = read(value)
@@ -122,7 +122,7 @@ def _blame_source(
 
 
 def judge_host_node(node: Node, arrays: Mapping[Value, Array | None]) -> NonFinite | None:
-    """Return what a node that the host computed made that is no finite number, if it made it."""
+    """Return the non-finite result of a node computed on the host, if it made one."""
 
     def read(value: Value) -> Statistics | None:
         array = arrays.get(value)

@@ -19,7 +19,7 @@ _SIGN_BITS = {2: (np.uint16, 15), 4: (np.uint32, 31), 8: (np.uint64, 63)}
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far two arrays of one shape are apart. Elements that are equal, or both NaN, are 0 apart.
+    """The gap between two arrays of one shape. Elements that are equal, or both NaN, have gap 0.
 
     Attributes:
         size: Elements compared.
@@ -57,7 +57,7 @@ class Gap:
 
 
 def gap_of(expected: Array, got: Array, *, rtol: float = RTOL, atol: float = ATOL) -> Gap:
-    """Return how far ``got`` is from ``expected``, computed in doubles.
+    """Return the gap of ``got`` from ``expected``, computed in doubles.
 
     Where the dtypes differ (a compressed model may give another), ulps are those of the narrower float.
 
@@ -102,7 +102,7 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _subtract(one: Array, other: Array) -> Array:
-    """Return ``|one - other|``; of 64-bit integers too, whose digits a double does not hold."""
+    """Return ``|one - other|``, exact for 64-bit integers, whose digits a double does not hold."""
     if dtype_row(one.dtype).kind not in ("int", "uint"):
         return np.abs(one.astype(np.float64) - other.astype(np.float64))
     widest = np.uint64 if dtype_row(one.dtype).kind == "uint" else np.int64
@@ -121,14 +121,14 @@ def _count_ulps(expected: Array, got: Array, error: Array) -> float:
 
 
 def _place(array: Array) -> tuple[Array, Array]:
-    """Return how many numbers of its dtype lie between each element and zero, and whether it is negative."""
+    """Return each element's distance from zero in representable numbers, and whether it is negative."""
     unsigned, sign_bit = _SIGN_BITS[array.dtype.itemsize]
     bits = np.ascontiguousarray(array).view(unsigned).astype(np.uint64)
     return (bits & np.uint64((1 << sign_bit) - 1)).astype(np.int64), (bits >> np.uint64(sign_bit)) == 1
 
 
 def _distance(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
-    """Return how many steps lie between; exact on one side of zero, rounded to a double across it."""
+    """Return the distance in representable numbers; exact on one side of zero, rounded to a double across it."""
     (near, is_near_negative), (far, is_far_negative) = one, other
     across = near.astype(np.float64) + far.astype(np.float64)
     return np.where(is_near_negative == is_far_negative, np.abs(near - far).astype(np.float64), across)

@@ -16,7 +16,7 @@ WATCHES = ("raise", "report")
 
 @dataclass(slots=True, eq=False)
 class Inspector:
-    """What runs that begin now are looked at for.
+    """Inspection settings for runs that begin now.
 
     Attributes:
         exposure: What is looked at.
@@ -40,7 +40,7 @@ class Inspector:
         return Inspector(Exposure(keeps_all, watch is not None), raises=watch == "raise")
 
     def tap(self, model: Model, wanted: Mapping[str, object]) -> None:
-        """Take these statistics from the next run on, and no others.
+        """Set the taps of later runs, replacing those before.
 
         Raises:
             InputError: The model has no such value or node, or there is no such reducer; taps stay as they were.
@@ -61,7 +61,7 @@ class Inspector:
 
 
 def check_name(model: Model, name: str) -> None:
-    """Check that a value or node of this name is there when the model runs.
+    """Check that a value or node of this name exists when the model runs.
 
     Raises:
         InputError: It is not: passes fused or removed it (says what is nearest), or it never was.
@@ -82,7 +82,7 @@ def check_name(model: Model, name: str) -> None:
 
 
 def _find(graph: Graph, name: str) -> list[Value]:
-    """Return the values that a name stands for: its own, or all that the node makes."""
+    """Return the values that a name stands for: the value itself, or all outputs of the node."""
     if not name:
         return []
     values = [value for value in graph.values() if value.name == name]
@@ -94,7 +94,7 @@ def _names(graph: Graph) -> set[str]:
 
 
 def _find_nearest(graph: Graph, values: list[Value], known: set[str]) -> str:
-    """Return the name of the first value behind these that is known, going from node to node."""
+    """Return the name of the first known value downstream of these."""
     consumers = graph.consumers()
     reached, seen = list(values), set(values)
     for value in reached:

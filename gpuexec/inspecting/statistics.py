@@ -31,7 +31,7 @@ REDUCERS = ("min", "max", "absmax", "mean", "std", "nonfinite", "histogram")
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many finite elements lie in each of ``len(counts)`` even parts of ``[least, most]``."""
+    """Counts of finite elements in each of ``len(counts)`` even parts of ``[least, most]``."""
 
     least: float
     most: float
@@ -44,7 +44,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a value held, NaN and infinities apart from what is finite.
+    """Statistics of a value's finite elements, with counts of NaN and infinities.
 
     ``min``, ``max``, ``mean`` and ``std`` are of the finite elements: NaN where there are none, and mean and standard
     deviation (without Bessel's correction) where they were not asked for. Range and counts are exact up to the 53 bits
@@ -77,12 +77,12 @@ class Statistics:
 
     @property
     def infs(self) -> int:
-        """How many infinities there are, above and below."""
+        """Number of infinities, of either sign."""
         return self.positive_infs + self.negative_infs
 
     @property
     def nonfinite(self) -> int:
-        """How many elements are no finite number."""
+        """Number of elements that are not finite."""
         return self.nans + self.infs
 
     @property
@@ -91,7 +91,7 @@ class Statistics:
         return max(abs(self.min), abs(self.max))
 
     def locate(self, index: int) -> tuple[int, ...]:
-        """Return a place of the flattened tensor by axes; as it is, where the shape is not known."""
+        """Convert a flat index to one by axes; return it unchanged where the shape is not known."""
         if self.spec is None:
             return (index,)
         return tuple([int(i) for i in np.unravel_index(index, self.spec.shape)])
@@ -112,7 +112,7 @@ def read_words(
     counts: Array | None = None,
     results: Mapping[str, Any] | None = None,
 ) -> Statistics:
-    """Return statistics from the words of `gpuexec.ops.statistics.Statistics`, and the counts of a histogram."""
+    """Decode statistics and histogram counts from the words of `gpuexec.ops.statistics.Statistics`."""
     least, most = float(words[LEAST]), float(words[MOST])
     histogram = None if counts is None else Histogram(least, most, tuple([int(count) for count in counts]))
     return Statistics(
@@ -134,7 +134,7 @@ def read_words(
 
 
 def check_reducers(name: str, reducers: object) -> tuple[str | Reducer, ...]:
-    """Return reducers as a tuple, once each; one alone may stand without a list.
+    """Return reducers as a tuple without repetition; a single one needs no list.
 
     Raises:
         InputError: One is neither a callable nor the name of a reducer.
@@ -152,7 +152,7 @@ def check_reducers(name: str, reducers: object) -> tuple[str | Reducer, ...]:
 
 
 def reduce_with(reducers: Iterable[Reducer], array: Array) -> dict[str, Any]:
-    """Return what the caller's own reducers give, by their names; of some with one name the later are numbered."""
+    """Return the results of the caller's own reducers by name; repeated names are numbered."""
     results: dict[str, Any] = {}
     for reducer in dict.fromkeys(reducers):
         name = wanted = str(getattr(reducer, "__name__", type(reducer).__name__))

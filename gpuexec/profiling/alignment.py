@@ -14,7 +14,7 @@ _LASTS_MS = 10_000.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Base:
-    """An event, and when it was by the host's clock."""
+    """A reference event, and its time by the host's clock."""
 
     event: TimedEvent
     host_ms: float
@@ -22,14 +22,14 @@ class Base:
 
 
 class Alignment:
-    """Bases by device. ``read_ms`` tells the host's time."""
+    """Reference events by device. ``read_ms`` reads the host's clock."""
 
     def __init__(self, read_ms: Callable[[], float]) -> None:
         self._read_ms = read_ms
         self._bases: dict[int, Base] = {}
 
     def find(self, device: Device) -> Base:
-        """Return a base of a device that is not old. It takes a stream of its own, and waits for nobody's work."""
+        """Return a recent reference event of a device, recorded on a stream of its own without waiting for work."""
         base = self._bases.get(id(device))
         if base is None or self._read_ms() - base.host_ms > _LASTS_MS:
             # On a stream with nothing on it an event is reached at once; the first wakes it up.

@@ -9,7 +9,7 @@ from gpuexec.profiling.run_profile import RunProfile
 
 
 class Backlog:
-    """Picks up the times of runs as they get done, so that whoever schedules without asking piles up no events.
+    """Runs whose event times are read as they finish, so that events do not pile up while nobody asks.
 
     Args:
         most: How many runs it knows; older ones keep their events until they are forgotten or asked for.
@@ -30,7 +30,7 @@ class Backlog:
                 del self._runs[min(self._runs)]
 
     def settle_done(self) -> None:
-        """Settle the runs that are done, up to the first that is not; waits for nothing."""
+        """Read the times of finished runs, up to the first unfinished one; waits for nothing."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -42,7 +42,7 @@ class Backlog:
                     self._runs.pop(run.number, None)
 
     def settle(self, run: RunProfile) -> None:
-        """Pick up the times of what is done of a run, unless another thread is about it; waits for nothing."""
+        """Read the times of a run's finished work, unless another thread is doing so; waits for nothing."""
         held: list[bool] = []
         try:
             held.extend(map(self._settling.acquire, (False,)))  # see `gpuexec.runtime.latch`
@@ -53,7 +53,7 @@ class Backlog:
                 self._settling.release()
 
     def settle_all(self, runs: Iterable[RunProfile]) -> None:
-        """Wait for all that was issued of runs, and pick up its times."""
+        """Wait for all issued work of runs, and read its times."""
         with self._settling:
             for run in runs:
                 run.settle(waits=True)

@@ -34,7 +34,7 @@ class WorkRow:
 
 
 def count_work(model: Model, inputs: Mapping[str, object] | None = None) -> tuple[WorkRow, ...]:
-    """Return the work of each node of a model, in order. Bodies of branches and loops are not looked into.
+    """Return the cost of each node of a model, in order. Bodies of branches and loops are not counted.
 
     Args:
         model: What to look at.
@@ -58,7 +58,7 @@ def count_work(model: Model, inputs: Mapping[str, object] | None = None) -> tupl
 
 
 def _infer_known(graph: Graph, named: Mapping[str, TensorSpec]) -> Mapping[Value, TensorSpec]:
-    """Return the specs of all values that follow from the inputs without running anything."""
+    """Infer the specs of all values that follow from the inputs without running anything."""
     given = {value: named[value.name] for value in graph.inputs}
     cut = find_cut(graph, given, Target.named("cpu"))
     specs: dict[Value, TensorSpec] = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
@@ -109,7 +109,7 @@ def _find_fixed(model: Model, port: ModelPort) -> tuple[int, ...]:
 
 
 def _fits(port: ModelPort, shape: tuple[int, ...]) -> bool:
-    """Return whether a shape is one that an input declares."""
+    """Return whether a shape matches an input's declaration."""
     dims = port.spec.dims
     if dims is None:
         return True

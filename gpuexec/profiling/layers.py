@@ -19,7 +19,7 @@ _KINDS: dict[type[Command], str] = {Launch: "launch", Copy: "copy", Fill: "fill"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Commands in a row that stem from one node, ``[first, last)``; see `gpuexec.profiling.rows` for the rest.
+    """Consecutive commands ``[first, last)`` of one node; see `gpuexec.profiling.rows` for the rest.
 
     Where they are no node's (an output is copied to its place, a value the host knows is stored), ``operator`` is the
     kind of command.
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class PlanLayers:
-    """The layers of a plan at one size. ``number`` is that of the plan, ``arena`` the bytes it has."""
+    """The layers of a plan at one size. ``number`` is the plan's, ``arena`` its arena's bytes."""
 
     number: int
     arena: int
@@ -97,7 +97,7 @@ def describe_command(command: Command) -> CommandRow:
 
 
 def count_bytes(slots: Iterable[Slot]) -> int:
-    """Return the bytes of slots; what a slot shows several times counts once."""
+    """Count the bytes of slots; repeated bytes within a slot count once."""
     total = 0
     for slot in slots:
         first, last = slot.byte_range()
@@ -106,7 +106,7 @@ def count_bytes(slots: Iterable[Slot]) -> int:
 
 
 def count_node_flops(node: Node, specs: Mapping[Value, TensorSpec]) -> int | None:
-    """Return how many operations a node does; None where there is no formula, or a shape is not known."""
+    """Count the operations of a node; None where there is no formula, or a shape is not known."""
     wanted = [value for value in (*node.inputs, *node.outputs) if value is not None]
     if any(value not in specs for value in wanted):
         return None
@@ -117,7 +117,7 @@ def count_node_flops(node: Node, specs: Mapping[Value, TensorSpec]) -> int | Non
 
 
 def _find_alive(stays: Sequence[Stay], first: int, last: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """Return the bytes of the arena that are alive during commands, and what lies there."""
+    """Return the arena bytes that are live during commands, and the temporaries there."""
     alive = [stay for stay in stays if stay.first < last and stay.last > first]
     values = tuple((", ".join(stay.values) or "scratch", stay.nbytes) for stay in alive)
     return sum(stay.nbytes for stay in alive), values

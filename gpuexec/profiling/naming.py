@@ -9,7 +9,7 @@ from gpuexec.runtime.device import Device, Stream
 
 
 class Naming:
-    """Names what a profiler meets: the first of a kind by the kind, the next with a number behind it.
+    """Unique names: the first of a kind is named for the kind, later ones get a number.
 
     Nothing is kept alive by having a name. Whoever calls holds a lock.
     """
@@ -20,13 +20,13 @@ class Naming:
         self._taken: set[tuple[str, str]] = set()
 
     def name_thread(self) -> str:
-        """Return the name of the calling thread: its own, unless another had that before."""
+        """Return a unique name of the calling thread: its own, if no other had it before."""
         thread = threading.current_thread()
         name = self._threads.get(thread)
         return self._threads.setdefault(thread, self._choose("", thread.name)) if name is None else name
 
     def name_stream(self, device: Device, stream: Stream, kind: str) -> str:
-        """Return the name of a stream, among those of its device that are used for a kind of work."""
+        """Return a unique name of a stream among those of its device for a kind of work."""
         streams = self._streams.setdefault(kind, weakref.WeakKeyDictionary())
         name = streams.get(stream)
         return streams.setdefault(stream, self._choose(device.name, kind)) if name is None else name

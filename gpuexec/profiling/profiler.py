@@ -47,7 +47,7 @@ class _Begun:
 
 
 class Profiler:
-    """Tells what runs take, by layer, and what happens around them.
+    """A profiler of runs: time by layer, and events around them.
 
         with gx.Profiler() as profiler:
             worker.run(x)
@@ -116,22 +116,22 @@ class Profiler:
         return tuple(run.row() for run in self._settle_all())
 
     def events(self) -> tuple[EventRow, ...]:
-        """Return what the package did: phases, host reads and calls, transfers, memory lent and taken back."""
+        """Return the package's events: phases, host reads and calls, transfers, allocations and frees."""
         transfers = [row for run in self._settle_all() for row in run.list_transfers()]
         with self._lock:
             rows = [*self._events, *transfers]
         return tuple(sorted(rows, key=lambda row: (row.start_ms is None, row.start_ms or 0.0)))
 
     def memory(self) -> tuple[MemoryRow, ...]:
-        """Return what memory was held at each layer."""
+        """Return the memory held at each layer."""
         return tuple(row for run in self._settle_all() for row in run.list_memory())
 
     def count_syncs(self) -> int:
-        """Return how often the host waited, read or computed without having been asked to; `events` names each."""
+        """Count implicit host waits, reads and computations; `events` names each."""
         return sum(row.name in SYNCS for row in self.events())
 
     def summarise(self, by: str = "layer", *, skip: int = 0) -> tuple[Summary, ...]:
-        """Return what each layer, or each operator, takes in a run: percentiles over runs, the longest first.
+        """Summarize layers or operators over runs: percentiles, the longest first.
 
         Args:
             by: ``"layer"`` or ``"operator"``.
@@ -143,7 +143,7 @@ class Profiler:
         return summarise(self.rows(), by, skip)
 
     def find_total(self, prefix: str = "", *, skip: int = 0) -> Summary | None:
-        """Return what all layers whose names begin so take together in a run; None where there are none.
+        """Return the total per run of all layers whose names begin with a prefix; None where there are none.
 
         The names exporters give are paths, so that a prefix stands for a module: ``"/encoder/layer.0/"``.
         """
@@ -152,7 +152,7 @@ class Profiler:
     # ---- shown and written down
 
     def table(self, by: str = "layer", *, skip: int = 0, limit: int | None = 40) -> None:
-        """Print the summary, by rich: so many rows of it, all where ``limit`` is None."""
+        """Print the summary as a table by rich, up to ``limit`` rows (None: all)."""
         tables.print_summary(self.summarise(by, skip=skip), by, limit)
 
     def to_dataframe(self, by: str | None = None) -> pandas.DataFrame:
@@ -174,20 +174,20 @@ class Profiler:
     # ---- told by the package
 
     def begin_phase(self, name: str, about: str, run: int = -1) -> object:
-        """Hear that a phase begins; see `gpuexec.phases`."""
+        """Record the begin of a phase; see `gpuexec.phases`."""
         if self._ranges is not None:
             self._ranges.push(f"{name} {about}" if about else name)
         return _Begun(name, about, run, self.read_ms())
 
     def end_phase(self, begun: object) -> None:
-        """Hear that it is over."""
+        """Record the end of a phase."""
         assert isinstance(begun, _Begun)
         if self._ranges is not None:
             self._ranges.pop()
         self._note(begun.name, begun.about, begun.run, 0, begun.start_ms, self.read_ms() - begun.start_ms)
 
     def hear(self, name: str, about: str, nbytes: int, took_ms: float, run: int = -1) -> None:
-        """Hear of something that is over now."""
+        """Record an event that is over."""
         self._note(name, about, run, nbytes, self.read_ms() - took_ms, took_ms)
 
     def open_run(
@@ -204,7 +204,7 @@ class Profiler:
         return run
 
     def find_layers(self, size: object, plan: object, describe: Callable[[int], PlanLayers]) -> PlanLayers:
-        """Return the layers of a size of a plan, found out by ``describe`` (of the plan's number) the first time."""
+        """Return the layers of a plan at a size, computed by ``describe`` (of the plan's number) the first time."""
         with self._lock:
             found = self._sizes.get(id(size))
             if found is not None:
@@ -221,17 +221,17 @@ class Profiler:
         return layers
 
     def align(self, device: Device) -> Base:
-        """Return an event of a device of which is known when it was by the profiler's clock."""
+        """Return an event of a device whose time by the profiler's clock is known."""
         with self._lock:
             return self._alignment.find(device)
 
     def name_thread(self) -> str:
-        """Return the name of the calling thread; no other has it."""
+        """Return the unique name of the calling thread."""
         with self._lock:
             return self._naming.name_thread()
 
     def name_stream(self, device: Device, stream: Stream, kind: str) -> str:
-        """Return the name of a stream for a kind of work; no other of the device has it."""
+        """Return the unique name of a stream for a kind of work."""
         with self._lock:
             return self._naming.name_stream(device, stream, kind)
 
@@ -241,7 +241,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def in_range(self, name: str) -> Iterator[None]:
-        """Mark what is done in the context for NVIDIA's profilers, if that was asked for."""
+        """Mark the context as a range for NVIDIA's profilers, if that was asked for."""
         if self._ranges is None:
             yield
             return
@@ -275,7 +275,7 @@ def check_profiler(given: object) -> None:
 
 
 def find_profiler(own: Profiler | None) -> Profiler | None:
-    """Return who profiles what begins now: whoever's ``own`` profiler, else that of the context; mostly nobody."""
+    """Return the profiler for what begins now: ``own``, else the context's, else None."""
     if own is not None:
         return own
     witness = phases.find_witness()
@@ -287,7 +287,7 @@ def find_profiler(own: Profiler | None) -> Profiler | None:
 
 
 def watching(profiler: Profiler | None, name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context for a phase that a profiler, if there is one, hears of, and of all that is done in it."""
+    """Return a context that reports a phase, and all events within it, to a profiler, if there is one."""
     return _NOTHING if profiler is None else _watch(profiler, name)
 
 

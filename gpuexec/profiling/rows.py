@@ -9,7 +9,7 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """A command of a layer: what it is, and the bytes of its slots. ``kernel`` is empty where it is no launch."""
+    """A command of a layer, and the bytes of its slots. ``kernel`` is empty where it is no launch."""
 
     kind: str
     kernel: str
@@ -60,7 +60,7 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something the package did: a phase, or a moment that took ``duration_ms``.
+    """An event of the package: a phase, or a moment that took ``duration_ms``.
 
     ``place`` is the thread it was done on, or the stream of a transfer; ``run`` is -1 where it is no run's. A
     ``duration_ms`` of None is a transfer that failed.
@@ -77,7 +77,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Memory when a layer was put on the stream.
+    """Memory held when a layer was put on the stream.
 
     ``device`` and ``stream`` are those of its run. ``arena_used`` are the bytes of the arena whose content is alive
     during the layer, ``arena`` all that the plan has, ``values`` what lies there, with its bytes; ``held`` tells bytes
@@ -98,7 +98,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run: how long it took the device from first to last (None: it failed or is not over), and its layers.
+    """A run: device time from first to last command (None: it failed or is not over), and its layers.
 
     ``stream`` is the name of its stream among those of its device.
     """
@@ -115,7 +115,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A layer, or all of one operator, over runs: what it took in each run, all times it came up added together.
+    """A layer, or an operator, over runs: its total time in each run.
 
     ``times`` says how often that was in all runs, ``share`` its part of all layers' time; ``flops`` and ``nbytes``
     (read and written) are those of an average run.

@@ -27,7 +27,7 @@ _LAPS_OPEN = 256
 
 @dataclass(slots=True, eq=False)
 class Lap:
-    """Work between two events; its times are there once it is settled, None where it failed."""
+    """Work between two events; its times are set once it is settled, None where it failed."""
 
     start: TimedEvent | None
     end: TimedEvent | None
@@ -50,7 +50,7 @@ class Entry:
 
 
 class RunProfile:
-    """What is told of one run.
+    """The rows of one run.
 
     Args:
         profiler: Whose run it is.
@@ -85,18 +85,18 @@ class RunProfile:
     # ---- told while the run is issued
 
     def begin(self) -> None:
-        """Hear that the run's work begins on its stream."""
+        """Record that the run's work begins on its stream."""
         self._whole.start = self._mark(self._stream)
 
     def end(self) -> None:
-        """Hear that all of it is on the stream, or that no more will come; what the run uses is let go of."""
+        """Record that all of the run is on the stream, or that no more will come, and release its resources."""
         self._read_memory, self.is_over = None, True
         if self._whole.start is not None:
             self._whole.end = self._mark(self._stream)
             self._open.append(self._whole)
 
     def open_plan(self, plan: PlanLayers, advance: Callable[[int], None]) -> Callable[[int], None]:
-        """Return what issues the commands of a plan up to one, layer by layer, by ``advance``."""
+        """Return the submitter of a plan's commands up to one, layer by layer, by ``advance``."""
         layers = iter(plan.layers)
 
         def advance_layers(last: int) -> None:
@@ -110,7 +110,7 @@ class RunProfile:
         return advance_layers
 
     def add_host_layer(self, layer: Layer, took_ms: float) -> None:
-        """Hear that the host has computed a layer."""
+        """Record a layer computed on the host."""
         now = self.profiler.read_ms()
         lap = Lap(None, None, now - took_ms, took_ms)
         thread = self.profiler.name_thread()
@@ -118,7 +118,7 @@ class RunProfile:
 
     @contextlib.contextmanager
     def time_transfer(self, stream: Stream, name: str, about: str, nbytes: int) -> Iterator[None]:
-        """Time a transfer that is put on a stream in the context."""
+        """Time a transfer put on a stream within the context."""
         if stream is self._stream:
             named = self.stream_name.replace("compute", name, 1)
         else:
@@ -133,26 +133,26 @@ class RunProfile:
         self.profiler.backlog.add(self)
 
     def begin_phase(self, name: str, about: str) -> object:
-        """Hear that a phase of the run begins; see `gpuexec.phases`."""
+        """Record the begin of a phase of the run; see `gpuexec.phases`."""
         return self.profiler.begin_phase(name, about, self.number)
 
     def end_phase(self, begun: object) -> None:
-        """Hear that it is over."""
+        """Record the end of a phase."""
         self.profiler.end_phase(begun)
 
     def hear(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
-        """Hear of something that is over now."""
+        """Record an event that is over."""
         self.profiler.hear(name, about, nbytes, took_ms, self.number)
 
     # ---- what came of it
 
     @property
     def is_waiting(self) -> bool:
-        """Whether times are still to be picked up."""
+        """Whether times are still to be read."""
         return bool(self._open)
 
     def settle(self, *, waits: bool) -> None:
-        """Pick up the times of what is done; ``waits``: of all that was issued so far."""
+        """Read the times of finished work; with ``waits``, of all work issued so far."""
         while self._open:
             lap = self._open[0]
             assert lap.start is not None and lap.end is not None
@@ -207,14 +207,14 @@ class RunProfile:
         ]
 
     def list_transfers(self) -> list[EventRow]:
-        """Return what was brought to the device and back, by the device's clock."""
+        """Return the copies to the device and back, by the device's clock."""
         return [
             EventRow(name, about, place, self.number, nbytes, lap.start_ms, lap.duration_ms)
             for name, about, place, nbytes, lap in list(self._transfers)
         ]
 
     def list_memory(self) -> list[MemoryRow]:
-        """Return what was held at each layer, where that was asked for."""
+        """Return the memory held at each layer, where that was asked for."""
         return [
             MemoryRow(
                 self.number,
@@ -259,5 +259,5 @@ class RunProfile:
 def timing(
     profile: RunProfile | None, stream: Stream, name: str, about: str, nbytes: int
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a transfer is put on a stream, timed if anybody profiles the run."""
+    """Return a context for a transfer on a stream, timed if the run is profiled."""
     return _NOTHING if profile is None else profile.time_transfer(stream, name, about, nbytes)

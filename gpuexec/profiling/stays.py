@@ -12,7 +12,7 @@ from gpuexec.planner.layout import find_lives
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A buffer in the arena: bytes from ``offset`` on, during commands ``[first, last)``."""
+    """Lifetime of a buffer in the arena: bytes from ``offset`` on, during commands ``[first, last)``."""
 
     buffer: int
     offset: int
@@ -31,7 +31,7 @@ class Stay:
 
 
 def list_stays(plan: Plan, made_by: Mapping[str, Sequence[str]]) -> list[Stay]:
-    """Return the temporaries of a plan.
+    """Return the lifetimes of a plan's temporaries.
 
     Args:
         plan: What to look at.
@@ -59,7 +59,7 @@ def list_stays(plan: Plan, made_by: Mapping[str, Sequence[str]]) -> list[Stay]:
 
 
 def name_values(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Return the names of the values that each node makes, those of bodies too, by the name of the node."""
+    """Return the names of each node's values, those of bodies too, by node name."""
     rows: dict[str, tuple[str, ...]] = {}
     for each in walk(graph):
         for node in each.nodes:

@@ -18,7 +18,7 @@ _KEYS: dict[str, Callable[[LayerRow], tuple[str, str]]] = {
 
 @dataclass(slots=True)
 class _Sum:
-    """What one of them took: by run, and in all."""
+    """Times of a layer or operator: by run, and in all."""
 
     by_run: dict[int, float] = field(default_factory=dict)
     times: int = 0
@@ -53,7 +53,7 @@ def summarise(rows: Iterable[LayerRow], by: str, skip: int = 0) -> tuple[Summary
 
 
 def find_total(rows: Sequence[LayerRow], prefix: str, skip: int = 0) -> Summary | None:
-    """Return the summary of all layers whose names begin with a prefix, taken as one; None where there are none."""
+    """Return one summary of all layers whose names begin with a prefix; None where there are none."""
     total, whole = _Sum(), 0.0
     for row in _done(rows, skip):
         assert row.duration_ms is not None

@@ -26,7 +26,7 @@ _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 def print_summary(rows: Sequence[Summary], by: str, limit: int | None, console: Console | None = None) -> None:
-    """Print summaries as a table: milliseconds in a run, and what that is per second."""
+    """Print summaries as a table: milliseconds per run, and rates per second."""
     from rich.markup import escape
 
     titles = ("runs", "times", "share", "avg ms", "p10", "p50", "p90", "max", "FLOP", "FLOP/s", "bytes", "B/s")
@@ -52,12 +52,12 @@ def print_summary(rows: Sequence[Summary], by: str, limit: int | None, console: 
 
 
 def _clean(name: str) -> str:
-    """Return a name on one line: what can't be printed is replaced."""
+    """Return a name on one line, unprintable characters replaced."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in name)
 
 
 def spell(count: float) -> str:
-    """Return a count in the unit that keeps it short."""
+    """Format a count in the unit that keeps it short."""
     for size, unit in _UNITS:
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -96,7 +96,7 @@ def make_dataframe(rows: Sequence[LayerRow] | Sequence[Summary]) -> pandas.DataF
 
 
 def write_tsv(path: str | os.PathLike[str], rows: Sequence[LayerRow] | Sequence[Summary]) -> None:
-    """Write rows as tab-separated values under a line of titles; what is not known is empty.
+    """Write rows as tab-separated values under a line of titles; unknown values are empty.
 
     Raises:
         AccessError: The file can't be written.

@@ -20,7 +20,7 @@ _TEXT_COLUMNS = 12
 
 
 def open_console() -> Console:
-    """Return the console on standard output: as wide as a terminal (or COLUMNS), without an edge in files and pipes."""
+    """Return the console on standard output: as wide as a terminal (or COLUMNS), unbounded in files and pipes."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_COLUMNS)
@@ -37,7 +37,7 @@ def make_table(texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
 
 
 def print_table(console: Console, table: Table, spare: Sequence[str] = ()) -> None:
-    """Print a table, without the columns there is no room for; a line below names those.
+    """Print a table without the columns that don't fit; a line below names those.
 
     Columns justified to the right hold numbers: they are printed whole or not at all. Others are shortened.
 

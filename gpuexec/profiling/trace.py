@@ -22,7 +22,7 @@ _ISSUING, _COMPUTING = "issuing layers", "host layers"
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What takes time, in whole nanoseconds, which keep the order of what begins and ends."""
+    """An interval in whole nanoseconds, so that begins and ends keep their order."""
 
     process: str
     thread: str
@@ -34,19 +34,19 @@ class _Span:
 
 
 class _Tracks:
-    """The numbers of processes and threads, given out as they come up."""
+    """Numbers of processes and threads, assigned on first use."""
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {HOST: _HOST_PID}
         self._tids: dict[tuple[str, str], int] = {}
 
     def find(self, process: str, thread: str) -> dict[str, int]:
-        """Return the fields that say where an event belongs."""
+        """Return an event's process and thread fields."""
         pid = self._pids.setdefault(process, len(self._pids) + _HOST_PID)
         return {"pid": pid, "tid": self._tids.setdefault((process, thread), len(self._tids) + 1)}
 
     def describe(self) -> Iterator[_Event]:
-        """Yield the names of all that came up."""
+        """Yield the names of all processes and threads."""
         for process, pid in self._pids.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
         for (process, thread), tid in self._tids.items():
@@ -93,7 +93,7 @@ def write_trace(
 
 
 def _trace_layer(row: LayerRow) -> Iterator[_Span]:
-    """Yield a layer twice: the host putting it on the stream, and the device working on it."""
+    """Yield a layer twice: its submission by the host, and its execution by the device."""
     about = {
         "run": row.run,
         "plan": row.plan,
@@ -120,7 +120,7 @@ def _find_place(row: EventRow) -> tuple[str, str]:
 
 
 def _trace_memory(row: MemoryRow, tracks: _Tracks) -> Iterator[_Event]:
-    """Yield the memory that the runs of a stream hold, by kind, and what of the arena is in use."""
+    """Yield the memory held by the runs of a stream, by kind, and the arena bytes in use."""
     counters = {"held": dict(row.held), "arena": {"in use": row.arena_used, "free": row.arena - row.arena_used}}
     for name, values in counters.items():
         where = tracks.find(row.device, row.stream) | {"tid": 0}
@@ -134,7 +134,7 @@ def _make_span(
 
 
 def _place_spans(spans: Sequence[_Span], tracks: _Tracks) -> Iterator[_Event]:
-    """Yield spans as events, each on the first track of its thread where it lies in all that are open, or in none."""
+    """Yield spans as events, each on the first track of its thread where it nests with the open ones."""
     open_ends: dict[tuple[str, str], list[list[int]]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         beside = open_ends.setdefault((span.process, span.thread), [])
@@ -154,7 +154,7 @@ def _place_spans(spans: Sequence[_Span], tracks: _Tracks) -> Iterator[_Event]:
 
 
 def _has_room(ends: list[int], span: _Span) -> bool:
-    """Return whether a span lies in all those of a track that are still open then; the others are let go of."""
+    """Return whether a span nests in all open spans of a track; ended ones are dropped."""
     while ends and ends[-1] <= span.start_ns:
         ends.pop()
     return not ends or span.end_ns <= ends[-1]

@@ -35,7 +35,7 @@ _ELEMENTWISE = "gpuexec.ops.elementwise"
 
 
 def count_flops(op: Operator, inputs: _Specs, outputs: _Specs) -> int | None:
-    """Return how many operations a node does; None where there is no formula for it.
+    """Count the operations of a node; None where there is no formula for it.
 
     Args:
         op: The operator.
@@ -85,7 +85,7 @@ def _conv(_: Operator, inputs: _Specs, outputs: _Specs) -> int:
 
 
 def _conv_transpose(_: Operator, inputs: _Specs, outputs: _Specs) -> int:
-    """Count the weights that each input is spread by."""
+    """Count the weights that each input is multiplied by."""
     bias = _size(outputs, 0) if len(inputs) > 2 and inputs[2] is not None else 0
     return 2 * _size(inputs, 0) * math.prod(_shape(inputs, 1)[1:]) + bias
 

@@ -54,7 +54,7 @@ class PackedArguments:
             self._store(offset, value)
 
     def update(self, values: Sequence[np.generic | bytes | None]) -> None:
-        """Take other values of the same kinds and sizes; pointers stay."""
+        """Replace the values by others of the same kinds and sizes; pointers stay."""
         for offset, new, old in zip(self._offsets, values, self._values, strict=True):
             if new is not old:
                 self._store(offset, new)

@@ -47,7 +47,7 @@ class BackendType(Enum):
 
 @not_picklable("Send its type, and open it there.")
 class Backend:
-    """A device with what its users share. ``reason`` says why it was opened."""
+    """A device with the resources its users share. ``reason`` says why it was opened."""
 
     def __init__(self, device: Device, type: BackendType, reason: str) -> None:
         self.device, self.type, self.reason = device, type, reason
@@ -101,7 +101,7 @@ def open_backend(type: BackendType, ordinal: int = 0) -> Backend:
 
 
 def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backend, str]:
-    """Return the backend of a type, and why it is that one: for AUTO the GPU when one works, else the CPU.
+    """Return the backend of a type, and the reason for it: for AUTO the GPU when one works, else the CPU.
 
     Args:
         type: Which kind of device.
@@ -126,7 +126,7 @@ def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backe
 
 
 def check_backend(given: BackendLike) -> BackendType | Backend:
-    """Return a backend as it was given, a type where it was given by name.
+    """Return a backend unchanged, or a type converted from its name.
 
     Raises:
         InputError: There is no such type; lists those there are.
@@ -135,7 +135,7 @@ def check_backend(given: BackendLike) -> BackendType | Backend:
 
 
 def find_backend(given: BackendLike, ordinal: int | None) -> tuple[Backend, str]:
-    """Return the backend that a type and an ordinal stand for, or a backend itself, and why it is that one.
+    """Return the backend of a type and an ordinal, or a backend unchanged, and the reason for it.
 
     Raises:
         DeviceNotFoundError: As `open_backend`.

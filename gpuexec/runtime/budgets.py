@@ -24,7 +24,7 @@ _WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most registers per thread, and why they are more than `REGISTERS`."""
+    """The register budget of a kernel above `REGISTERS`, and the reason for it."""
 
     registers: int
     reason: str = ""
@@ -105,7 +105,7 @@ LARGER: Mapping[str, Budget] = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How plans launch a kernel: threads of its largest block, and the most dynamic shared memory by architecture.
+    """Launch sizes of a kernel: threads of its largest block, and the most dynamic shared memory by architecture.
 
     Architectures that no plan launches it on are absent.
     """
@@ -115,7 +115,7 @@ class Use:
 
 
 def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Use | None = None) -> Iterator[str]:
-    """Yield what a compiled kernel takes beyond its budget, a sentence each.
+    """Yield a sentence for each budget that a compiled kernel exceeds.
 
     Args:
         kernel: What the compiler made.

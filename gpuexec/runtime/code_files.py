@@ -63,7 +63,7 @@ def private_folder() -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for the user alone, with those above it that are missing; take others' right to write from it.
+    """Make a folder for the user alone, with missing parents, and remove write permission of others from it.
 
     Raises:
         AccessError: It is somebody else's, or a link, so it is not to be used.

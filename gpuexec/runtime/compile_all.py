@@ -51,7 +51,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What compiling a program gave: its kernels, or why there are none. ``seconds`` is 0 if the cache had it."""
+    """Result of compiling a program: its kernels, or the error. ``seconds`` is 0 for a cache hit."""
 
     program: Program
     kernels: tuple[nvrtc.CompiledKernel, ...]
@@ -82,7 +82,7 @@ def compile_programs(programs: Sequence[Program], cache: KernelCache) -> list[Ou
 
 
 def find_problems(outcome: Outcome, uses: Uses | None = None) -> list[str]:
-    """Return what breaks the budgets, one line per kernel and reason."""
+    """Return the budgets that kernels exceed, one line per kernel and reason."""
     if outcome.error:
         return [outcome.error]
     source, architecture = outcome.program.source, outcome.program.architecture
@@ -96,7 +96,7 @@ def find_problems(outcome: Outcome, uses: Uses | None = None) -> list[str]:
 
 
 def find_strays(table: Table, uses: Uses) -> list[str]:
-    """Return a line for each instance that is listed and never launched, or launched and not listed."""
+    """Return a line for each instance that is listed but never launched, or launched but not listed."""
     listed = {Kernel(source, expression) for source, expressions in table.items() for expression in expressions}
     unused = [
         f"{kernel} is listed and no plan launches it; add a case that does, or drop it."

@@ -17,7 +17,10 @@ Callback = Callable[[BaseException | None], None]
 
 
 class WatcherThread(threading.Thread):
-    """A thread that waits for events to tell of them. Nobody may rely on its having seen one: they look themselves."""
+    """A thread that waits for events and reports them.
+
+    What it has seen orders nothing for other threads, which look for themselves.
+    """
 
 
 class Completion:
@@ -30,7 +33,7 @@ class Completion:
         self._lock = threading.Lock()
 
     def call(self, event: Event, callback: Callback) -> None:
-        """Have ``callback`` called with None, or with what the work raised.
+        """Schedule ``callback`` with None, or with the error that the work raised.
 
         Raises:
             OutOfMemoryError: The thread can't be started; the callback will not be called.

@@ -56,7 +56,7 @@ class CpuRecording:
         self._calls = [Call(command, memory) for command in segment.commands]
 
     def patch(self, commands: Sequence[Command]) -> None:
-        """Take the commands of another size; runs already submitted keep theirs."""
+        """Replace the commands by those of another size; runs already submitted keep theirs."""
         if len(commands) != len(self._calls):
             raise PlanError(f"A recording of {len(self._calls)} commands can't take {len(commands)}.")
         self._calls = [

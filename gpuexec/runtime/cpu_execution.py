@@ -48,7 +48,7 @@ class Call:
         self.nbytes = sum(slot.spec.nbytes for slots in (command.reads_from(), command.writes_to()) for slot in slots)
 
     def run(self, bindings: Mapping[int, Region]) -> None:
-        """Do it."""
+        """Execute the command."""
         command = self.command
         match command:
             case HostCall():
@@ -59,7 +59,7 @@ class Call:
                 fill_bytes(self._raw(command.destination, bindings), command.pattern)
 
     def describe(self, origin: str) -> str:
-        """Return what the command computes, at which node and of what, for messages."""
+        """Describe the command, its node and its operands, for messages."""
         if not isinstance(self.command, HostCall):
             return origin
         specs = ", ".join("nothing" if slot is None else str(slot.spec) for slot in self.command.inputs)
@@ -97,7 +97,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a segment's edges say: who waits for whom. ``seconds`` is how long each command took the last time."""
+    """Dependencies between a segment's commands. ``seconds`` is how long each command took the last time."""
 
     after: Sequence[Sequence[int]]
     waits: Sequence[int]
@@ -165,7 +165,7 @@ class Execution:
             raise failed
 
     def _take(self) -> tuple[int, bool]:
-        """Take a ready command, and tell whether it goes to the pool; those that do go before any runs in line."""
+        """Take a ready command, and return whether it goes to the pool; those that do go before any runs in line."""
         if self._choose is not None:
             return self._ready.pop(self._choose(len(self._ready))), False
         if self._flying or len(self._ready) > 1:
@@ -175,7 +175,7 @@ class Execution:
         return self._ready.pop(0), False
 
     def _is_worth_a_thread(self, index: int) -> bool:
-        """Return whether a command costs something, and leaves cores to others.
+        """Return whether a command is expensive enough for a thread and leaves cores to others.
 
         Those that use all cores by themselves run in line, hence one at a time: side by side their threads wait for
         each other. Two MatMul of 512 x 512 x 512 take 7 ms so, 28 ms side by side, where another process has one of two
@@ -187,7 +187,7 @@ class Execution:
         return seconds >= _HEAVY_SECONDS if seconds else call.nbytes >= _HEAVY_BYTES
 
     def _send(self, index: int) -> bool:
-        """Have a thread of the pool make a call; False where there is no room for one."""
+        """Submit a call to the pool; return False where there is no room for one."""
         try:
             self._pool().submit(partial(self._fly, index))
         except OutOfMemoryError:

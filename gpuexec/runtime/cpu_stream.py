@@ -18,7 +18,7 @@ from gpuexec.runtime.work_thread import Work, WorkThread
 
 
 class CpuEvent:
-    """Done when its stream's thread has come by. Carries the error of the work it stands for."""
+    """An event that is done once its stream's thread has reached it, with the error of the work before it."""
 
     def __init__(self) -> None:
         self._changed = Wakeup()
@@ -41,13 +41,13 @@ class CpuEvent:
         return True
 
     def number(self) -> int:
-        """Return the number of one more record, which counts once it is announced."""
+        """Return the number of a new record, which counts once it is announced."""
         with self._lock:
             self._numbered += 1
             return self._numbered
 
     def announce(self, number: int) -> None:
-        """Count a record, which is on its way: from now on it is what the event stands for."""
+        """Make a record the current one of the event, before the stream reaches it."""
         with self._lock:
             self._wanted = max(self._wanted, number)
 
@@ -71,7 +71,7 @@ class CpuEvent:
 
 
 class CpuTimedEvent(CpuEvent):
-    """An event that notes when the stream's thread came by, in seconds of ``clock``."""
+    """An event that notes the time when its stream's thread reached it, in seconds of ``clock``."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CpuTimedEvent(CpuEvent):
 
 
 class CpuStream:
-    """A thread that works off what it is given, in order.
+    """A thread that runs queued work in order.
 
     An error belongs to the run it happened in: events recorded after that run carry it, the next run forgets it. An
     error waited for is passed on: to the run that comes next, or to the next event where no run comes.
@@ -121,7 +121,7 @@ class CpuStream:
         raise KernelError("The CPU device runs host calls, not kernels.")
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
-        """Copy host bytes; they are taken now, as from pageable memory."""
+        """Copy host bytes; they are read at the call, as from pageable memory."""
         taken = source.copy()
         self._put_unless_failed(lambda: _move(address, taken.ctypes.data, taken.nbytes))
 
@@ -192,7 +192,7 @@ class CpuStream:
         event.synchronize()
 
     def close(self) -> None:
-        """End the thread once its work is done. Twice is harmless."""
+        """End the thread once its work is done. A second call does nothing."""
         self._thread.stop()
 
     def _put_unless_failed(self, work: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ class DeviceSource:
         self._device = device
 
     def round_up(self, nbytes: int) -> int:
-        """Return the size of the blocks that serve so many bytes: at most an eighth more, or 2 MiB."""
+        """Return the block size for so many bytes: at most an eighth more, or 2 MiB."""
         return round_to_class(nbytes)
 
     def allocate(self, nbytes: int) -> int:
@@ -58,7 +58,7 @@ class PinnedSource:
         self._device = device
 
     def round_up(self, nbytes: int) -> int:
-        """Return the size of the blocks that serve so many bytes, as of device memory."""
+        """Return the block size for so many bytes, as for device memory."""
         return round_to_class(nbytes)
 
     def allocate(self, nbytes: int) -> int:
@@ -139,7 +139,7 @@ class CudaDevice:
         return self._memory.trim() + self._pinned.trim()
 
     def create_stream(self) -> CudaStream:
-        """Return a stream that waits for no other."""
+        """Return a stream that does not synchronize with any other."""
         return CudaStream(self)
 
     def owns(self, stream: object) -> bool:
@@ -147,7 +147,7 @@ class CudaDevice:
         return isinstance(stream, CudaStream) and stream._device is self
 
     def external_stream(self, handle: int) -> CudaStream:
-        """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams.
+        """Return a foreign stream by its handle; 1 and 2 are CUDA's default streams.
 
         CuPy destroys a stream with its last holder, so one that is CuPy's current stream is held.
         """
@@ -190,23 +190,23 @@ class CudaDevice:
         return CudaGraph(self, commands, edges, origins)
 
     def close(self) -> None:
-        """Drop the kernels and freed memory. Other memory, streams and events go as their holders let go of them."""
+        """Drop the kernels and freed memory. Other memory, streams and events are freed with their owners."""
         self.trim()
         self._functions.clear()
         self._library.close()
 
     def check(self, results: tuple[Any, ...]) -> Any:
-        """Return what a call of ``cuda.bindings.driver`` gave, or raise what it reports."""
+        """Return the result of a call of ``cuda.bindings.driver``, or raise the error it reports."""
         if results[0] != SUCCESS:
             raise self.cupy.cuda.driver.CUDADriverError(int(results[0]))
         return results[1] if len(results) > 1 else None
 
     def note_done(self, command: object) -> None:
-        """Remember the last command known to be done: should the context end, it is named."""
+        """Remember the last command known to be done, to name it should the context fail."""
         self.context.done = command or self.context.done
 
     def is_success(self, status: int) -> bool:
-        """Return what a query says: done or not.
+        """Return whether a query's status means done; raise for an error.
 
         Raises:
             DeviceLostError: It says neither. CuPy's own ``done`` would call that pending for ever.

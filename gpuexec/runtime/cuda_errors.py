@@ -18,7 +18,7 @@ FAULTS = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 
 
 
 class _Thread(threading.local):
-    """What the calling thread has made current."""
+    """Current device and stream of the calling thread."""
 
     context: CallContext | None = None
 
@@ -27,7 +27,7 @@ _THREAD = _Thread()
 
 
 class CallContext:
-    """Makes a GPU current for the calls of one thread at a time, and turns CUDA's errors into ours.
+    """Makes a GPU current for the calls of one thread at a time, and converts CUDA's errors to the package's.
 
     After a fault every use raises DeviceLostError with the text of the first one. Shared by all threads: `calling`
     gives each call its own context. A call within another of the same GPU finds it current, and makes it so no more.
@@ -54,7 +54,7 @@ class CallContext:
             raise DeviceLostError(self.lost)
 
     def calling(self, what: str, kernel: Kernel | None = None) -> _Calling:
-        """Return a context manager for one call; ``what`` and ``kernel`` go into the message should it fail."""
+        """Return a context manager for one call; ``what`` and ``kernel`` go into the message if it fails."""
         return _Calling(self, what, kernel)
 
     def is_current(self) -> bool:
@@ -62,7 +62,7 @@ class CallContext:
         return _THREAD.context is self
 
     def translate(self, error: BaseException, what: str, kernel: Kernel | None) -> DeviceError | KernelError:
-        """Return our error for one of CUDA's, and remember a fault."""
+        """Convert a CUDA error to the package's, and remember a fault."""
         status = getattr(error, "status", OUT_OF_MEMORY)
         where = f"{self.name}: {what}{f' {kernel}' if kernel else ''} failed: {error}"
         if status in FAULTS:

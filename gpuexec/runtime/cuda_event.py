@@ -15,7 +15,7 @@ _LONGEST_POLL_S = 1e-3
 
 
 class CudaEvent:
-    """An event, without timing unless asked for; whoever waits for it polls for GPUEXEC_SPIN_US and then sleeps."""
+    """A CUDA event, by default without timing. A wait for it polls for GPUEXEC_SPIN_US and then sleeps."""
 
     def __init__(self, device: CudaDevice, *, is_timed: bool = False) -> None:
         self._device = device
@@ -52,7 +52,7 @@ class CudaEvent:
 
 
 class CudaTimedEvent(CudaEvent):
-    """An event that notes the time as the GPU counts it, to about half a microsecond."""
+    """An event with the GPU's timestamp, precise to about half a microsecond."""
 
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device, is_timed=True)

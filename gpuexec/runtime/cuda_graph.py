@@ -63,7 +63,7 @@ class CudaGraph:
         return self._name
 
     def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
-        """Give the commands at ``positions`` what they have in ``commands``; runs already launched keep theirs."""
+        """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
         driver, check, executable = self._driver, self._device.check, self._executable
         with self._device.calling(self._updating):
             for position in positions:
@@ -84,7 +84,7 @@ class CudaGraph:
         stream.note_launched(self)
 
     def close(self) -> None:
-        """Destroy the graph; runs under way finish. A context that has ended took it along."""
+        """Destroy the graph; runs under way finish. After a fault the context has freed it already."""
         executable, self._executable = self._executable, None
         if executable is not None:
             with contextlib.suppress(DeviceLostError), self._device.calling(f"destroying {self._name}"):
@@ -111,7 +111,7 @@ class CudaGraph:
                 ]
 
     def _make_cooperative(self, node: Any) -> None:
-        """Let the blocks of a node be under way all at once.
+        """Set the cooperative attribute of a node, so that all its blocks run at once.
 
         The attribute is the node's, not one of its parameters: it passes to the executable graph, and updates, which
         give parameters alone, leave it as it is.

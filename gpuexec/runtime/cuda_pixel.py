@@ -31,7 +31,7 @@ _CHANNEL_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """What CUDA knows a block of memory by: a cudaArray_t, a cudaTextureObject_t and a cudaSurfaceObject_t."""
+    """CUDA handles of a block of memory: a cudaArray_t, a cudaTextureObject_t and a cudaSurfaceObject_t."""
 
     array: int
     texture: int
@@ -39,7 +39,7 @@ class Handles:
 
 
 class CudaTexture:
-    """Device memory: an array with its texture and surface objects. The host can't look at it.
+    """Device memory: an array with its texture and surface objects. The host can't access it.
 
     It goes back to CUDA when it is freed, or when nobody holds it any more.
     """
@@ -65,12 +65,12 @@ class CudaTexture:
         self._release.atexit = False
 
     def free(self) -> None:
-        """Give the array back. Twice is harmless."""
+        """Free the array. A second call does nothing."""
         self._release()
 
 
 def _release(device: CudaPixelDevice, address: int, objects: list[Any]) -> None:
-    """Let go of CuPy's objects where their handles mean something: while their own GPU is current."""
+    """Release CuPy's objects with their own GPU current, where their handles are valid."""
     device.space.release(address)
     with contextlib.suppress(GpuexecError), device.calling("freeing a texture"):
         objects.clear()
@@ -78,7 +78,7 @@ def _release(device: CudaPixelDevice, address: int, objects: list[Any]) -> None:
 
 
 class CudaPixelStream(CudaStream):
-    """A stream whose launches take textures and whose copies end in them."""
+    """A stream whose launches and copies work on textures."""
 
     def __init__(self, device: CudaPixelDevice, external: int | None = None) -> None:
         super().__init__(device, external)
@@ -94,7 +94,7 @@ class CudaPixelStream(CudaStream):
         *,
         cooperative: bool = False,
     ) -> None:
-        """Launch a blit; arguments are taken at the call."""
+        """Launch a blit; arguments are copied at the call."""
         named = name_textures(arguments, self._pixel.find_texture)
         super().launch(function, grid, block, shared_bytes, named, cooperative=cooperative)
 
@@ -177,20 +177,20 @@ class CudaPixelDevice(CudaDevice):
         return CudaTexture(self, nbytes)
 
     def create_stream(self) -> CudaPixelStream:
-        """Return a stream that waits for no other."""
+        """Return a stream that does not synchronize with any other."""
         return CudaPixelStream(self)
 
     def external_stream(self, handle: int) -> CudaPixelStream:
-        """Return somebody else's stream by its handle; 1 and 2 are CUDA's default streams."""
+        """Return a foreign stream by its handle; 1 and 2 are CUDA's default streams."""
         return CudaPixelStream(self, handle)
 
     def find_texture(self, address: int, *, is_write: bool) -> tuple[int, int]:
-        """Return the object by which a texture is read or written, and the byte within it."""
+        """Return the texture or surface object of an address, and the byte offset within it."""
         texture, offset = self.space.find(address)
         return (texture.surface if is_write else texture.texture), offset
 
     def find_edge(self, stream: int) -> int:
-        """Return the address of 16 bytes, by which a copy on a stream moves a part of a texel.
+        """Return the address of 16 bytes of scratch memory, through which a stream's copies move part of a texel.
 
         They stay as long as the device does, since work that uses them may outlive whoever put it on the stream. Each
         thread has its own, so that copies of two don't mix on a stream that both put work on.

@@ -10,14 +10,14 @@ from gpuexec.errors import DeviceNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """``push`` begins a range of a name on the calling thread, ``pop`` ends the last one begun."""
+    """NVTX calls: ``push`` begins a named range on the calling thread, ``pop`` ends the last one begun."""
 
     push: Callable[[str], object]
     pop: Callable[[], object]
 
 
 def open_ranges() -> Ranges:
-    """Return the calls of NVTX.
+    """Load NVTX and return its calls.
 
     Raises:
         DeviceNotFoundError: CuPy is missing, or was built without NVTX.

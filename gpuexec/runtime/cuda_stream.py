@@ -39,7 +39,7 @@ class CudaFunction:
     def check_residency(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
     ) -> None:
-        """Check that all blocks of a cooperative launch have a place on the GPU at the same time.
+        """Check that all blocks of a cooperative launch fit on the GPU at the same time.
 
         Raises:
             KernelError: They have not.
@@ -52,7 +52,7 @@ class CudaFunction:
 
 
 class _ExternalHandle:
-    """A stream's handle in the form that CuPy takes it: by the CUDA stream protocol, version 0."""
+    """A stream handle wrapped for CuPy, by the CUDA stream protocol, version 0."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -62,7 +62,7 @@ class _ExternalHandle:
 
 
 class CudaStream:
-    """A non-blocking stream, which waits for no other, the null stream included; or somebody else's, by its handle."""
+    """A non-blocking stream, not synchronized with any other, nor the null stream; or a foreign one by its handle."""
 
     def __init__(self, device: CudaDevice, external: int | None = None) -> None:
         self._device = device
@@ -87,7 +87,7 @@ class CudaStream:
         *,
         cooperative: bool = False,
     ) -> None:
-        """Launch a kernel; arguments are taken at the call."""
+        """Launch a kernel; arguments are copied at the call."""
         context = self._device.context
         if context.is_current():
             try:
@@ -158,7 +158,7 @@ class CudaStream:
                 self._device.check(call(address, int.from_bytes(pattern, "little"), count, stream))
 
     def note_launched(self, graph: object) -> None:
-        """Say what was put on the stream other than by its methods: should the context end, it can be named."""
+        """Note work put on the stream by other means, to name it should the context fail."""
         self._command = graph
 
     def record(self, event: Event) -> None:
@@ -179,7 +179,7 @@ class CudaStream:
         return self._device.is_success(self._device.cupy.cuda.runtime.streamQuery(self.stream.ptr))
 
     def is_capturing(self) -> bool:
-        """Return whether its holder is making a graph of what is put on the stream; streams of ours have none."""
+        """Return whether the stream is being captured into a graph; only foreign streams ever are."""
         if not self._is_external:
             return False
         with self._device.calling("asking whether a stream is capturing"):

@@ -28,7 +28,7 @@ ALIGNMENT = 256
 
 
 def align(nbytes: int) -> int:
-    """Round bytes up to what the next region may start at."""
+    """Round a size up to the alignment of the next region."""
     return round_up(nbytes, ALIGNMENT)
 
 
@@ -45,17 +45,17 @@ class Memory(Protocol):
 
     @property
     def array(self) -> ByteArray | None:
-        """The bytes where the host may touch them, else None."""
+        """The bytes as an array where the host may access them, else None."""
 
     def free(self) -> None:
-        """Give the bytes back. Twice is harmless.
+        """Free the bytes. A second call does nothing.
 
         The caller has seen to it that nothing uses them any more, but for work of streams told by `note_stream`.
         """
 
 
 def note_stream(memory: Memory, stream: Stream) -> None:
-    """Say that work of a stream may use a memory until it is given back, and nobody will wait for that work.
+    """Note that work of a stream may use a memory until it is freed, without anyone waiting for that work.
 
     A device with a pool uses the bytes again behind what is on the stream by then. Memory of somebody else's is his to
     keep. The stream has to exist until then.
@@ -65,7 +65,7 @@ def note_stream(memory: Memory, stream: Stream) -> None:
 
 
 def begin_host_read(memory: Memory, nbytes: int, offset: int = 0) -> None:
-    """Say that the host is about to read bytes of a memory: one with ``check_host`` looks whether it may yet.
+    """Announce a host read of a memory's bytes, which a memory with ``check_host`` checks for order.
 
     Raises:
         OrderError: An operation writes them that need not be done.
@@ -75,7 +75,7 @@ def begin_host_read(memory: Memory, nbytes: int, offset: int = 0) -> None:
 
 
 def begin_host_write(memory: Memory, nbytes: int, offset: int = 0) -> None:
-    """Say that the host is about to write bytes of a memory: one with ``check_host`` looks whether it may yet.
+    """Announce a host write of a memory's bytes, which a memory with ``check_host`` checks for order.
 
     Raises:
         OrderError: An operation uses them that need not be done.
@@ -86,7 +86,7 @@ def begin_host_write(memory: Memory, nbytes: int, offset: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A range of a memory: what a buffer of a plan is bound to."""
+    """A range of a memory, to which a buffer of a plan is bound."""
 
     memory: Memory
     offset: int
@@ -112,7 +112,7 @@ class TimedEvent(Event, Protocol):
     """An event that notes when the work before it was done."""
 
     def elapsed_ms(self, since: TimedEvent) -> float:
-        """Return how much later than ``since`` this was reached, as the device tells it; both are done.
+        """Return the device time from ``since`` to this event; both are done.
 
         Raises:
             GpuexecError: The work between them failed.
@@ -129,7 +129,7 @@ class Function(Protocol):
     def check_residency(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
     ) -> None:
-        """Check that all blocks of a cooperative launch have a place on a device at the same time.
+        """Check that all blocks of a cooperative launch fit on a device at the same time.
 
         Raises:
             KernelError: They have not; the message names the kernel and both numbers.
@@ -144,7 +144,7 @@ class Stream(Protocol):
 
     @property
     def handle(self) -> int:
-        """The stream's name outside this package."""
+        """The native handle of the stream."""
 
     def launch(
         self,
@@ -156,7 +156,7 @@ class Stream(Protocol):
         *,
         cooperative: bool = False,
     ) -> None:
-        """Launch a kernel; arguments are taken at the call and may be changed afterwards.
+        """Launch a kernel; arguments are copied at the call and may be changed afterwards.
 
         Raises:
             KernelError: The launch is cooperative, and the device can't hold all of its blocks at once, as
@@ -185,7 +185,7 @@ class Stream(Protocol):
         """Return whether all work issued is done; never waits."""
 
     def is_capturing(self) -> bool:
-        """Return whether work put on the stream goes into a graph of its holder's instead of being done."""
+        """Return whether work on the stream is captured into a graph instead of being executed."""
 
     def synchronize(self) -> None:
         """Wait for all work issued."""
@@ -195,17 +195,17 @@ class Recording(Protocol):
     """The commands of a segment, ready to be issued again and again."""
 
     def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
-        """Issue commands ``[first, last)``, bound buffers at the given places. Allocates and waits for nothing."""
+        """Issue commands ``[first, last)`` with buffers bound to the given places. Allocates and waits for nothing."""
 
     def patch(self, commands: Sequence[Any]) -> None:
-        """Take the commands of another size of the same class: grids, scalars and offsets change, kernels don't."""
+        """Replace the commands by those of another size of the class: grids, scalars and offsets; kernels stay."""
 
     def close(self) -> None:
-        """Give back what the device holds for it; work under way finishes. It may be submitted again all the same."""
+        """Release the device objects of the recording; work under way finishes. It may still be submitted again."""
 
 
 class Device(Protocol):
-    """A place where plans run. ``ordinal`` tells it from others of its kind, counted from 0."""
+    """A device that executes plans. ``ordinal`` distinguishes devices of one kind, counted from 0."""
 
     target: Target
     name: str
@@ -213,7 +213,7 @@ class Device(Protocol):
 
     @property
     def cached_nbytes(self) -> int:
-        """Bytes on the device that were freed and are kept to be used again; nobody holds them."""
+        """Freed bytes on the device that are kept for reuse."""
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
         """Return device memory, aligned to 256 bytes, content undefined.
@@ -228,19 +228,19 @@ class Device(Protocol):
         """
 
     def allocate_pinned(self, nbytes: int) -> Memory:
-        """Return page-locked host memory; its ``array`` is there."""
+        """Return page-locked host memory, with its ``array``."""
 
     def trim(self) -> int:
-        """Give freed memory that is kept back to the driver; return the bytes."""
+        """Return freed memory that is kept for reuse to the driver; return its bytes."""
 
     def create_stream(self) -> Stream:
-        """Return a stream that waits for no other."""
+        """Return a stream that does not synchronize with any other."""
 
     def owns(self, stream: object) -> bool:
         """Return whether an object is a stream of this device, as `create_stream` and `external_stream` return it."""
 
     def external_stream(self, handle: int) -> Stream:
-        """Return somebody else's stream by its handle, as CUDA counts: 1 is the default stream, 2 that of the thread.
+        """Return a foreign stream by its handle, as CUDA counts: 1 is the default stream, 2 that of the thread.
 
         Raises:
             InputError: The device knows no such stream.
@@ -268,4 +268,4 @@ class Device(Protocol):
         """Return the recording of a segment; ``memory`` places the buffers that are not bound at submit."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources of the device."""

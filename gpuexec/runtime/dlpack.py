@@ -106,7 +106,7 @@ class Import:
 
 
 def take(item: Any, stream: int | None = None) -> Import:
-    """Take over what an object with ``__dlpack__`` offers; its bytes stay its own.
+    """Import an array from an object with ``__dlpack__``, without a copy.
 
     Args:
         item: The producer's array.
@@ -140,7 +140,7 @@ def take(item: Any, stream: int | None = None) -> Import:
 
 
 def peek(capsule: object) -> tuple[np.dtype[Any], tuple[int, int]]:
-    """Return the element type of what a capsule holds, and its device; it stays there to be taken.
+    """Return the element type and device of a capsule's tensor, without consuming it.
 
     Raises:
         InputError: It holds an element type that is not supported, or is no capsule that nobody took.
@@ -150,7 +150,7 @@ def peek(capsule: object) -> tuple[np.dtype[Any], tuple[int, int]]:
 
 
 def give(address: int, spec: TensorSpec, device: tuple[int, int], owner: object, *, is_versioned: bool) -> object:
-    """Return a capsule for dense bytes; ``owner`` stays alive until its consumer calls the deleter.
+    """Export dense bytes as a capsule; ``owner`` stays alive until the consumer calls the deleter.
 
     Raises:
         InputError: DLPack lays the element type out in another way.
@@ -191,7 +191,7 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Owner:
-    """Stands for the right to call a producer's deleter."""
+    """The obligation to call a producer's deleter once the array is released."""
 
     __slots__ = ("__weakref__",)
 

@@ -24,7 +24,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU the driver shows: its name and compute capability (``(9, 0)`` for sm_90)."""
+    """A GPU that the driver reports: its name and compute capability (``(9, 0)`` for sm_90)."""
 
     name: str
     capability: tuple[int, int]
@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What was found.
+    """Result of the driver detection.
 
     ``found`` says that a driver loaded and started, even one that shows no device. ``version`` is the newest CUDA it
     speaks, 1000 * major + 10 * minor, or 0. ``reason`` is one sentence, empty where a GPU can be used.
@@ -58,7 +58,7 @@ class Driver:
 
 
 class Library(Protocol):
-    """The calls of libcuda this file makes; ``ctypes.CDLL`` has them, and so has a test's stand-in."""
+    """The libcuda calls used here, as ``ctypes.CDLL`` has them, or a test's stand-in."""
 
     def cuInit(self, flags: int, /) -> int: ...  # noqa: D102, N802
     def cuDriverGetVersion(self, version: object, /) -> int: ...  # noqa: D102, N802
@@ -69,7 +69,7 @@ class Library(Protocol):
 
 
 def probe(library: Library | None = None) -> Driver:
-    """Ask the driver what there is; never raises for want of one.
+    """Detect the driver and its GPUs; a missing driver is a result, never an exception.
 
     Args:
         library: What to ask instead of the machine's libcuda.
@@ -85,7 +85,7 @@ def probe(library: Library | None = None) -> Driver:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print what was found, or with ``--extra`` the extra to install."""
+    """Print the driver found, or with ``--extra`` the extra to install."""
     parser = argparse.ArgumentParser(description="Say which NVIDIA driver and GPUs this machine has.")
     parser.add_argument("--extra", action="store_true", help="print cuda13, cuda12, or nothing")
     options = parser.parse_args(arguments)

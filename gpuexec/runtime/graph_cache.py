@@ -13,14 +13,14 @@ NODE_NBYTES = 64 << 10
 
 
 class GraphHolder(Protocol):
-    """Who holds a graph and can do without."""
+    """Owner of a graph that can be evicted."""
 
     def close(self) -> None:
-        """Give the graph back."""
+        """Release the graph."""
 
 
 class GraphCache:
-    """Who holds graphs now; where they take more than ``capacity_bytes``, those used longest ago are closed.
+    """LRU cache of graph holders; beyond ``capacity_bytes``, the least recently used are closed.
 
     A closed graph may come back: its holder makes it anew once it is worth it.
 
@@ -48,7 +48,7 @@ class GraphCache:
         return sum(list(self._held.values()))
 
     def admit(self, holder: GraphHolder, nodes: int) -> bool:
-        """Make room for a graph of so many nodes, which is then counted; False where there never is."""
+        """Make room for a graph of so many nodes and count it; return False where it exceeds the capacity."""
         nbytes = nodes * NODE_NBYTES
         if nbytes > self.capacity_bytes:
             return False
@@ -60,11 +60,11 @@ class GraphCache:
         return True
 
     def touch(self, holder: GraphHolder) -> None:
-        """Say that a graph is used now."""
+        """Mark a graph as the most recently used."""
         self._held.move_to_end(holder)
 
     def drop(self, holder: GraphHolder) -> None:
-        """Count a graph no more; harmless where it is not counted."""
+        """Remove a graph from the count; one that is not counted is ignored."""
         self._held.pop(holder, None)
 
     def clear(self) -> None:

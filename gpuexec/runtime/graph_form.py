@@ -55,12 +55,12 @@ class GraphForm:
         return self._graph is not None
 
     def note_bound(self, touched: AbstractSet[int]) -> None:
-        """Take note of commands whose addresses changed."""
+        """Mark commands whose addresses changed for update."""
         if touched and self._graph is not None:
             self._stale |= touched
 
     def note_patched(self, changed: Sequence[int]) -> None:
-        """Take note of commands that are those of another size now."""
+        """Mark commands replaced by those of another size for update."""
         if changed:
             self._rigid = _find_rigid(self._commands)
             self._resized = self._resized.union(changed)
@@ -68,7 +68,7 @@ class GraphForm:
                 self._stale.update(changed)
 
     def launch(self, stream: Stream, touched: AbstractSet[int]) -> bool:
-        """Put all commands on a stream as a graph, if that is worth it now; ``touched`` are those just bound anew."""
+        """Launch all commands as a graph, if that costs less now; ``touched`` are those just bound anew."""
         graph = self._graph
         if self._resized:
             touched, self._resized = self._resized | touched, frozenset()
@@ -92,7 +92,7 @@ class GraphForm:
         return True
 
     def make(self) -> bool:
-        """Make the graph, every address being set; False where there is no room for it.
+        """Make the graph with every address set; return False where there is no room for it.
 
         Raises:
             OutOfMemoryError: There is none, and the graph is nobody's to refuse.
@@ -122,7 +122,7 @@ class GraphForm:
         return True
 
     def close(self) -> None:
-        """Give the graph back; runs under way finish. It is made again once it was done without often enough."""
+        """Release the graph; runs under way finish. It is made again after enough submissions without it."""
         graph, self._graph = self._graph, None
         self._stale.clear()
         self._uses, self._lost_us = 0, 0.0
@@ -135,14 +135,14 @@ class GraphForm:
         return self._device.create_graph(self._commands, self._edges, self._origins)
 
     def _is_due(self, touched: AbstractSet[int]) -> bool:
-        """Return whether to make the graph: after a few uses, if it is likely to be worth it from now on."""
+        """Return whether to make the graph: after a few uses, if it is likely to cost less from now on."""
         if self._graphs is None:
             return True
         self._uses += 1
         return self._uses > USES_BEFORE and len(touched) <= self._worth and self._rigid.isdisjoint(touched)
 
     def _is_worth(self, touched: AbstractSet[int]) -> bool:
-        """Return whether to bring the graph up to date and launch it.
+        """Return whether updating and launching the graph costs less than launches.
 
         What is stale from before is brought up to date once not having done so would have paid for it: one change of
         size is followed by many runs, or by another change.
@@ -160,5 +160,5 @@ class GraphForm:
 
 
 def _find_rigid(commands: Sequence[Prepared]) -> frozenset[int]:
-    """Return what can't be updated in a graph: a fill of two columns, since CUDA takes one dimension there."""
+    """Return commands that a graph can't update: fills of two columns, since CUDA updates one dimension only."""
     return frozenset([i for i, c in enumerate(commands) if isinstance(c, PreparedFill) and len(c.pattern) == 8])

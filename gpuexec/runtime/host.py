@@ -13,7 +13,7 @@ _CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 
 
 def host_memory_bytes(cgroup_files: tuple[Path, ...] = _CGROUP_FILES) -> int:
-    """Return the most this process could ever hold: the machine's memory, or less where a limit says so.
+    """Return the most memory this process could ever hold: the machine's, or a lower limit set for it.
 
     Not what is free now: that changes, and a plan must not depend on it.
     """

@@ -10,7 +10,7 @@ from gpuexec.runtime.device import Event
 
 
 class Keeper:
-    """Holds objects beside events; lets go of those whose event is done whenever something is added.
+    """Objects kept alive by events; those whose event is done are released whenever something is added.
 
     A caller may drop an input, an output or a request while a copy or a kernel still uses its bytes. Rows are let go of
     in the order they came, so that adding stays cheap.
@@ -31,14 +31,14 @@ class Keeper:
             self._rows.append((event, objects))
 
     def prune(self) -> None:
-        """Let go of what is no longer in use."""
+        """Release the objects that are no longer in use."""
         with self._lock:
             while self._rows and is_over(self._rows[0][0]):
                 self._rows.popleft()
 
 
 def is_over(event: Event) -> bool:
-    """Return whether nothing that an event stands for will touch memory any more: it is done, or the device is lost."""
+    """Return whether the work of an event touches memory no more: it is done, or the device is lost."""
     try:
         return event.is_done()
     except DeviceError:

@@ -39,7 +39,7 @@ class CachedCubin:
 
 
 def make_key(text: str, expressions: Sequence[str], architecture: str, options: Sequence[str], compiler: str) -> str:
-    """Return the name of an entry: SHA-256 over everything that decides its bytes.
+    """Return the key of an entry: SHA-256 over everything that decides its bytes.
 
     ``text`` is the flattened source, so an edit of an included file changes the key.
     """
@@ -62,7 +62,7 @@ class KernelCache:
         self._guard = threading.Lock()
 
     def get(self, key: str, compile_entry: Callable[[], Cubin]) -> CachedCubin:
-        """Return the entry of ``key``, compiling it only if neither memory nor disk has it whole."""
+        """Return the entry of ``key``, compiling it only if neither memory nor disk has a valid one."""
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
@@ -71,7 +71,7 @@ class KernelCache:
             return entry
 
     def file_of(self, entry: CachedCubin) -> Path:
-        """Return a file that holds the cubin: a copy for this process alone, which lives as long as it does.
+        """Return a file with the cubin: a private copy of this process, deleted when it ends.
 
         A driver reads the file by its name, so it must be one that nobody can have changed since it was checked. Equal
         content has an equal name, since modules are known by theirs.
@@ -89,7 +89,7 @@ class KernelCache:
             raise KernelError(f"A kernel can't be loaded without a file in a temporary folder: {error}") from error
 
     def close(self) -> None:
-        """Forget what memory holds. Entries on disk stay."""
+        """Drop the entries in memory. Entries on disk stay."""
         with self._guard:
             self._entries.clear()
 
@@ -117,7 +117,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _hold(self, key: str) -> Iterator[None]:
-        """Hold the lock of ``key`` against every other process; a process that dies lets go of it."""
+        """Hold the lock of ``key`` against every other process; it is released when a process dies."""
         with contextlib.ExitStack() as stack:
             try:
                 if self.fallback is None:

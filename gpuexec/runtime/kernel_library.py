@@ -45,7 +45,7 @@ class KernelLibrary:
         self._guard = threading.Lock()
 
     def compile(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> dict[Kernel, CachedCubin]:
-        """Return the cubin of each kernel; what is missing is compiled by as many threads as ``GPUEXEC_BUILD_JOBS``.
+        """Return the cubin of each kernel; missing ones are compiled by ``GPUEXEC_BUILD_JOBS`` threads.
 
         Args:
             kernels: Which.
@@ -74,7 +74,7 @@ class KernelLibrary:
         return {kernel: self._cubins[kernel] for kernel in kernels}
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
-        """Make the functions of kernels ready on the current device, so that no launch compiles or loads.
+        """Load the functions of kernels on the current device, so that no launch compiles or loads.
 
         Args:
             kernels: Which.

@@ -57,7 +57,7 @@ def find_source(source: str) -> Path:
 
 @functools.cache
 def flatten(path: Path) -> str:
-    """Return the source at ``path`` with each local include inlined once, in the order met.
+    """Return the source at ``path`` with each local include inlined once, in order of first inclusion.
 
     An include is looked for beside the file that asks for it, then among the package's kernels.
 

@@ -22,7 +22,7 @@ _LONGEST_SLEEP_S = 0.2
 
 
 class Wakeup:
-    """A condition without a lock. Who changes what others wait for changes it first, then calls `notify`."""
+    """A condition variable without a lock. Change the shared state first, then call `notify`."""
 
     __slots__ = ("_waiters",)
 
@@ -34,7 +34,7 @@ class Wakeup:
         return bool(self._waiters)
 
     def notify(self) -> None:
-        """Wake all who wait now; each looks for itself whether it may go on."""
+        """Wake all waiting threads; each checks its own condition."""
         while True:
             try:
                 waiter = self._waiters.popleft()
@@ -76,7 +76,7 @@ class Latch(Wakeup):
         return self._is_set
 
     def set(self) -> None:
-        """Set it, and wake all who wait. Twice is harmless."""
+        """Set it, and wake all waiting threads. A second call does nothing."""
         self._is_set = True
         self.notify()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LaunchCosts:
-    """Microseconds of the host, at most, for each part of a submission.
+    """Upper bounds of the host's microseconds for each part of a submission.
 
     Attributes:
         stream_us: A submission as a stream of launches, whatever it holds.
@@ -24,7 +24,7 @@ class LaunchCosts:
     node_us: float = 10.0
 
     def find_worth(self, commands: int) -> float:
-        """Return up to how many patched nodes a graph of so many commands costs less than launches; below 0: none."""
+        """Return the number of patched nodes up to which a graph costs less than launches; below 0: never."""
         return (self.stream_us + self.launch_us * commands - self.graph_us) / self.patch_us
 
 

@@ -29,10 +29,10 @@ _FINEST, _COARSEST = 512, 2 << 20
 
 
 class Source(Protocol):
-    """Memory as the driver gives it and takes it back."""
+    """Allocator under a pool: memory as the driver gives it and takes it back."""
 
     def round_up(self, nbytes: int) -> int:
-        """Return the size of the blocks that serve so many bytes."""
+        """Return the block size for so many bytes."""
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new block.
@@ -42,7 +42,7 @@ class Source(Protocol):
         """
 
     def release(self, address: int) -> None:
-        """Give a block back; nothing uses it any more.
+        """Return a block, which nothing uses any more, to the driver.
 
         Raises:
             GpuexecError: It can't be done now, as while a graph is captured.
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 class Use:
-    """Work on a stream that may use a block still; ``event`` is recorded behind it once somebody asks."""
+    """Pending work on a stream that may use a block; ``event`` is recorded behind it on demand."""
 
     __slots__ = ("event", "stream")
 
@@ -60,7 +60,7 @@ class Use:
 
 
 class Block:
-    """Memory of a source, lent by its pool; ``uses`` are what its next holder comes after."""
+    """A block of memory lent by a pool; its next holder must be ordered after ``uses``."""
 
     __slots__ = ("address", "nbytes", "uses")
 
@@ -69,13 +69,13 @@ class Block:
         self.uses: tuple[Use, ...] = ()
 
     def note_stream(self, stream: Stream) -> None:
-        """Say that work of a stream may use the block when it is given back, however late that is put there."""
+        """Note that work of a stream may still use the block when it is given back, however late it is issued."""
         if not any(is_same(use.stream, stream) for use in self.uses):
             self.uses = (*self.uses, Use(stream))
 
 
 class MemoryPool:
-    """Blocks that were given back, by size. Thread-safe.
+    """Free blocks by size. Thread-safe.
 
     Args:
         source: Where memory comes from when no block fits, and where it goes.
@@ -95,7 +95,7 @@ class MemoryPool:
 
     @property
     def cached_nbytes(self) -> int:
-        """Bytes that were given back and not to the source; nobody holds them."""
+        """Freed bytes kept in the pool."""
         self.settle()
         return self._cached
 
@@ -124,11 +124,11 @@ class MemoryPool:
         return found or Block(self._allocate_anew(size), size)
 
     def give_back(self, block: Block) -> None:
-        """Take a block back, from whatever thread or finalizer; only the work it notes uses it still."""
+        """Return a block to the pool, from any thread or finalizer; only the work it notes still uses it."""
         self._returned.append(block)
 
     def settle(self) -> None:
-        """Keep what was given back, and let idle blocks beyond the limit go. Left to whoever is in the pool now."""
+        """Sort in returned blocks and release idle ones beyond the limit, unless another thread is doing so."""
         while self._returned and not self._is_busy:
             held: list[bool] = []
             try:
@@ -144,7 +144,7 @@ class MemoryPool:
                     self._lock.release()
 
     def trim(self, *, is_waiting: bool = False) -> int:
-        """Give back to the source what nothing uses; return the bytes.
+        """Release all idle blocks to the source; return their bytes.
 
         Args:
             is_waiting: Wait for the work that blocks note, and give these back too.
@@ -178,7 +178,7 @@ class MemoryPool:
     # ---- private
 
     def _sort(self) -> None:
-        """Put what was given back among the free blocks."""
+        """Move returned blocks to the free lists."""
         while self._returned:
             self._keep(self._returned.popleft())
 
@@ -187,7 +187,7 @@ class MemoryPool:
         self._cached += block.nbytes
 
     def _take(self, size: int, stream: Stream | None) -> Block | None:
-        """Return a block that may be used now, else one that ``stream`` was made to wait for."""
+        """Return a block that is idle, or one that ``stream`` was made to wait for."""
         rows = self._free.get(size, [])
         for block in reversed(rows):
             if not block.uses:
@@ -205,7 +205,7 @@ class MemoryPool:
 
     @staticmethod
     def _is_next(block: Block, stream: Stream | None) -> bool:
-        """Return whether nothing but a stream's own work uses a block."""
+        """Return whether only a stream's own work uses a block."""
         return stream is not None and all(is_same(use.stream, stream) for use in block.uses)
 
     def _is_idle(self, block: Block) -> bool:
@@ -213,7 +213,7 @@ class MemoryPool:
         return not block.uses or (self._mark(block) and all(_is_done(use) for use in block.uses))
 
     def _mark(self, block: Block) -> bool:
-        """Record the events that a block lacks; False where a stream is captured, or gone: then it is left alone."""
+        """Record the missing events of a block; return False, changing nothing, where a stream is captured or gone."""
         for use in block.uses:
             if use.event is None:
                 try:
@@ -227,7 +227,7 @@ class MemoryPool:
         return True
 
     def _order(self, stream: Stream, block: Block) -> None:
-        """Have a stream wait for all work that a block notes."""
+        """Make a stream wait for all work that a block notes."""
         for use in block.uses:
             assert use.event is not None
             stream.wait(use.event)
@@ -241,7 +241,7 @@ class MemoryPool:
         return block
 
     def _shrink(self, is_idle: Callable[[Block], bool]) -> None:
-        """Give idle blocks to the source until no more are kept than may be."""
+        """Release idle blocks until the pool is within its limit."""
         for rows in tuple(self._free.values()):
             for block in tuple(rows):
                 if self._cached <= self._most_cached:
@@ -268,7 +268,7 @@ class MemoryPool:
 
 
 class PooledMemory:
-    """Device memory of a pool, given back when it is freed or nobody holds it any more."""
+    """Device memory of a pool, returned when it is freed or no longer referenced."""
 
     __slots__ = ("__weakref__", "_block", "_pool", "address", "nbytes")
     array: ByteArray | None = None
@@ -284,7 +284,7 @@ class PooledMemory:
             self._block.note_stream(stream)
 
     def free(self) -> None:
-        """Give the bytes back to the pool. Twice is harmless."""
+        """Return the bytes to the pool. A second call does nothing."""
         block, self._block = self._block, None
         if block is not None:
             self._pool.give_back(block)
@@ -297,7 +297,7 @@ class PooledMemory:
 
 
 class PooledPinned:
-    """Pinned host memory of a pool, given back when nobody holds a view of its ``array`` any more."""
+    """Pinned host memory of a pool, returned when no view of its ``array`` is referenced any more."""
 
     def __init__(self, pool: MemoryPool, nbytes: int) -> None:
         self.nbytes, self._pool = nbytes, pool
@@ -310,13 +310,13 @@ class PooledPinned:
         self._block.note_stream(stream)
 
     def free(self) -> None:
-        """Let go of the bytes. Twice is harmless."""
+        """Drop the reference to the bytes. A second call does nothing."""
         self.array = None
         self._pool.settle()
 
 
 def view_bytes(address: int, nbytes: int, call: Callable[..., object], *arguments: object) -> ByteArray:
-    """Return the bytes at an address as an array; ``call`` is called once nobody holds a view of them any more."""
+    """Return the bytes at an address as an array; ``call`` runs once no view of them is referenced any more."""
     buffer: Any = (ctypes.c_uint8 * max(nbytes, 1)).from_address(address)
     weakref.finalize(buffer, call, *arguments).atexit = False
     viewed: ByteArray = np.frombuffer(buffer, np.uint8, nbytes)
@@ -333,7 +333,7 @@ def round_to_class(nbytes: int) -> int:
 
 
 def is_same(one: Stream, other: Stream) -> bool:
-    """Return whether two objects stand for one stream."""
+    """Return whether two objects are the same stream."""
     return one is other or (one.handle == other.handle and one.handle != 0)
 
 

@@ -33,7 +33,7 @@ _SINCE = {100: "12.8", 101: "12.8", 120: "12.8", 103: "12.9", 121: "12.9", 110: 
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel of a cubin: its C++ name expression, its symbol, and what a thread or block of it takes.
+    """One kernel of a cubin: its C++ name expression, symbol, and resource usage.
 
     ``shared_bytes`` is static shared memory; ``max_threads`` are the threads of its ``__launch_bounds__``, 0 without.
     """
@@ -48,7 +48,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """Machine code for one architecture, or PTX, and the kernels of ``source`` asked for, in that order."""
+    """Machine code for one architecture, or PTX, and the requested kernels of ``source`` in order."""
 
     source: str
     image: bytes
@@ -137,7 +137,7 @@ def parse_bounds(ptx: str) -> dict[str, int]:
 
 @functools.cache
 def check_architecture(name: str) -> None:
-    """Check that the installed NVRTC compiles for an architecture like ``"sm_90a"``.
+    """Check that the installed NVRTC supports an architecture like ``"sm_90a"``.
 
     Raises:
         DeviceNotFoundError: NVRTC is not installed.

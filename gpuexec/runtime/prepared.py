@@ -29,14 +29,14 @@ class Prepared(Protocol):
         """Set the address of the slot at ``position``."""
 
     def issue(self, stream: Stream) -> None:
-        """Put the command on a stream."""
+        """Issue the command on a stream."""
 
 
 class CommandGraph(Protocol):
     """An executable graph of prepared commands."""
 
     def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
-        """Give the commands at ``positions`` the addresses, scalars and extents they have in ``commands``.
+        """Update the nodes at ``positions`` to the addresses, scalars and extents of ``commands``.
 
         Runs already launched keep theirs.
         """
@@ -45,7 +45,7 @@ class CommandGraph(Protocol):
         """Put the whole graph on a stream."""
 
     def close(self) -> None:
-        """Give the graph back; runs under way finish."""
+        """Release the graph; runs under way finish."""
 
 
 class GraphDevice(Device, Protocol):
@@ -86,7 +86,7 @@ class PreparedLaunch:
             )
 
     def update(self, command: Launch) -> None:
-        """Take grid, block and scalars of another size of the same launch."""
+        """Replace grid, block and scalars by those of another size of the same launch."""
         self.grid, self.block, self.shared_bytes = command.grid, command.block, command.shared_bytes
         self.arguments.update(_values(command))
         self.arguments.command = command
@@ -188,7 +188,7 @@ class PreparedSegment:
         self._gather()
 
     def patch(self, commands: Sequence[Command]) -> list[int]:
-        """Take the commands that differ from the present ones; return their positions."""
+        """Replace the commands that differ from the present ones; return their positions."""
         current = self._current
         if len(commands) != len(current):
             raise PlanError(f"A recording of {len(current)} commands can't take {len(commands)}.")
@@ -229,7 +229,7 @@ class PreparedSegment:
             )
 
     def _gather(self) -> None:
-        """Note which commands each bound buffer is used by."""
+        """Index commands by the bound buffers they use."""
         self._positions = {buffer: frozenset([row[3] for row in rows]) for buffer, rows in self._places.items()}
 
     def _prepare(self, index: int) -> Prepared:
@@ -257,7 +257,7 @@ class PreparedSegment:
                 self.commands[index] = self._prepare(index)
 
     def _check_change(self, old: Command, new: Command) -> None:
-        """Refuse what no update of a graph can do, or no device hold, before anything is changed."""
+        """Refuse a change that a graph can't be updated to, or a device can't run, before anything is changed."""
         if _is_cooperative(old) != _is_cooperative(new):
             raise PlanError(f"A recording can't take {new} for {old}: a launch stays cooperative, or not.")
         self._check_residency(new)
@@ -289,7 +289,7 @@ def _is_cooperative(command: Command) -> bool:
 
 
 def _kinds(command: Launch) -> list[object]:
-    """Return what decides where each argument lies in the block."""
+    """Return the argument kinds, which decide the layout of the argument block."""
     return [
         len(a) if isinstance(a, bytes) else a.dtype if isinstance(a, np.generic) else Slot for a in command.arguments
     ]

@@ -37,7 +37,7 @@ class LaunchRecording:
 
     @property
     def alignment(self) -> int:
-        """What addresses that are bound must be multiples of; `BUFFER_ALIGNMENT` but where kernels need less."""
+        """Required alignment of bound addresses: `BUFFER_ALIGNMENT`, or less where kernels need less."""
         return self._segment.alignment
 
     @alignment.setter
@@ -55,7 +55,7 @@ class LaunchRecording:
             self._graph = GraphForm(device, self._commands, segment.edges, segment.origins, graphs)
 
     def prepare(self, bindings: Mapping[int, Region]) -> None:
-        """Make the graph now, if there is to be one from the first submission on, with these bindings."""
+        """Make the graph now with these bindings, if it is to be used from the first submission on."""
         touched = self._segment.bind(bindings)
         if self._graph is not None and not self._graph.is_made:
             self._graph.make()
@@ -77,13 +77,13 @@ class LaunchRecording:
                 command.issue(stream)
 
     def patch(self, commands: Sequence[Command]) -> None:
-        """Take the commands of another size of the same class."""
+        """Replace the commands by those of another size of the same class."""
         changed = self._segment.patch(commands)
         if self._graph is not None:
             self._graph.note_patched(changed)
 
     def close(self) -> None:
-        """Give the graph back; runs under way finish, and a later submission may make it again."""
+        """Release the graph; runs under way finish, and a later submission may make it again."""
         if self._graph is not None:
             self._graph.close()
 
@@ -97,12 +97,12 @@ class LaunchRecording:
 
 
 def record_launches(device: Device, segment: Segment, memory: Mapping[int, Region]) -> LaunchRecording:
-    """Return the recording of a segment on a device with kernels, in stream form alone."""
+    """Record a segment on a device with kernels, in stream form alone."""
     return LaunchRecording(device, segment, memory)
 
 
 def record_graph(device: GraphDevice, segment: Segment, memory: Mapping[int, Region]) -> LaunchRecording:
-    """Return the recording of a segment in graph form from the first whole submission on, whatever patching costs."""
+    """Record a segment in graph form from the first whole submission on, whatever patching costs."""
     recording = LaunchRecording(device, segment, memory)
     recording.add_graph(device, segment, None)
     return recording
@@ -111,7 +111,7 @@ def record_graph(device: GraphDevice, segment: Segment, memory: Mapping[int, Reg
 def record_segment(
     device: Device, segment: Segment, memory: Mapping[int, Region], graphs: GraphCache | None
 ) -> Recording:
-    """Return the recording of a segment in the forms that it can have on a device.
+    """Record a segment in the forms that a device supports.
 
     Args:
         device: Where it is issued.

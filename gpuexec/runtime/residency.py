@@ -14,14 +14,14 @@ _THREADS, _BLOCKS = 1536, 16
 
 
 def count_resident(block: tuple[int, int, int], shared_bytes: int, target: Target) -> int:
-    """Return how many blocks a multiprocessor holds by their threads and shared memory; registers are not counted."""
+    """Count the blocks that a multiprocessor runs at once by threads and shared memory; registers are not counted."""
     warps = ceil_div(block[0] * block[1] * block[2], target.warp_size)
     held = min(_THREADS // (warps * target.warp_size), _BLOCKS)
     return min(held, target.shared_bytes_per_block // shared_bytes) if shared_bytes else held
 
 
 def check_residency(name: str, grid: tuple[int, int, int], per_multiprocessor: int, multiprocessors: int) -> None:
-    """Check that all blocks of a cooperative launch have a place at the same time.
+    """Check that all blocks of a cooperative launch fit at the same time.
 
     Args:
         name: The kernel, for the message.

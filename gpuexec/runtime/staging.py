@@ -38,12 +38,12 @@ class Staging:
         return memory
 
     def give_back(self, memory: Memory, event: Event | None = None) -> None:
-        """Return a block; it is used again once ``event`` is done."""
+        """Return a block to the pool, where it is reused once ``event`` is done."""
         with self._lock:
             self._free.setdefault(memory.nbytes, []).append((memory, event))
 
     def trim(self) -> int:
-        """Free the blocks nobody uses; return how many bytes that gave."""
+        """Free the idle blocks; return their bytes."""
         with self._lock:
             rows, self._free = self._free, {}
             given = 0

@@ -21,7 +21,7 @@ _ON_CHIP = frozenset({72, 87, 101, 110})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredKernel:
-    """A compiled kernel: the key it is found by, what it was compiled for and by, its symbol, and its bytes.
+    """A compiled kernel: its cache key, architecture, compiler, symbol and code.
 
     ``architecture`` is ``"sm_80"`` for machine code, ``"compute_80"`` for PTX. ``registers``, ``shared_bytes`` and
     ``max_threads`` are what the compiler said (0 for PTX, which has not been given registers yet).
@@ -39,7 +39,7 @@ class StoredKernel:
 
     @property
     def is_ptx(self) -> bool:
-        """Whether the driver has yet to translate it."""
+        """Whether the code is PTX, which the driver has yet to translate."""
         return self.architecture.startswith("compute_")
 
 
@@ -55,7 +55,7 @@ class StoredCode:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What there is code for, each once, sorted: ``("compute_90", "sm_80", "sm_90")``."""
+        """Architectures with code, each once, sorted: ``("compute_90", "sm_80", "sm_90")``."""
         return tuple(sorted({each.architecture for each in self.kernels}))
 
     @property
@@ -64,7 +64,7 @@ class StoredCode:
         return sum(each.image.nbytes for each in self.kernels)
 
     def find(self, kernel: Kernel, text: str, architecture: str, options: Sequence[str]) -> StoredKernel | None:
-        """Return code for a kernel that runs on an architecture, machine code first; None where there is none.
+        """Find code for a kernel that runs on an architecture, machine code first; None where there is none.
 
         Args:
             kernel: Which.
@@ -100,7 +100,7 @@ def runs_on(made_for: str, architecture: str) -> bool:
 
 
 def _preference(made_for: str, architecture: str) -> tuple[bool, bool, int]:
-    """Order code by how near it is to a device: its own, then machine code, then the newest."""
+    """Return the sort key of code: the device's own architecture, other machine code, then the newest."""
     match = _NAME.fullmatch(made_for)
     assert match is not None
     return made_for != architecture, match[1] == "compute", -int(match[2])

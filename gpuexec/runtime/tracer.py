@@ -78,19 +78,19 @@ class TracerEvent:
 
 
 class TracerTimedEvent(TracerEvent):
-    """Tells the tracer's own time at its last record."""
+    """An event with the tracer's own time at its last record."""
 
     def __init__(self) -> None:
         self.reached_ms = 0.0
 
     def elapsed_ms(self, since: TimedEvent) -> float:
-        """Return what the launches between the two take."""
+        """Return the duration of the launches between the two."""
         assert isinstance(since, TracerTimedEvent)
         return self.reached_ms - since.reached_ms
 
 
 class TracerStream:
-    """Appends a row for everything it is told; ``launches`` counts launches."""
+    """A stream that appends a row for each call; ``launches`` counts launches."""
 
     def __init__(self, device: TracerDevice, number: int) -> None:
         self._device, self.number = device, number
@@ -170,7 +170,7 @@ class TracerStream:
 
 
 class TracerDevice:
-    """Writes rows to ``log`` while ``is_writing``.
+    """A device that writes rows to ``log`` while ``is_writing``.
 
     Args:
         target: What plans are made for, by name.
@@ -215,7 +215,7 @@ class TracerDevice:
         block: tuple[int, int, int],
         arguments: PackedArguments,
     ) -> None:
-        """Append a row for a launch, and let its time pass."""
+        """Append a row for a launch, and advance the time by its duration."""
         assert isinstance(function, TracerFunction)
         if self.launch_ms is not None:
             self.elapsed_ms += self.launch_ms(function.kernel)
@@ -269,11 +269,11 @@ class TracerDevice:
         return TracerStream(self, number)
 
     def create_event(self) -> Event:
-        """Return an event."""
+        """Return an event, not recorded."""
         return TracerEvent()
 
     def create_timed_event(self) -> TimedEvent:
-        """Return an event that tells the tracer's own time, not recorded."""
+        """Return an event with the tracer's own time, not recorded."""
         return TracerTimedEvent()
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:

@@ -18,7 +18,7 @@ _COPY_NODE, _FILL_NODE = struct.Struct("QQQ"), struct.Struct("QQIQ")
 
 
 class TracerGraph:
-    """Packs the parameters of each node it is given, as the driver takes them.
+    """A graph that packs the parameters of each node as the driver takes them.
 
     It notes how many nodes and which edges it has, and at each update and launch its number.
     """
@@ -37,7 +37,7 @@ class TracerGraph:
             self.elapsed_ms = sum([launch_ms(each.function.kernel) for each in launches], 0.0)  # type: ignore[attr-defined]
 
     def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
-        """Pack what the commands at ``positions`` are now, and note it."""
+        """Pack the parameters of the commands at ``positions``, and note the update."""
         for position in positions:
             command = commands[position]
             match command:

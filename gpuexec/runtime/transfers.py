@@ -9,7 +9,7 @@ from gpuexec.runtime.keeper import Keeper
 
 
 class Transfers:
-    """The stream, made when first used, and who may put work there.
+    """The copy stream, made when first used, with the lock of its callers.
 
     Attributes:
         lock: Held by whoever puts work on the stream, and waits for nothing meanwhile: what a copy waits for must not
@@ -23,13 +23,13 @@ class Transfers:
         self.lock = threading.RLock()
 
     def open(self) -> Stream:
-        """Return the stream, whose lock the caller holds."""
+        """Return the stream; the caller holds its lock."""
         if self._stream is None:
             self._stream = self._device.create_stream()
         return self._stream
 
     def hold(self, keeper: Keeper, *objects: object) -> None:
-        """Keep objects alive until all that is on the stream now is done: for work whose own event was interrupted."""
+        """Keep objects alive until all work now on the stream is done: for work whose own event was interrupted."""
         with self.lock:
             if self._stream is not None:
                 event = self._device.create_event()
@@ -44,7 +44,7 @@ class Transfers:
 
 
 def close_stream(stream: Stream | None) -> None:
-    """Close a stream of one's own where its device has something to close."""
+    """Close a stream that was created here, on devices whose streams need closing."""
     close = getattr(stream, "close", None)
     if close is not None:
         close()

@@ -68,7 +68,7 @@ def _check_addresses(name: str) -> None:
 
 
 class ReusableThread(threading.Thread):
-    """A thread that may serve another queue when it is through with one: a short-lived Worker has two or three."""
+    """A thread that may serve another queue when its own has ended, since a short-lived Worker needs two or three."""
 
     _IDLE_NAME = "gpuexec-idle"
     # Starting a thread costs some 0.2 ms; one kept costs the addresses of its stack.
@@ -80,7 +80,7 @@ class ReusableThread(threading.Thread):
 
     @classmethod
     def call(cls, target: Callable[[], None], name: str) -> threading.Thread:
-        """Have a call made on an idle thread, or on a new one; return the thread.
+        """Run a call on an idle thread, or on a new one; return the thread.
 
         Raises:
             OutOfMemoryError: There is no idle thread, and none can be started; the call will not be made.
@@ -97,7 +97,7 @@ class ReusableThread(threading.Thread):
 
     @classmethod
     def forget_idle(cls) -> None:
-        """Start anew in a forked child, which has none of its parent's threads."""
+        """Forget idle threads in a forked child, which has none of its parent's threads."""
         cls._lock, cls._idle = threading.RLock(), []
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
@@ -106,7 +106,7 @@ class ReusableThread(threading.Thread):
         self._calls.put(target)
 
     def run(self) -> None:
-        """Make calls as they come, until none came for a while."""
+        """Run calls until none has come for a while."""
         call: Callable[[], None] | None = self._calls.get()
         while call is not None:
             call()
@@ -134,7 +134,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class WorkThread:
-    """Does work in order on a thread that starts with the first and sleeps when there is none.
+    """A queue of work run in order by a thread that starts with the first item and sleeps when idle.
 
     Knows no stream, so that a stream forgotten by all can end it. Work must not raise. An interrupt in `put` loses at
     most the work of that call: what is left to do stands in one place, and tokens in the queue only wake the thread.
@@ -156,7 +156,7 @@ class WorkThread:
         self._is_stopped, self._ended = False, Latch()
 
     def put(self, work: Work) -> None:
-        """Queue work; what it returns is called once the work counts as done.
+        """Queue work; the callable it returns is called once the work counts as done.
 
         Raises:
             ClosedError: The thread was stopped.
@@ -175,11 +175,11 @@ class WorkThread:
         return not self._open
 
     def is_current(self) -> bool:
-        """Return whether the caller is on the thread."""
+        """Return whether the caller runs on the thread."""
         return self._server.get("") == threading.get_ident()
 
     def stop(self) -> None:
-        """Let the thread end after what is queued. Twice is harmless."""
+        """Let the thread end after the queued work. A second call does nothing."""
         with self._lock:
             if not self._is_stopped:
                 self._is_stopped = True
@@ -213,7 +213,7 @@ class WorkThread:
 
 
 class WorkPool:
-    """Threads that share a queue, started as they are needed.
+    """Threads that share a queue, started on demand.
 
     Args:
         most: How many there may be.
@@ -230,7 +230,7 @@ class WorkPool:
         self._is_closed = False
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Have a call made on one of the threads, in the order of the submissions. It must not raise.
+        """Queue a call for one of the threads, in the order of the submissions. It must not raise.
 
         Raises:
             ClosedError: The pool is closed.
@@ -251,7 +251,7 @@ class WorkPool:
             self._calls.put(call)
 
     def close(self) -> None:
-        """Let the threads end after what was submitted. Twice is harmless."""
+        """Let the threads end after the submitted calls. A second call does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

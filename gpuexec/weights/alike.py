@@ -15,7 +15,7 @@ from gpuexec.operator import describe
 
 
 def take_weights(model: Model, weights: WeightSource | Model) -> Model:
-    """Return a model with other weights, which shares with it what lies on devices.
+    """Return a model with other weights, which shares the device copies of common ones.
 
     Args:
         model: Whose weights to exchange.
@@ -40,7 +40,7 @@ def take_weights(model: Model, weights: WeightSource | Model) -> Model:
 
 
 def _check_alike(model: Model, other: Model) -> None:
-    """Check that two models take, give and compute the same, but for what weights hold."""
+    """Check that two models have the same inputs, outputs and nodes, but for the content of weights."""
     pairs = (
         ("takes", model.ports, other.ports),
         ("gives", model.outputs, other.outputs),
@@ -58,7 +58,7 @@ def _check_alike(model: Model, other: Model) -> None:
 
 
 def _find_difference(mine: Any, theirs: Any) -> tuple[str, str]:
-    """Return what differs first, as texts."""
+    """Return the first difference, as texts."""
     if isinstance(mine, dict):
         return str(mine), str(theirs)
     first, second = (
@@ -69,7 +69,7 @@ def _find_difference(mine: Any, theirs: Any) -> tuple[str, str]:
 
 
 def _describe_graph(graph: Graph) -> list[str]:
-    """Return what a graph computes, node by node, and the types of its constants."""
+    """Describe a graph's computation node by node, and the types of its constants."""
     rows = []
     for node in graph.nodes:
         name, attributes = describe(node.operator)

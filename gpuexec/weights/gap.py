@@ -21,7 +21,7 @@ from gpuexec.ports import ModelPort
 
 @dataclass(frozen=True, slots=True)
 class WeightRow:
-    """A layer whose weight is narrow.
+    """A layer with a narrow weight.
 
     Attributes:
         node: Its name.
@@ -43,7 +43,7 @@ class WeightRow:
 
 @dataclass(frozen=True, slots=True)
 class WeightGap:
-    """What `measure_weights` found; printed as a table.
+    """Result of `measure_weights`; printed as a table.
 
     Attributes:
         rows: The layers whose weights are narrow, in order.
@@ -73,7 +73,7 @@ class WeightGap:
 def measure_weights(
     model: Model, compressed: Model, inputs: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> WeightGap:
-    """Run both models on the host with the same inputs, and tell how far apart what they make is.
+    """Run both models on the host with the same inputs, and measure the gaps between their values.
 
     Args:
         model: What `Model.compress_weights` was called on.
@@ -138,7 +138,7 @@ def _make(port: ModelPort, model: Model, rng: np.random.Generator) -> Array:
 
 
 def _compute(graph: Graph, inputs: Mapping[str, Array], wanted: set[str]) -> dict[str, Array]:
-    """Return the values of these names; others are let go of once nobody reads them any more."""
+    """Compute the values of these names; others are released after their last use."""
     known: dict[Value, Array] = dict(graph.constants)
     known.update({value: inputs[value.name] for value in graph.inputs})
     left = {value: len(nodes) for value, nodes in graph.consumers().items()}
@@ -175,7 +175,7 @@ def _parts(node: Node, graph: Graph) -> Iterator[Array | None]:
 
 
 def _describe(node: Node, graph: Graph) -> tuple[str, Array]:
-    """Return what a node with a narrow weight computes, and what that weight stands for."""
+    """Return the computation of a node with a narrow weight, and the float weight that it represents."""
     operator: Any = node.operator
     weight, scale, zero = (None if array is None else bring(array) for array in _parts(node, graph))
     assert weight is not None, "a narrow weight is a constant"
@@ -183,7 +183,7 @@ def _describe(node: Node, graph: Graph) -> tuple[str, Array]:
 
 
 def _weight_of(node: Node, graph: Graph) -> Array | None:
-    """Return the constant of a node that looks like its weight: the one at its place."""
+    """Return the constant at the weight's position of a node."""
     place = 0 if node.operator.name == "Gather" else 1
     value = node.inputs[place] if place < len(node.inputs) else None
     return None if value is None else graph.constants.get(value)

@@ -50,7 +50,7 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 
 class _Absent(type):
-    """The type of a class that can be imported and named, and of which nothing can be used."""
+    """Metaclass of placeholder classes, which can be imported and named but not used."""
 
     why: str
 
@@ -65,7 +65,7 @@ class _Absent(type):
 
 @functools.cache
 def find_absent(name: str) -> Any:
-    """Return what stands for a name that is not there.
+    """Return the placeholder for an unsupported name.
 
     Raises:
         AttributeError: ONNX Runtime has no such name either, or none that code should find.

@@ -28,7 +28,7 @@ _REFUSED = frozenset({"enable_profiling", "optimized_model_filepath", "profile_f
 
 
 class PreparedSession:
-    """What `prepare` returns: a session that is run by the order of its inputs."""
+    """A prepared session, run with inputs in order."""
 
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
@@ -95,7 +95,7 @@ def supports_device(device: str) -> bool:
 
 
 def is_compatible(model: Any, device: str | None = None, **_: Any) -> bool:
-    """Return whether the device works here; whether the model does, `prepare` tells."""
+    """Return whether the device works here; the model itself is checked by `prepare`."""
     return device is None or supports_device(device)
 
 
@@ -105,7 +105,7 @@ def run_node(node: Any, inputs: Any, device: str | None = None, outputs_info: An
 
 
 class OnnxRuntimeBackend:
-    """The functions of this module, as ONNX's runner of tests and code for ONNX Runtime take them."""
+    """ONNX Runtime's backend class: the functions of this module as static methods."""
 
     prepare = staticmethod(prepare)
     run_model = staticmethod(run)

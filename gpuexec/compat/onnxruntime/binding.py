@@ -29,7 +29,7 @@ _LEGACY_STREAM = 1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an output goes.
+    """Destination of an output.
 
     To a backend's device, or the host where it is None: into ``value``, or into memory that is made for it.
     """
@@ -40,7 +40,7 @@ class Target:
 
 
 class IOBinding:
-    """Says where inputs lie and where outputs go. Made by ``session.io_binding()``; it holds what is bound."""
+    """Bound memory of inputs and outputs, kept alive by the binding. Made by ``session.io_binding()``."""
 
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
@@ -76,7 +76,7 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Bind dense bytes at an address, which the caller keeps.
+        """Bind dense bytes at an address, which the caller keeps alive.
 
         On a GPU the run comes after what is on the legacy default stream, where torch and CuPy work unless told
         otherwise, and what is put there afterwards comes after the run.
@@ -90,7 +90,7 @@ class IOBinding:
         self._has_pointers |= is_pointer
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind a value, wherever it lies.
+        """Bind a value on any device.
 
         Raises:
             BindingError: There is no such input.
@@ -109,7 +109,7 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to a device, or to dense bytes at an address there, which the caller keeps.
+        """Bind an output to a device, or to dense bytes at an address there, which the caller keeps alive.
 
         Without an address each run makes memory for it, whatever shape it turns out to have.
 
@@ -159,23 +159,23 @@ class IOBinding:
         return [value.numpy() for value in self.get_outputs()]
 
     def synchronize_inputs(self) -> None:
-        """Wait until the values bound as inputs are there."""
+        """Wait until the bound inputs are ready."""
         for value in self._inputs.values():
             value.wait()
 
     def synchronize_outputs(self) -> None:
-        """Wait until the outputs are there."""
+        """Wait until the outputs are ready."""
         with translating(BindingError):
             for value in self._outputs.values():
                 value.wait()
 
     def clear_binding_inputs(self) -> None:
-        """Let go of the inputs."""
+        """Release the inputs."""
         self._inputs.clear()
         self._has_pointers = False
 
     def clear_binding_outputs(self) -> None:
-        """Let go of the outputs."""
+        """Release the outputs."""
         self._targets.clear()
         self._outputs.clear()
 
@@ -193,12 +193,12 @@ class IOBinding:
 
     @property
     def caller_stream(self) -> int | None:
-        """The stream whose order the run stands in: where bare pointers are bound the legacy one."""
+        """The stream that the run is ordered on: the legacy one where bare pointers are bound."""
         has_pointers = self._has_pointers or any(target.is_pointer for target in self._targets.values())
         return _LEGACY_STREAM if has_pointers else None
 
     def take_outputs(self, worker: Worker, run: Run) -> None:
-        """Have the outputs of a run go where they are bound to; waits only for those on the host."""
+        """Put the outputs of a run where they are bound to; waits only for those on the host."""
         requests = {
             name: run.peek_output(name).readback_request() for name, to in self._targets.items() if not to.backend
         }
@@ -261,14 +261,14 @@ class IOBinding:
 
 
 class SessionIOBinding:
-    """A binding as the compiled module has it: made over a session or its ``_sess``, told devices, not their names."""
+    """The compiled module's binding, made over a session or its ``_sess``, with devices in place of device names."""
 
     def __init__(self, session: InferenceSession | NativeSession | IOBinding) -> None:
         self._binding = session if isinstance(session, IOBinding) else IOBinding(session._sess.session)
 
     @property
     def binding(self) -> IOBinding:
-        """What holds the inputs and outputs."""
+        """The IOBinding with the inputs and outputs."""
         return self._binding
 
     def bind_input(self, name: str, source: OrtDevice | Array, *where: Any) -> None:
@@ -302,19 +302,19 @@ class SessionIOBinding:
         return self._binding.copy_outputs_to_cpu()
 
     def synchronize_inputs(self) -> None:
-        """Wait until the values bound as inputs are there."""
+        """Wait until the bound inputs are ready."""
         self._binding.synchronize_inputs()
 
     def synchronize_outputs(self) -> None:
-        """Wait until the outputs are there."""
+        """Wait until the outputs are ready."""
         self._binding.synchronize_outputs()
 
     def clear_binding_inputs(self) -> None:
-        """Let go of the inputs."""
+        """Release the inputs."""
         self._binding.clear_binding_inputs()
 
     def clear_binding_outputs(self) -> None:
-        """Let go of the outputs."""
+        """Release the outputs."""
         self._binding.clear_binding_outputs()
 
 

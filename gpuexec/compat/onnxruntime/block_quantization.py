@@ -18,7 +18,7 @@ Quantize = Callable[[Array, Array, Array, Array, int, int, int, bool], None]
 
 
 def make_quantizer(bits: int) -> Quantize:
-    """Return the function that quantizes to so many bits for MatMulNBits, a column's block after the other."""
+    """Return the function that quantizes to ``bits`` for MatMulNBits, column by column in blocks."""
 
     def quantize(
         packed: Array,
@@ -99,12 +99,12 @@ def _quantize_blocks(weight: Array, block_size: int, bits: int, is_symmetric: bo
 
 
 def _round(numbers: Array) -> Array:
-    """Return the nearest integers; halves go away from 0."""
+    """Round to the nearest integers, halves away from 0."""
     return np.asarray(np.trunc(numbers + np.copysign(np.float32(0.5), numbers)))
 
 
 def _pack(values: Array, bits: int, fill: int) -> Array:
-    """Return bytes of values along the last axis, the first in the lowest bits; the rest of the last byte is fill."""
+    """Pack values into bytes along the last axis, the first in the lowest bits; the last byte is padded."""
     each, count = 8 // bits, values.shape[-1]
     whole = np.full((*values.shape[:-1], -(-count // each) * each), fill, np.uint8)
     whole[..., :count] = values

@@ -38,7 +38,7 @@ class NodeArg:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model's file says of itself."""
+    """Metadata of a model's file."""
 
     producer_name: str
     graph_name: str
@@ -51,7 +51,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AssignedNode:
-    """A node as it runs."""
+    """A node of the executed graph."""
 
     name: str
     domain: str
@@ -80,7 +80,7 @@ def list_assigned(graph: Graph, provider: str) -> list[AssignedSubgraph]:
 
 
 def describe_value(name: str, spec: DeclaredSpec, dims: DeclaredDims) -> NodeArg:
-    """Return an input or output as ONNX Runtime tells of it, with those dimensions fixed that were."""
+    """Describe an input or output as ONNX Runtime does, with fixed dimensions in place."""
     fixed = {dim: bound for dim, bound in dims.items() if isinstance(bound, int)}
     held = spec.item if spec.dtype == OPTIONAL and spec.item is not None else spec
     shape = [fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in held.dims or ()]
@@ -88,7 +88,7 @@ def describe_value(name: str, spec: DeclaredSpec, dims: DeclaredDims) -> NodeArg
 
 
 def describe_model(info: ImportedModel) -> ModelMetadata:
-    """Return what the file says of itself."""
+    """Return the metadata of the model's file."""
     header, metadata = info.header, dict(info.metadata)
     return ModelMetadata(
         producer_name=header.producer_name,
@@ -102,7 +102,7 @@ def describe_model(info: ImportedModel) -> ModelMetadata:
 
 
 def name_spec(spec: DeclaredSpec) -> str:
-    """Return a type as ONNX Runtime writes it: ``"tensor(float)"``, ``"seq(map(int64,tensor(float)))"``."""
+    """Name a type as ONNX Runtime does: ``"tensor(float)"``, ``"seq(map(int64,tensor(float)))"``."""
     if not is_container(spec.dtype):
         return name_type(spec.dtype)
     held = "" if spec.item is None else name_spec(spec.item)
@@ -111,13 +111,13 @@ def name_spec(spec: DeclaredSpec) -> str:
 
 
 def name_type(dtype: np.dtype[Any]) -> str:
-    """Return an element type as ONNX Runtime writes it: ``"tensor(float)"``."""
+    """Name an element type as ONNX Runtime does: ``"tensor(float)"``."""
     name = name_dtype(dtype)
     return f"tensor({_TYPE_NAMES.get(name, name)})"
 
 
 def find_dtype(given: Any) -> np.dtype[Any]:
-    """Return the dtype that a NumPy type or dtype, a name, or an ONNX code stands for.
+    """Return the dtype of a NumPy type or dtype, a name, or an ONNX code.
 
     Raises:
         BindingError: It is none, is not supported, or its values are no numbers that lie in memory.
@@ -133,7 +133,7 @@ def find_dtype(given: Any) -> np.dtype[Any]:
 
 
 def list_denoted(info: ImportedModel, extents: Mapping[str, int]) -> dict[str, int]:
-    """Return extents by name of dimension, given those by what dimensions stand for."""
+    """Return extents by name of dimension, given those by denotation."""
     named: dict[str, int] = {}
     for value in info.graph.inputs:
         dims = (value.declared and value.declared.dims) or ()
@@ -144,24 +144,24 @@ def list_denoted(info: ImportedModel, extents: Mapping[str, int]) -> dict[str, i
 
 
 class DescribesModel:
-    """Tells of a session's model."""
+    """Model description methods of a session."""
 
     model: Model
 
     def get_inputs(self) -> list[NodeArg]:
-        """Return what must be given."""
+        """Return the required inputs."""
         return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """Return what a run gives."""
+        """Return the outputs of a run."""
         return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the initializers that may be given beside the inputs, in place of what the model holds."""
+        """Return the initializers that may be given as inputs, in place of the model's content."""
         return [describe_value(*row, self.model.dims) for row in self.model.info.header.overridable.items()]
 
     def get_modelmeta(self) -> ModelMetadata:
-        """Return what the file says of itself."""
+        """Return the metadata of the model's file."""
         return describe_model(self.model.info)
 
     @property

@@ -91,7 +91,7 @@ class OrtSparseFormat(_Kind):
 
 
 class OrtDevice:
-    """A device: where a value lies. Made by `make`, or from numbers of its type, memory (0) and ordinal.
+    """A device. Made by `make`, or from the numbers of its type, memory (0) and ordinal.
 
     Raises:
         BindingError: There is no device of that type, or no such memory.
@@ -205,7 +205,7 @@ class OrtMemoryInfo:
 
 
 class OrtArenaCfg:
-    """Sizes of an arena that ONNX Runtime would allocate from, which have no effect here: plans have arenas.
+    """Arena configuration of ONNX Runtime, which has no effect here: plans have arenas.
 
     Args:
         sizes: ``max_mem``, ``arena_extend_strategy``, ``initial_chunk_size_bytes`` and ``max_dead_bytes_per_chunk``, or
@@ -237,19 +237,19 @@ _MORE_ARENA_SIZES = ("initial_growth_chunk_size_bytes", "max_power_of_two_extend
 
 
 def create_and_register_allocator(mem_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None) -> None:
-    """Say once that sessions share no allocators."""
+    """Warn once that sessions share no allocators."""
     warn_once("create_and_register_allocator is ignored: plans have arenas, and devices one pool for all sessions.")
 
 
 def create_and_register_allocator_v2(
     provider_type: str, mem_info: OrtMemoryInfo, options: Mapping[str, str], arena_cfg: OrtArenaCfg | None
 ) -> None:
-    """Say once that sessions share no allocators."""
+    """Warn once that sessions share no allocators."""
     create_and_register_allocator(mem_info, arena_cfg)
 
 
 def describe_memory(backend: Backend) -> OrtMemoryInfo:
-    """Return what there is to say of the memory that a session takes inputs from and puts outputs to."""
+    """Describe the memory that a session reads inputs from and writes outputs to."""
     device = OrtDevice.make(name_device(backend), backend.device.ordinal)
     kind = OrtAllocatorType.ORT_ARENA_ALLOCATOR
     return OrtMemoryInfo(

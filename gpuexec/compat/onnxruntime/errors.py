@@ -21,14 +21,14 @@ from gpuexec.errors import (
 
 
 class Status:
-    """What all of them have: ONNX Runtime's number and name of the status."""
+    """Base of the status errors: ONNX Runtime's number and name of the status."""
 
     number: ClassVar[int]
     status: ClassVar[str]
 
 
 class Fail(GpuexecError, Status):
-    """Something else went wrong."""
+    """An error of no other kind."""
 
     number, status = 1, "FAIL"
 
@@ -52,7 +52,7 @@ class NoModel(ModelError, Status):
 
 
 class EngineError(DeviceError, Status):
-    """The engine refuses."""
+    """The execution engine failed."""
 
     number, status = 5, "ENGINE_ERROR"
 
@@ -94,7 +94,7 @@ class EPFail(DeviceError, Status):
 
 
 class ModelLoadCanceled(GpuexecError, Status):
-    """Loading was given up."""
+    """Loading was cancelled."""
 
     number, status = 12, "MODEL_LOAD_CANCELED"
 
@@ -106,17 +106,17 @@ class ModelRequiresCompilation(ModelError, Status):
 
 
 class NotFound(NotFoundError, Status):
-    """Something that is asked for is not there."""
+    """An entry that is asked for does not exist."""
 
     number, status = 14, "NOT_FOUND"
 
 
 class ArgumentTypeError(InvalidArgument, TypeError):
-    """An argument is of another type than is expected."""
+    """An argument has the wrong type."""
 
 
 class BindingError(InvalidArgument, RuntimeError):
-    """A value or binding does not fit, which ONNX Runtime tells by a RuntimeError."""
+    """A value or binding does not fit, which ONNX Runtime raises as a RuntimeError."""
 
 
 # What an error of ours is there; the first that fits.
@@ -131,7 +131,7 @@ _KINDS: tuple[tuple[type[GpuexecError], type[GpuexecError]], ...] = (
 
 
 def make_error(kind: type[GpuexecError], message: str, source: GpuexecError | None = None) -> GpuexecError:
-    """Return an error of one of these kinds, its status put before the message.
+    """Make an error of one of these kinds, with its status before the message.
 
     Args:
         kind: A class of this module.
@@ -145,7 +145,7 @@ def make_error(kind: type[GpuexecError], message: str, source: GpuexecError | No
 
 @contextmanager
 def translating(invalid: type[InvalidArgument] = InvalidArgument) -> Iterator[None]:
-    """Have errors of `gpuexec.errors` raised by ONNX Runtime's names.
+    """Convert errors of `gpuexec.errors` to ONNX Runtime's within the context.
 
     Args:
         invalid: What an InputError becomes.

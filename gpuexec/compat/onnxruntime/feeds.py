@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def take_input(item: Any, spec: DeclaredSpec | None, name: str) -> object:
-    """Return an input as a Worker takes it.
+    """Convert an input to what a Worker takes.
 
     Of a tensor of strings, each object is the text that ``str`` makes of it, None and NaN too, and each element of a
     void array its bytes as UTF-8, with every NUL. A number that a map holds becomes one of the declared type. Lists
@@ -43,7 +43,7 @@ def take_input(item: Any, spec: DeclaredSpec | None, name: str) -> object:
 
 
 def _take_object(item: Any, spec: DeclaredSpec) -> Any:
-    """Return strings or a container; what fits neither is left as it is, to be refused like any other input."""
+    """Convert strings or a container; leave anything else as it is, to be refused like any other input."""
     held = spec.item
     if spec.dtype == STRING:
         return _take_strings(item)
@@ -74,7 +74,7 @@ def _take_strings(item: Any) -> Any:
 
 
 def _take_number(item: Any, held: DeclaredSpec) -> Any:
-    """Return a number as one of Python, which becomes what is declared; anything else as it is."""
+    """Convert a number to Python's, which becomes the declared type; return anything else as it is."""
     if isinstance(item, np.generic) or (isinstance(item, np.ndarray) and item.ndim == 0):
         item = item.item()
     return float(item) if isinstance(item, bool) and dtype_row(held.dtype).is_float else item

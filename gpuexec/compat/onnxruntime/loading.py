@@ -40,7 +40,7 @@ _OPTIONAL = frozenset(each.name for each in (*AT_LOAD, *AT_PLAN)) - _NEEDED
 
 
 def load_model(source: object, options: SessionOptions) -> Model:
-    """Load a model from a path or from bytes as the options ask for it.
+    """Load a model from a path or from bytes with a session's options.
 
     Raises:
         ArgumentTypeError: It is neither.
@@ -68,7 +68,7 @@ def load_model(source: object, options: SessionOptions) -> Model:
 
 
 def promote(model: Model, names: frozenset[str]) -> Model:
-    """Return the model with initializers as inputs, behind the others; on devices they share their weights.
+    """Return the model with initializers as inputs, behind the others; weights on devices are shared.
 
     An initializer that nothing in the file reads is an input without effect.
 
@@ -100,7 +100,7 @@ def promote(model: Model, names: frozenset[str]) -> Model:
 
 
 def save_optimized(model: Model, options: SessionOptions) -> None:
-    """Write the graph of a model as its passes left it, as ONNX, its weights beside it where the options name a file.
+    """Write the graph after its passes as ONNX, its weights beside it where the options name a file.
 
     Raises:
         InputError: An operator that a pass made has no form in ONNX; names the nodes.
@@ -123,7 +123,7 @@ def save_optimized(model: Model, options: SessionOptions) -> None:
 
 
 def _list_dims(model: Model, options: SessionOptions) -> dict[str, int]:
-    """Return the extents asked for of those dimensions that the model has."""
+    """Return the requested extents of those dimensions that the model has."""
     asked = {**options.dims, **list_denoted(model.info, options.dims_by_denotation)}
     declared = [dim for port in model.inputs for dim in port.spec.dims or ()]
     return {name: extent for name, extent in asked.items() if name in declared}

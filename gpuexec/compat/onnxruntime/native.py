@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NativeSession:
-    """A session by the names of the compiled module; it is the session that has it as ``_sess``."""
+    """A session with the compiled module's names; an InferenceSession has it as ``_sess``."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.session = session
@@ -40,42 +40,42 @@ class NativeSession:
 
     @property
     def inputs_meta(self) -> list[NodeArg]:
-        """What must be given."""
+        """Descriptions of the required inputs."""
         return self.session.get_inputs()
 
     @property
     def outputs_meta(self) -> list[NodeArg]:
-        """What a run gives."""
+        """Descriptions of the outputs."""
         return self.session.get_outputs()
 
     @property
     def overridable_initializers(self) -> list[NodeArg]:
-        """The initializers that may be given too."""
+        """Descriptions of the initializers that may be given as inputs."""
         return self.session.get_overridable_initializers()
 
     @property
     def model_meta(self) -> ModelMetadata:
-        """What the file says of itself."""
+        """Metadata of the model's file."""
         return self.session.get_modelmeta()
 
     @property
     def input_meminfos(self) -> list[OrtMemoryInfo]:
-        """Where inputs are read."""
+        """Memory that inputs are read from."""
         return self.session.get_input_memory_infos()
 
     @property
     def output_meminfos(self) -> list[OrtMemoryInfo]:
-        """Where outputs are written."""
+        """Memory that outputs are written to."""
         return self.session.get_output_memory_infos()
 
     @property
     def input_epdevices(self) -> list[None]:
-        """Nothing for each input: there are no providers that are plugged in."""
+        """None for each input: there are no plug-in providers."""
         return self.session.get_input_epdevices()
 
     @property
     def get_profiling_start_time_ns(self) -> int:
-        """When profiling began, in nanoseconds since 1970."""
+        """Start time of profiling, in nanoseconds since 1970."""
         return self.session.get_profiling_start_time_ns()
 
     def run_with_ort_values(
@@ -85,7 +85,7 @@ class NativeSession:
         return OrtValueVector(self.session.run_with_ort_values(output_names, feeds, run_options))
 
     def run_with_iobinding(self, binding: SessionIOBinding | IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run with what is bound; see `InferenceSession.run_with_iobinding`."""
+        """Run with bound inputs and outputs; see `InferenceSession.run_with_iobinding`."""
         held = binding.binding if isinstance(binding, SessionIOBinding) else binding
         self.session.run_with_iobinding(held, run_options)
 

@@ -20,7 +20,7 @@ _handler: logging.Handler | None = None
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Set from which severity on there are log lines and warnings: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.
+    """Set the least severity of log lines and warnings: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.
 
     Raises:
         BindingError: It is none of these.
@@ -35,7 +35,7 @@ def set_default_logger_severity(severity: int) -> None:
 def set_default_logger_callback(
     callback: Callable[[int, str, str, str, str], object] | None, severity: int = 2
 ) -> None:
-    """Have log lines go to a function too, from a severity on; of an error that it raises, Python's logging tells.
+    """Pass log lines to a function too, from a severity on; an error that it raises goes to Python's logging.
 
     Args:
         callback: Given the severity, the name of the logger, an empty id, the place in the code, and the message. None:
@@ -59,14 +59,14 @@ def set_default_logger_callback(
 
 
 class _Handler(logging.Handler):
-    """Gives log lines to a function of ONNX Runtime's form."""
+    """Logging handler that calls a function of ONNX Runtime's form."""
 
     def __init__(self, callback: Callable[[int, str, str, str, str], object]) -> None:
         super().__init__()
         self._callback = callback
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Give a line away."""
+        """Pass a log line to the function."""
         severity = min(record.levelno // logging.DEBUG, len(_LEVELS)) - 1
         where = f"{record.filename}:{record.lineno} {record.funcName}"
         try:
@@ -76,13 +76,13 @@ class _Handler(logging.Handler):
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """Say once that there are no degrees of verbose log lines."""
+    """Warn once that verbose log lines have no levels."""
     if verbosity:
         warn_once("set_default_logger_verbosity is ignored: log lines have no degrees of verbosity.")
 
 
 def warn_once(message: str, severity: int = -1) -> None:
-    """Warn, unless the same was said before in this process.
+    """Warn, unless the same warning was given before in this process.
 
     Args:
         message: What is left aside.

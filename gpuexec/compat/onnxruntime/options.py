@@ -28,7 +28,7 @@ class _Choice(IntEnum):
 
 
 class GraphOptimizationLevel(_Choice):
-    """How much of a graph may be rewritten: nothing that need not be, or all that keeps its results."""
+    """Extent of graph rewriting: only what is required, or all that keeps the results."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -38,7 +38,7 @@ class GraphOptimizationLevel(_Choice):
 
 
 class ExecutionMode(_Choice):
-    """Whether nodes may run side by side. Those that no data orders may, in either mode."""
+    """Sequential or parallel execution of nodes. Nodes without a data dependency may overlap in either mode."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
@@ -82,7 +82,7 @@ class _Options:
         return sorted({*super().__dir__(), *self._defaults})
 
     def changed(self) -> list[str]:
-        """Return the names of options that are not as they were at first."""
+        """Return the names of options that differ from their defaults."""
         return [name for name, value in self._values.items() if value != self._defaults[name]]
 
     def _set_entry(self, key: str, value: str) -> None:
@@ -98,7 +98,7 @@ class _Options:
 
 
 class SessionOptions(_Options):
-    """What a session is made with. It reads them once, as it is made.
+    """Options of a session, read once when it is made.
 
     ``intra_op_num_threads`` and ``inter_op_num_threads`` bound the threads on the CPU (the larger of the two counts;
     those of BLAS are its own). ``graph_optimization_level`` ORT_DISABLE_ALL leaves out every pass that can be left out.
@@ -152,7 +152,7 @@ class SessionOptions(_Options):
         return self._get_entry(key)
 
     def add_free_dimension_override_by_name(self, name: str, extent: int) -> None:
-        """Fix a free dimension by its name; models that have none of that name are not concerned."""
+        """Fix a free dimension by its name; ignored for models without it."""
         self.dims[_check_name(name)] = _check_extent(extent)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, extent: int) -> None:
@@ -160,11 +160,11 @@ class SessionOptions(_Options):
         self.dims_by_denotation[_check_name(denotation)] = _check_extent(extent)
 
     def add_initializer(self, name: str, value: Any) -> None:
-        """Have an initializer of the model replaced by an OrtValue on the CPU of the same dtype and shape."""
+        """Replace an initializer of the model by an OrtValue on the CPU of the same dtype and shape."""
         self.initializers[_check_name(name)] = value
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        """Give the content of initializers that lie in files beside the model, as OrtValues; no file need be there.
+        """Set the content of initializers that lie in external files, as OrtValues; the files need not exist.
 
         Raises:
             BindingError: There are more or fewer names than values.
@@ -176,7 +176,7 @@ class SessionOptions(_Options):
     def add_external_initializers_from_files_in_memory(
         self, names: Sequence[str], buffers: Sequence[Any], lengths: Sequence[int]
     ) -> None:
-        """Give the files beside the model by the names that it has for them; no others are read then.
+        """Set the content of external data files, by the names the model has for them; no others are read then.
 
         Args:
             names: Locations, as the model has them.
@@ -194,7 +194,7 @@ class SessionOptions(_Options):
             self.external_files[name] = _view_bytes(name, buffer, length)
 
     def add_provider(self, name: str, options: Mapping[str, str] | None = None) -> None:
-        """Have sessions run on a provider, behind those added before, where they are not told others themselves."""
+        """Add a provider, after those added before, for sessions that are given none themselves."""
         self.providers[_check_name(name)] = dict(options or {})
 
     def has_providers(self) -> bool:
@@ -202,7 +202,7 @@ class SessionOptions(_Options):
         return bool(self.providers)
 
     def add_provider_for_devices(self, devices: object, options: Mapping[str, str]) -> None:
-        """Refuse: there are no providers that are plugged in."""
+        """Refuse: there are no plug-in providers."""
         raise make_error(NotImplemented, f"No providers are plugged in, got devices {devices!r}; use add_provider.")
 
     def set_provider_selection_policy(self, policy: object) -> None:
@@ -214,7 +214,7 @@ class SessionOptions(_Options):
         self.set_provider_selection_policy(delegate)
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Refuse: operators of one's own are registered in Python (`gpuexec.operator`)."""
+        """Refuse: custom operators are registered in Python (`gpuexec.operator`)."""
         raise make_error(
             NotImplemented,
             f"Libraries of operators compiled for ONNX Runtime can't be used: {path}. Register an operator with"
@@ -222,7 +222,7 @@ class SessionOptions(_Options):
         )
 
     def warn_of_ignored(self) -> None:
-        """Name, once, what is set and has no effect."""
+        """Warn once of options that are set and have no effect."""
         severity = self.log_severity_level
         for name in self.changed():
             if name in self._ignored:
@@ -252,12 +252,12 @@ _RUN_ENTRIES = frozenset({"disable_synchronize_execution_providers", "memory.ena
 
 
 def get_default_session_options() -> SessionOptions:
-    """Return options as they are at first."""
+    """Return options with their default values."""
     return SessionOptions()
 
 
 class RunOptions(_Options):
-    """What a run is made with. ``terminate`` set while runs use it gives up those that can be given up.
+    """Options of a run. Setting ``terminate`` cancels the runs that use them, where they can be cancelled.
 
     Configuration entries that act: ``disable_synchronize_execution_providers`` (`run_with_iobinding` returns without
     waiting) and ``memory.enable_memory_arena_shrinkage`` (memory not needed now is given back after the run).
@@ -305,7 +305,7 @@ class RunOptions(_Options):
 
     @contextmanager
     def watching(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """Have ``cancel`` called should ``terminate`` be set meanwhile, or be so now."""
+        """Call ``cancel`` if ``terminate`` is set now or within the context."""
         with self._lock:
             self._runs.append(cancel)
         try:
@@ -332,7 +332,7 @@ def _check_counts(names: Sequence[str], others: Sequence[Any]) -> None:
 
 
 def _view_bytes(name: str, buffer: Any, length: int) -> memoryview:
-    """Return the first bytes of a buffer, which nobody can write to."""
+    """Return a read-only view of the first bytes of a buffer."""
     try:
         view = memoryview(buffer).cast("B")
     except TypeError as error:

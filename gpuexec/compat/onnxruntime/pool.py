@@ -11,7 +11,7 @@ from gpuexec.worker import Worker
 
 
 class WorkerPool:
-    """Lends Workers; makes one where all are lent and there may be more, and else has callers wait.
+    """A bounded pool of Workers; callers wait while all are lent.
 
     The one given back last is lent first, so that what it planned and compiled is used again.
 
@@ -30,7 +30,7 @@ class WorkerPool:
 
     @contextmanager
     def lending(self) -> Iterator[Worker]:
-        """Lend a Worker; from a pool that is closed, one that is closed once it is given back."""
+        """Lend a Worker; one lent by a closed pool is closed when it is returned."""
         worker = self._take()
         try:
             yield worker
@@ -47,7 +47,7 @@ class WorkerPool:
                 worker.close()
 
     def close(self) -> None:
-        """Close the Workers, those that are lent once they are given back. Twice is harmless."""
+        """Close the Workers, lent ones when they are returned. A second call does nothing."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

@@ -15,17 +15,17 @@ _WHOLE = 2**64 - 1
 
 
 def get_version_string() -> str:
-    """Return the release of ONNX Runtime whose interface this is."""
+    """Return the release of ONNX Runtime whose interface is implemented."""
     return _INTERFACE
 
 
 def get_build_info() -> str:
-    """Return what really runs."""
+    """Return a text that names gpuexec and its release."""
     return f"Build Info: gpuexec {VERSION}, interface of ONNX Runtime {_INTERFACE}"
 
 
 def print_debug_info() -> None:
-    """Print which providers work here, and what the driver says."""
+    """Print the working providers and the driver's state."""
     available = get_available_providers()
     print(get_build_info())
     for name in BACKENDS:
@@ -34,14 +34,14 @@ def print_debug_info() -> None:
 
 
 def set_seed(seed: int) -> None:
-    """Let random operators without a seed draw from this one, in sessions made from now on; see `gpuexec.set_seed`."""
+    """Set the seed of random operators without their own, in sessions made from now on; see `gpuexec.set_seed`."""
     if not isinstance(seed, int):
         raise make_error(ArgumentTypeError, f"Expected a seed, got {seed!r}.")
     seeds.set_seed(seed & _WHOLE)
 
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads: int) -> None:
-    """Say once how threads are bounded."""
+    """Warn once, and say how threads are bounded."""
     warn_once("set_global_thread_pool_sizes is ignored: GPUEXEC_THREADS, or SessionOptions, bound the threads.")
 
 
@@ -54,9 +54,9 @@ def disable_telemetry_events() -> None:
 
 
 def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None) -> None:
-    """Do nothing: libraries are loaded where they are needed."""
+    """Do nothing: libraries are loaded on demand."""
 
 
 def has_collective_ops() -> bool:
-    """Return False: there are none."""
+    """Return False: there are no collective operators."""
     return False

@@ -16,7 +16,7 @@ _RUNS_KEPT = 10_000
 
 
 class SessionProfile:
-    """Notes what the runs of a session take, and writes it down once.
+    """Profile of a session's runs, written to a file once.
 
     Args:
         prefix: What the file's name begins with.
@@ -66,7 +66,7 @@ class SessionProfile:
 def _make_event(
     category: str, name: str, stream: str, start_ms: float | None, duration_ms: float | None, about: dict[str, str]
 ) -> dict[str, Any]:
-    """Return a complete event of the Trace Event Format, in microseconds; what failed took no time."""
+    """Return a complete event of the Trace Event Format, in microseconds; a failed one has no duration."""
     begun_ms = start_ms or 0.0
     # Ends are rounded as beginnings are, so that nodes stay within their run.
     start, end = round(begun_ms * 1e3), round((begun_ms + (duration_ms or 0.0)) * 1e3)

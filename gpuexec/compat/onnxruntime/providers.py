@@ -78,7 +78,7 @@ def choose_provider(
     falls_back: bool = True,
     severity: int = -1,
 ) -> Provider:
-    """Return the first of these providers that works here, opened.
+    """Return the first of these providers that works here, with its device opened.
 
     Those that don't are named once in a warning, with the reason, and if none does it is the CPU.
 
@@ -110,7 +110,7 @@ def choose_provider(
 
 
 def check_known(providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None) -> None:
-    """Check that providers are ours or ONNX Runtime's; those of its that are not here are passed over later.
+    """Check that providers are known names; ONNX Runtime's that are not available here are skipped later.
 
     Raises:
         BindingError: One is neither.
@@ -147,7 +147,7 @@ def _pair(
     providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None,
     provider_options: Sequence[Mapping[Any, Any]] | None,
 ) -> list[tuple[str, dict[str, str]]]:
-    """Return names with their options as strings; of a name given twice the first."""
+    """Pair provider names with their options as strings; the first of a repeated name counts."""
     given = [providers] if isinstance(providers, str) else providers or ()
     for what, items in (("providers", given), ("provider_options", provider_options or ())):
         if isinstance(items, str | Mapping) or not isinstance(items, Sequence):
@@ -214,7 +214,7 @@ _lock = threading.Lock()
 
 
 def _open_cpu(threads: int) -> Backend:
-    """Return the process's CPU of that many threads."""
+    """Return the process's CPU backend with so many threads."""
     key = (os.getpid(), threads)
     with _lock:
         if key not in _cpus:

@@ -58,7 +58,7 @@ class Runner:
         self._lock = threading.Lock()
 
     def move(self, provider: Provider, profiler: Profiler | None = None) -> None:
-        """Run on another provider, and for another profiler, from now on; runs under way end as they are."""
+        """Use another provider and profiler from now on; runs under way finish as they are."""
         with self._lock:
             pools = list(self._pools.values())
             self._pools.clear()
@@ -67,7 +67,7 @@ class Runner:
             pool.close()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Have work done on a thread.
+        """Run a call on a thread.
 
         Raises:
             Fail: The session is closed.
@@ -80,7 +80,7 @@ class Runner:
             self._threads.submit(work)
 
     def close(self) -> None:
-        """Give everything back; runs under way end first."""
+        """Release all resources; runs under way finish first."""
         with self._lock:
             self._is_closed = True
             pools = list(self._pools.values())
@@ -90,7 +90,7 @@ class Runner:
             pool.close()
 
     def check_feed(self, feed: Mapping[str, Any]) -> frozenset[str]:
-        """Return which initializers are given, having checked that all names fit."""
+        """Check all names of a feed, and return the initializers among them."""
         if not isinstance(feed, Mapping):
             raise make_error(ArgumentTypeError, f"Inputs are given by name, in a dict; got a {type(feed).__name__}.")
         missing = [name for name in self._specs if name not in feed]
@@ -112,7 +112,7 @@ class Runner:
         *,
         is_borrowing: bool = True,
     ) -> Iterator[tuple[Worker, Run]]:
-        """Start a run on a Worker that is lent meanwhile; it is done afterwards if it borrows arrays of the host."""
+        """Start a run on a lent Worker; it is done after the context if it borrows host arrays."""
         if not isinstance(options, RunOptions | None):
             raise make_error(ArgumentTypeError, f"Expected RunOptions, got {type(options).__name__}.")
         options = RunOptions() if options is None else options
@@ -139,7 +139,7 @@ class Runner:
                 worker.trim()
 
     def _find_pool(self, given: frozenset[str]) -> WorkerPool:
-        """Return the Workers for runs that are given these initializers."""
+        """Return the pool of Workers for runs with these initializers as inputs."""
         with self._lock:
             self._check_open()
             if given not in self._pools:
@@ -170,7 +170,7 @@ class Runner:
 
 
 def _finish(threads: weakref.ref[WorkPool]) -> None:
-    """As the process ends, wait for what was submitted, but not for good."""
+    """Wait for submitted calls as the process ends, for a bounded time."""
     pool = threads()
     if pool is not None:
         pool.close()

@@ -41,7 +41,7 @@ _log = logging.getLogger("gpuexec")
 
 
 class InferenceSession(DescribesModel):
-    """A model loaded to be run, from many threads at once if need be.
+    """An inference session: a loaded model that any number of threads may run.
 
     Args:
         path_or_bytes: A path or the bytes of an ONNX model.
@@ -99,7 +99,7 @@ class InferenceSession(DescribesModel):
 
     @property
     def backend(self) -> Backend:
-        """Where it runs."""
+        """The backend it runs on."""
         return self._runner.provider.backend
 
     def get_providers(self) -> list[str]:
@@ -107,14 +107,14 @@ class InferenceSession(DescribesModel):
         return list(dict.fromkeys([self._runner.provider.name, CPU_PROVIDER]))
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Return the options given for these."""
+        """Return the options of its providers."""
         provider = self._runner.provider
         return {name: {} for name in self.get_providers()} | {provider.name: dict(provider.options)}
 
     def set_providers(
         self, providers: Providers = None, provider_options: Sequence[Mapping[Any, Any]] | None = None
     ) -> None:
-        """Run elsewhere from now on; runs under way end where they are.
+        """Switch to other providers; runs under way finish where they are.
 
         Raises:
             BindingError: ONNX Runtime has no provider of that name either; the session goes on as it was.
@@ -126,14 +126,14 @@ class InferenceSession(DescribesModel):
             self._runner.move(provider, self._profile.profiler if self._profile is not None else None)
 
     def disable_fallback(self) -> None:
-        """Do nothing: a session never goes elsewhere when a run fails."""
+        """Do nothing: a session never falls back to another provider."""
 
     def enable_fallback(self) -> None:
-        """Say once that a session never goes elsewhere when a run fails."""
+        """Warn once that a session never falls back to another provider."""
         warn_once("enable_fallback is ignored: a run that fails raises, and runs nowhere else.")
 
     def get_provider_graph_assignment_info(self) -> list[AssignedSubgraph]:
-        """Return the nodes as they run, each with the provider.
+        """Return the nodes of the executed graph, each with its provider.
 
         Raises:
             Fail: The options do not ask for it.
@@ -145,23 +145,23 @@ class InferenceSession(DescribesModel):
         return list_assigned(self.model.graph, self._runner.provider.name)
 
     def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
-        """Return where each input is read."""
+        """Return the memory that each input is read from."""
         return [describe_memory(self.backend) for _ in self.input_names]
 
     def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
-        """Return where each output is written."""
+        """Return the memory that each output is written to."""
         return [describe_memory(self.backend) for _ in self.output_names]
 
     def get_input_epdevices(self) -> list[None]:
-        """Return nothing for each input: there are no providers that are plugged in."""
+        """Return None for each input: there are no plug-in providers."""
         return [None for _ in self.input_names]
 
     def get_tuning_results(self) -> list[dict[str, Any]]:
-        """Return none: kernels are chosen when they are planned."""
+        """Return an empty list: kernels are chosen when they are planned."""
         return []
 
     def set_tuning_results(self, results: Sequence[Mapping[str, Any]], *, error_on_invalid: bool = False) -> None:
-        """Take no results.
+        """Refuse tuning results.
 
         Raises:
             BindingError: There are some, and it is asked for.
@@ -170,7 +170,7 @@ class InferenceSession(DescribesModel):
             raise make_error(BindingError, f"There is nothing to tune here; got results for {results[0].get('ep')!r}.")
 
     def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
-        """Say once that providers have no options that change."""
+        """Warn once that providers have no dynamic options."""
         for name in options:
             warn_once(f"set_ep_dynamic_options ignores {name!r}.", self._options.log_severity_level)
 
@@ -178,7 +178,7 @@ class InferenceSession(DescribesModel):
 
     @property
     def _sess(self) -> NativeSession:
-        """The session of the compiled module, which is this one by other names."""
+        """This session by the names of the compiled module."""
         return NativeSession(self)
 
     def run(
@@ -187,7 +187,7 @@ class InferenceSession(DescribesModel):
         input_feed: Mapping[str, Any],
         run_options: RunOptions | None = None,
     ) -> list[Array]:
-        """Run and wait for outputs as arrays of the caller's own.
+        """Run and wait for outputs as arrays that the caller owns.
 
         Args:
             output_names: Which; None or none: all, in the model's order.
@@ -212,7 +212,7 @@ class InferenceSession(DescribesModel):
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run on a thread of the session's; return at once.
+        """Run on one of the session's threads; return at once.
 
         Args:
             output_names: As for `run`.
@@ -236,17 +236,17 @@ class InferenceSession(DescribesModel):
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """Run with inputs wherever they lie, and wait for outputs as values on the CPU; otherwise as `run`."""
+        """Run with OrtValues on any device, and wait for outputs as values on the CPU; otherwise as `run`."""
         for name in self._list_outputs(output_names):
             check_bindable(self.model.outputs, name, takes_strings=True)
         return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
 
     def io_binding(self) -> IOBinding:
-        """Return what binds inputs and outputs to memory, for `run_with_iobinding`."""
+        """Return an IOBinding for `run_with_iobinding`."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run with inputs and outputs where they are bound.
+        """Run with bound inputs and outputs.
 
         Waits until the outputs are there, unless the options say ``disable_synchronize_execution_providers``: then
         those on a device may be pending, and whoever reads them waits.
@@ -294,7 +294,7 @@ class InferenceSession(DescribesModel):
     # ---- profiling
 
     def end_profiling(self) -> str:
-        """End profiling; return the path of the file that tells of the runs, or ``""`` where there was none.
+        """End profiling; return the path of the profile, or ``""`` where there was none.
 
         The file is a list of trace events, which chrome://tracing and Perfetto open. Runs from now on take what they
         take unwatched, and as graphs again.
@@ -306,13 +306,13 @@ class InferenceSession(DescribesModel):
         return profile.write()
 
     def get_profiling_start_time_ns(self) -> int:
-        """Return when profiling began, in nanoseconds since 1970; 0 where it never did."""
+        """Return the start time of profiling, in nanoseconds since 1970; 0 where there was none."""
         return self._start_ns
 
     # ---- life
 
     def close(self) -> None:
-        """Give everything back now, rather than when the session is let go of. Not there in ONNX Runtime."""
+        """Release all resources now, before the session is collected. ONNX Runtime has no such call."""
         self._finalizer()
 
     # ---- private

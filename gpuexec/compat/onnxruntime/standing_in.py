@@ -29,7 +29,7 @@ _BORROWED = frozenset(f"{_THEIRS}.{name}" for name in ("datasets", "quantization
 
 
 def stand_in() -> None:
-    """Have whoever imports ``onnxruntime`` in this process from now on get this package. Twice is harmless.
+    """Make ``import onnxruntime`` give this package in this process from now on. A second call does nothing.
 
     ``onnxruntime.quantization``, ``.tools`` and ``.transformers`` are those of the installed ONNX Runtime, and find
     this package in their turn. What asks for the installed distribution instead (`importlib.metadata`) is told of that.
@@ -57,12 +57,12 @@ def find_package(name: str) -> ModuleType | None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the packages of the installed ONNX Runtime that are used as they are."""
+    """Import hook for the packages of the installed ONNX Runtime that are used as they are."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where such a package lies.
+        """Return the module spec of such a package.
 
         Raises:
             ModuleNotFoundError: ONNX Runtime is not installed.

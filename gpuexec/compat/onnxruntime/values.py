@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 def check_bindable(ports: Sequence[ModelPort], name: str, *, takes_strings: bool = False) -> None:
-    """Check that what a model gives by this name is a tensor of numbers, which alone are bound, or of strings.
+    """Check that an output of this name can be bound: a tensor of numbers or of strings.
 
     Raises:
         BindingError: It is strings or a container.
@@ -36,7 +36,7 @@ def check_bindable(ports: Sequence[ModelPort], name: str, *, takes_strings: bool
 
 
 class OrtValue:
-    """A tensor: on the CPU an array, shared with whoever gave it, else a Tensor on its device.
+    """A tensor: on the CPU an array, shared with the caller, else a Tensor on its device.
 
     Made by its static methods and by sessions, or over another value. ``None`` is a value that is not there (yet).
     Wherever a method takes the name of a device and its ordinal, it takes an OrtDevice too.
@@ -105,7 +105,7 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False, /) -> OrtValue:
-        """Return an array of another package where it lies, by DLPack: on the CPU, a GPU, or in a Tensor.
+        """Import an array of another package by DLPack, without a copy: on the CPU, a GPU, or in a Tensor.
 
         Args:
             data: The array, or a capsule of it.
@@ -145,7 +145,7 @@ class OrtValue:
         return self._data is not None
 
     def is_tensor(self) -> bool:
-        """Return whether it is a tensor, which all are that are there."""
+        """Return True: every value is a tensor."""
         return self.has_value()
 
     def is_sparse_tensor(self) -> bool:
@@ -169,15 +169,15 @@ class OrtValue:
         return dtype_row(self._require().dtype).code
 
     def tensor_size_in_bytes(self) -> int:
-        """Return how many bytes its content has."""
+        """Return the size of its content in bytes."""
         return self._require().nbytes
 
     def device_name(self) -> str:
-        """Return where it lies: ``"cpu"``, ``"cuda"`` or ``"simulator"``."""
+        """Return the name of its device: ``"cpu"``, ``"cuda"`` or ``"simulator"``."""
         return "cpu" if self.backend is None else name_device(self.backend)
 
     def data_ptr(self) -> int:
-        """Return the address of its bytes, which are its own as long as it is there."""
+        """Return the address of its bytes, valid as long as the value exists."""
         data = self._require()
         if isinstance(data, Tensor):
             return data._content.region.address
@@ -186,13 +186,13 @@ class OrtValue:
     # ---- its content
 
     def numpy(self) -> Array:
-        """Return it as an array: on the CPU the same bytes, from elsewhere a copy that is waited for."""
+        """Return it as an array: on the CPU the same bytes, from other devices a copy that is waited for."""
         data = self._require()
         with translating(BindingError):
             return data.readback_and_clone() if isinstance(data, Tensor) else data
 
     def update_inplace(self, data: Array | OrtValue) -> None:
-        """Replace its content by that of an array or value of the same dtype and shape.
+        """Overwrite its content by that of an array or value of the same dtype and shape.
 
         Raises:
             BindingError: It is something else, or the bytes of this value are read-only.
@@ -213,12 +213,12 @@ class OrtValue:
 
     @property
     def backend(self) -> Backend | None:
-        """Where it lies; None: on the host."""
+        """Its backend; None: the host."""
         return self._data._content.backend if isinstance(self._data, Tensor) else None
 
     @property
     def tensor(self) -> Tensor | None:
-        """The tensor it is where it does not lie on the host."""
+        """Its Tensor where it is not on the host."""
         return self._data if isinstance(self._data, Tensor) else None
 
     @property
@@ -234,7 +234,7 @@ class OrtValue:
         return copied
 
     def wait(self) -> None:
-        """Wait until its content is there."""
+        """Wait until its content is ready."""
         if isinstance(self._data, Tensor):
             self._data.data_on_backend.complete_all_pending_operations()
 
@@ -292,10 +292,10 @@ class OrtValueVector(list[OrtValue]):
         self.extend(values)
 
     def reserve(self, count: int) -> None:
-        """Do nothing: a list grows as it must."""
+        """Do nothing: a list grows on demand."""
 
     def shrink_to_fit(self) -> None:
-        """Do nothing: a list takes what it must."""
+        """Do nothing: a list has no spare capacity to give up."""
 
     def element_type_at(self, index: int) -> int:
         """Return ONNX's code of a value's element type."""
@@ -306,13 +306,13 @@ class OrtValueVector(list[OrtValue]):
         return self[index].to_dlpack()
 
     def to_dlpacks(self, to_tensor: Any = None) -> list[Any]:
-        """Return all values as DLPack capsules, or as what a function makes of each."""
+        """Return all values as DLPack capsules, or as the results of a function on each."""
         capsules = [value.to_dlpack() for value in self]
         return capsules if to_tensor is None else [to_tensor(capsule) for capsule in capsules]
 
 
 class _Capsule:
-    """A DLPack capsule as an array to be imported, from the device that it tells."""
+    """A DLPack capsule as an importable array, with its device."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule, self._device = capsule, dlpack.peek(capsule)[1]
@@ -331,7 +331,7 @@ def is_dlpack_uint8_tensor(capsule: object) -> bool:
 
 
 def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: None = None) -> None:
-    """Copy values into others of the same dtypes and shapes, wherever they lie.
+    """Copy values into others of the same dtypes and shapes, on any devices.
 
     Raises:
         BindingError: They don't match.
@@ -343,12 +343,12 @@ def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: None 
 
 
 def unwrap(item: object) -> object:
-    """Return what a Worker takes for an input: the content of an OrtValue, other things as they are."""
+    """Convert an input to what a Worker takes: the content of an OrtValue, anything else as it is."""
     return item._require() if isinstance(item, OrtValue) else item
 
 
 def view_pointer(address: int, spec: TensorSpec) -> Array:
-    """Return bytes of the host at an address as an array; who gave the address keeps them."""
+    """Return host bytes at an address as an array; the caller keeps them alive."""
     if not spec.nbytes:
         return np.empty(spec.shape, spec.dtype)
     raw = np.frombuffer(memoryview((ctypes.c_uint8 * spec.nbytes).from_address(address)), spec.dtype)
@@ -356,7 +356,7 @@ def view_pointer(address: int, spec: TensorSpec) -> Array:
 
 
 def wrap_pointer(backend: Backend, address: int, spec: TensorSpec, name: str) -> Tensor:
-    """Return bytes of a device at an address as a tensor; who gave the address keeps them, and orders its own work."""
+    """Return device bytes at an address as a tensor; the caller keeps them alive and orders its own work."""
     region = Region(BorrowedMemory(address, spec.nbytes, None), 0, spec.nbytes)
     with backend.transfers.lock:
         stream = backend.transfers.open()

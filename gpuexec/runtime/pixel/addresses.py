@@ -18,7 +18,7 @@ Holder = TypeVar("Holder")
 
 
 class AddressSpace(Generic[Holder]):
-    """Ranges of addresses and who holds each. Thread-safe; an address is never given twice."""
+    """Address ranges and their holders. Thread-safe; an address is never reused."""
 
     def __init__(self) -> None:
         self._next = _FIRST
@@ -33,7 +33,7 @@ class AddressSpace(Generic[Holder]):
             return len(self._starts)
 
     def reserve(self, nbytes: int, holder: Holder) -> int:
-        """Return the first address of a range for ``holder``."""
+        """Reserve a range for ``holder``; return its first address."""
         with self._lock:
             start = self._next
             # A gap, so that the end of one range is not the start of the next.
@@ -43,7 +43,7 @@ class AddressSpace(Generic[Holder]):
             return start
 
     def release(self, start: int) -> None:
-        """Take a range out."""
+        """Remove a range."""
         with self._lock:
             self._held.pop(start, None)
             index = bisect.bisect_left(self._starts, start)
@@ -51,7 +51,7 @@ class AddressSpace(Generic[Holder]):
                 del self._starts[index]
 
     def find(self, address: int, nbytes: int = 0) -> tuple[Holder, int]:
-        """Return who holds a range of addresses, and how far behind the first of the holder's it begins.
+        """Return the holder of a range of addresses, and the offset from the holder's first address.
 
         Raises:
             DeviceError: It lies in no texture.

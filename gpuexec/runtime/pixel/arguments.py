@@ -12,14 +12,14 @@ from gpuexec.runtime.arguments import PackedArguments
 
 
 class TextureFinder(Protocol):
-    """Says which texture an address stands for."""
+    """Lookup of the texture at an address."""
 
     def __call__(self, address: int, *, is_write: bool) -> tuple[int, int]:
-        """Return the texture object, or the surface object of what is written, and the byte within it."""
+        """Return the texture object, or the surface object of a written one, and the byte offset within it."""
 
 
 def name_textures(arguments: PackedArguments, find: TextureFinder) -> PackedArguments:
-    """Return the arguments with ``Texture`` and ``Surface`` of ``kernels/pixel/texture.cuh`` in place of addresses.
+    """Replace the addresses in arguments by ``Texture`` and ``Surface`` structs of ``kernels/pixel/texture.cuh``.
 
     Raises:
         KernelError: The launch is in no plan, so nothing says what it writes.

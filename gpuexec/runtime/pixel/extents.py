@@ -21,7 +21,7 @@ MOST_ROWS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Texels ``[column, column + columns) x [row, row + rows)`` and the bytes that lie there.
+    """Texels ``[column, column + columns) x [row, row + rows)`` and the bytes within them.
 
     Those are ``nbytes`` from ``start`` on of what is copied. Where they are fewer than the texel has, they begin at its
     byte ``skipped``.
@@ -37,12 +37,12 @@ class Rectangle:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes of its texels are meant."""
+        """Whether all bytes of its texels belong to the range."""
         return self.nbytes == self.columns * self.rows * TEXEL_BYTES
 
 
 def find_extents(nbytes: int, name: str) -> tuple[int, int]:
-    """Return width and height in texels of a texture of at least so many bytes.
+    """Return width and height in texels of a texture of at least ``nbytes``.
 
     Raises:
         OutOfMemoryError: No texture is that large; names the device and the limit.
@@ -57,7 +57,7 @@ def find_extents(nbytes: int, name: str) -> tuple[int, int]:
 
 
 def split_range(offset: int, nbytes: int) -> Iterator[Rectangle]:
-    """Yield the rectangles that hold the bytes ``[offset, offset + nbytes)`` of a texture, in order."""
+    """Yield the rectangles that cover the bytes ``[offset, offset + nbytes)`` of a texture, in order."""
     at, end = offset, offset + nbytes
     while at < end:
         row, within = divmod(at, ROW_BYTES)

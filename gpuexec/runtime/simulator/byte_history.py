@@ -12,14 +12,14 @@ _START = itemgetter(0)
 
 
 class Cell(NamedTuple, Generic[Use]):
-    """Bytes that have the same history: the last write, and the reads since."""
+    """Adjacent bytes with the same history: the last write, and the reads since."""
 
     write: Use | None
     reads: tuple[Use, ...]
 
 
 class ByteHistory(Generic[Use]):
-    """The history of ``nbytes`` bytes, as cells that touch without a gap.
+    """The access history of ``nbytes`` bytes, as adjacent cells.
 
     They stand in one list, with the byte that each begins at, so that an interrupt finds it before a change or after.
     """
@@ -39,29 +39,29 @@ class ByteHistory(Generic[Use]):
             yield max(first, start), min(last, end), cell
 
     def add_write(self, first: int, last: int, use: Use) -> None:
-        """Let a write stand for all that happened to the bytes ``[first, last)``, all of it being before the write."""
+        """Record a write of the bytes ``[first, last)``, which replaces all earlier accesses: they come before it."""
         begin, end = self._split(first), self._split(last)
         self._rows[begin:end] = [(first, Cell(use, ()))]
 
     def add_read(self, first: int, last: int, use: Use, is_before: Callable[[Use, Use], bool]) -> None:
-        """Add a read of the bytes ``[first, last)``; it stands for the reads before it."""
+        """Record a read of the bytes ``[first, last)``; it replaces the reads ordered before it."""
         begin, end = self._split(first), self._split(last)
         for index in range(begin, end):
             start, (write, reads) = self._rows[index]
             self._rows[index] = start, Cell(write, (*(read for read in reads if not is_before(read, use)), use))
 
     def copy(self) -> ByteHistory[Use]:
-        """Return a history that goes on apart from this one."""
+        """Return an independent copy of the history."""
         made = ByteHistory[Use](self.nbytes)
         made._rows = list(self._rows)
         return made
 
     def restore(self, copy: ByteHistory[Use]) -> None:
-        """Forget what was added since a copy was made."""
+        """Undo the accesses recorded since a copy was made."""
         self._rows = copy._rows
 
     def _split(self, at: int) -> int:
-        """Let a cell begin at a byte; return its index."""
+        """Split the cells at a byte; return the index of the cell that begins there."""
         rows = self._rows
         if at == self.nbytes:
             return len(rows)

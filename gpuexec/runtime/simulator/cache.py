@@ -44,7 +44,7 @@ class ObjectCache:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def get(self, key: str, build: Callable[[Path], None]) -> Path:
-        """Return the object of ``key``; ``build`` writes it to the path it is given where there is none yet."""
+        """Return the object of ``key``; a missing one is built by ``build``, which writes to the path given."""
         path = self.folder / f"{key}.so"
         if is_whole(path):
             return path
@@ -77,7 +77,7 @@ class ObjectCache:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the file is there, nobody else's, and ends with the checksum of the rest.
+    """Return whether the file exists, is safely owned, and ends with the checksum of the rest.
 
     Loading one cut short would crash.
     """
@@ -91,7 +91,7 @@ def is_whole(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _hold(path: Path) -> Iterator[None]:
-    """Hold a lock against other threads and processes; a process that dies lets go of it."""
+    """Hold a lock against other threads and processes; it is released when a process dies."""
     with open(path, "ab") as file:
         lock_file(file.fileno())
         yield

@@ -40,7 +40,7 @@ def default_cache() -> ObjectCache:
 
 
 def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ()) -> Path:
-    """Return the simulator's runtime library.
+    """Build the simulator's runtime library.
 
     Args:
         cache: None: the user's.
@@ -61,7 +61,7 @@ def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ())
 def build_file(
     path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, check: bool = False
 ) -> BuiltObject:
-    """Return the shared object of a kernel file with the instances named.
+    """Build the shared object of a kernel file with the instances named.
 
     Args:
         path: The ``.cu`` file.
@@ -99,7 +99,7 @@ def build_file(
 def build_files(
     files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, check: bool = False
 ) -> dict[Path, BuiltObject]:
-    """Return the shared objects of several files, as many compilers at once as ``GPUEXEC_BUILD_JOBS``."""
+    """Build the shared objects of several files, with ``GPUEXEC_BUILD_JOBS`` compilers at once."""
     if not files:
         return {}
     pool = ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build")
@@ -118,7 +118,7 @@ def _cache_at(folder: Path) -> ObjectCache:
 
 @functools.cache
 def _hash_headers(check: bool) -> str:
-    """The content of all that a kernel file is compiled with: what it shares with the runtime is among it."""
+    """Hash all headers that a kernel file is compiled with, those shared with the runtime included."""
     folder = kernels_dir() / "simulator"
     hooks = [folder / "hooks.cpp"] if check else []
     return _hash([*sorted((folder / "include").iterdir()), *hooks], flatten(folder / "cuda.h"))

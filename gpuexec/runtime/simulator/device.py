@@ -108,11 +108,11 @@ class SimulatorDevice:
 
     @property
     def cached_nbytes(self) -> int:
-        """Bytes on the device that were freed while work of streams uses them still."""
+        """Freed bytes on the device that work of streams still uses."""
         return self._memory.memory.cached_nbytes
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> DeviceMemory:
-        """Return device memory, full of 0xCD unless work of streams may use it still.
+        """Return device memory, filled with 0xCD unless work of streams may still use it.
 
         Raises:
             OutOfMemoryError: The device, or the host, has no room.
@@ -128,11 +128,11 @@ class SimulatorDevice:
         return PinnedMemory(self._pinned_memory, nbytes, self._pinned_source)
 
     def trim(self) -> int:
-        """Give back freed memory that no work uses any more; return the bytes."""
+        """Release freed memory that no work uses any more; return its bytes."""
         return self._memory.memory.trim() + self._pinned_memory.memory.trim()
 
     def create_stream(self) -> SimulatorStream:
-        """Return a stream that waits for no other."""
+        """Return a stream that does not synchronize with any other."""
         self.check_alive()
         stream = SimulatorStream(self, self._schedule.seed + next(self._numbers), self._delay_s)
         self._streams.add(stream)
@@ -216,7 +216,7 @@ class SimulatorDevice:
         return record_launches(self, segment, memory)
 
     def close(self) -> None:
-        """Finish all work, held work too, and end the threads of all streams. Twice is harmless."""
+        """Finish all work, held work too, and end the threads of all streams. A second call does nothing."""
         self._is_closed = True
         for thread in self._threads:  # all before the first wait: they may wait for each other
             thread.stop()
@@ -244,7 +244,7 @@ class SimulatorDevice:
             raise ClosedError(f"{self.name} was closed.")
 
     def check_range(self, address: int, nbytes: int, name: str, *, is_running: bool = False) -> None:
-        """Check that a range lies in one allocation of the device; freed ones may be used by what ``is_running`` still.
+        """Check that a range lies in one allocation of the device; freed ones are valid for ``is_running`` work.
 
         Raises:
             DeviceError: It does not; the message says where it lies.
@@ -253,7 +253,7 @@ class SimulatorDevice:
             raise DeviceError(f"{name}: {self._blocks.describe(address)}.")
 
     def check_not_freed(self, arguments: PackedArguments, name: str) -> None:
-        """Check that no pointer lies in an allocation that was freed while work uses it still.
+        """Check that no pointer lies in an allocation that was freed while work still uses it.
 
         Raises:
             DeviceError: One does; the message says where.
@@ -264,7 +264,7 @@ class SimulatorDevice:
                     raise DeviceError(f"{name}: {self._blocks.describe(arguments.pointer(position))}.")
 
     def find_block(self, address: int) -> tuple[int, int] | None:
-        """Return address and size of the allocation, pinned or the device's, that an address lies in."""
+        """Return address and size of the allocation, pinned or on the device, that contains an address."""
         return self._blocks.find(address) or self._pinned.find(address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
@@ -272,7 +272,7 @@ class SimulatorDevice:
         return self._pinned.holds(address, nbytes)
 
     def next_choice(self) -> Callable[[list[int]], int]:
-        """Return what chooses, in the next launch of a graph, among the nodes that may come next."""
+        """Return the random source that orders the nodes of the next graph launch."""
         if self._schedule.order == "reverse":
             return max
         return random.Random(self._schedule.seed + next(self._numbers)).choice
@@ -284,7 +284,7 @@ class SimulatorDevice:
         return replace(self._schedule, seed=self._schedule.seed + next(self._numbers))
 
     def lose(self, operation: Operation, error: Exception) -> None:
-        """End the device for a failed operation; the first one counts."""
+        """Mark the device lost for a failed operation; the first one counts."""
         what = error.message if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
         if isinstance(error, GridError) and error.fault_address:
             what = f"{what}: {self._blocks.describe(error.fault_address)}"

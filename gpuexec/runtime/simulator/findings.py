@@ -35,7 +35,7 @@ _Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who did something, and where: ``file`` and ``line`` are empty and 0 where no line is known.
+    """One party of a finding, with its source line; ``file`` is empty and ``line`` 0 where none is known.
 
     ``access`` is ``"read"``, ``"write"``, ``"atomic"`` or ``""``. ``within`` are the places that the code was inlined
     into, innermost first.
@@ -75,7 +75,7 @@ class Finding:
 
     @property
     def thread(self) -> Extent:
-        """Index within its block of the thread that was found out."""
+        """Index within its block of the offending thread."""
         return self.party.thread
 
     @property
@@ -90,7 +90,7 @@ class Finding:
 
 
 def read_findings(raw: Sequence[RawFinding], module: Path, grid: Extent, block: Extent) -> tuple[Finding, ...]:
-    """Return findings with their places; of several at the same lines the first is kept.
+    """Return findings with source locations; of several at the same lines the first is kept.
 
     Args:
         raw: What the runtime library wrote down.
@@ -115,7 +115,7 @@ def read_findings(raw: Sequence[RawFinding], module: Path, grid: Extent, block: 
 
 
 def locate(module: Path, offsets: Iterable[int]) -> dict[int, tuple[_Place, ...]]:
-    """Return the source lines of return addresses in a module, innermost first; nothing where there is no tool."""
+    """Return the source lines of return addresses in a module, innermost first; empty without a symbolizer."""
     ordered = sorted(offsets)
     reader = next((path for path in map(shutil.which, _READERS) if path), None)
     if reader is None or not ordered:
@@ -138,7 +138,7 @@ def locate(module: Path, offsets: Iterable[int]) -> dict[int, tuple[_Place, ...]
 
 
 def why_no_lines() -> str:
-    """Return what is missing for line numbers, or nothing."""
+    """Return the reason why there are no line numbers, or an empty string."""
     if any(map(shutil.which, _READERS)):
         return ""
     return "No line numbers: neither addr2line nor llvm-symbolizer is there (apt-get install binutils)."
@@ -166,7 +166,7 @@ def _unfold(index: int, extents: Extent) -> Extent:
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file is one of the simulator's headers, or stands for none."""
+    """Return whether a file is one of the simulator's headers, or unknown."""
     path = Path(file)
     return path.parent.name == "simulator" or path.suffix in (".h", ".hpp") or path.name.startswith("name expression")
 

@@ -46,22 +46,22 @@ class SimulatorGraph:
         self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
 
     def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
-        """Give the commands at ``positions`` what they have in ``commands``; runs already launched keep theirs."""
+        """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
         nodes = self._open_nodes()
         for position in positions:
             nodes[position] = _make_node(self._device, commands[position])
 
     def launch(self, stream: SimulatorStream) -> None:
-        """Put the whole graph on a stream, in an order of the device's choice that respects the edges."""
+        """Put the whole graph on a stream, in an order the device chooses among those the edges allow."""
         nodes = self._open_nodes()
         stream.issue_graph(nodes, self._arrange(self._device.next_choice()), self._before)
 
     def close(self) -> None:
-        """Drop the commands; runs under way finish. Twice is harmless."""
+        """Drop the commands; runs under way finish. A second call does nothing."""
         self._nodes = None
 
     def _arrange(self, choose: Callable[[list[int]], int]) -> list[int]:
-        """Return the positions in an order that respects the edges, choosing among those that may come next."""
+        """Return the positions in a topological order of the edges, chosen among the ready nodes."""
         count_before = list(self._count_before)
         ready = [position for position, count in enumerate(count_before) if count == 0]
         order = []

@@ -23,7 +23,7 @@ _loaded: ctypes.CDLL | None = None
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """In which order blocks, and threads within a block, take turns; and on how many OS threads blocks run.
+    """The order in which blocks, and threads within a block, run; and the number of OS threads for blocks.
 
     Every order is legal on a GPU, so a result that depends on it shows a missing barrier or a race.
     """
@@ -143,7 +143,7 @@ _FUNCTIONS = (
 
 
 class GridError(KernelError):
-    """A kernel broke a rule while it ran.
+    """A kernel violated a rule while it ran.
 
     ``fault_address`` is the address it could not touch, or 0; ``raw_findings`` is what check mode found.
     """
@@ -175,7 +175,7 @@ def load_runtime(defines: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 class ArgumentCopy:
-    """Launch arguments of one's own: the originals may change. ``address`` is as `PackedArguments.address`.
+    """A private copy of launch arguments: the originals may change. ``address`` is as `PackedArguments.address`.
 
     Args:
         arguments: Address of the argument addresses.
@@ -198,7 +198,7 @@ class ArgumentCopy:
 
 
 def run_grid(grid: Grid, schedule: Schedule) -> Launch:
-    """Run a grid to its end on this thread (and spare ones, when it is large), without the interpreter's lock.
+    """Run a grid to its end on this thread (and spare ones, when it is large), with the GIL released.
 
     Raises:
         GridError: The kernel broke a rule; the message names the line where one is known.

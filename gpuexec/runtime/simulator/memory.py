@@ -34,7 +34,7 @@ _REMEMBERED = 1024
 
 
 class AddressMap:
-    """The blocks of memory that are alive, by address. Thread-safe."""
+    """The live blocks of memory, by address. Thread-safe."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -46,7 +46,7 @@ class AddressMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks alive, those retired too."""
+        """Bytes of all live blocks, retired ones included."""
         with self._lock:
             return sum(self._sizes.values())
 
@@ -58,7 +58,7 @@ class AddressMap:
             self._freed.pop(address, None)
 
     def remove(self, address: int) -> None:
-        """Take a block out."""
+        """Remove a block."""
         with self._lock:
             self._starts.pop(bisect.bisect_left(self._starts, address))
             self._retired.discard(address)
@@ -72,17 +72,17 @@ class AddressMap:
         return bool(self._retired)
 
     def retire(self, address: int) -> None:
-        """Let a block be used by nothing new: it was freed, and work under way uses it still."""
+        """Refuse new uses of a block that was freed while work under way still uses it."""
         with self._lock:
             self._retired.add(address)
 
     def renew(self, address: int) -> None:
-        """Let a block be used again."""
+        """Allow uses of a retired block again."""
         with self._lock:
             self._retired.discard(address)
 
     def find(self, address: int, nbytes: int = 0, *, is_running: bool = False) -> tuple[int, int] | None:
-        """Return address and size of the block that a range lies in, if one holds all of it.
+        """Return address and size of the block that contains a whole range, if there is one.
 
         Those retired are found by what ``is_running`` alone.
         """
@@ -97,7 +97,7 @@ class AddressMap:
             return (start, size) if address + nbytes <= start + size else None
 
     def holds(self, address: int, nbytes: int, *, is_running: bool = False) -> bool:
-        """Return whether a range lies within one block, as `find` finds it."""
+        """Return whether a range lies within one block."""
         return self.find(address, nbytes, is_running=is_running) is not None
 
     def is_retired(self, address: int) -> bool:
@@ -105,7 +105,7 @@ class AddressMap:
         return self.find(address) is None and self.find(address, is_running=True) is not None
 
     def describe(self, address: int) -> str:
-        """Say where an address lies that can't be used."""
+        """Describe where an invalid address lies."""
         with self._lock:
             retired = {start: self._sizes[start] for start in self._retired}
             for start, size in (self._freed | retired).items():
@@ -125,17 +125,17 @@ class AddressMap:
 
 
 class DeviceSource:
-    """Device memory: pages of the host between addresses that nobody can reach."""
+    """Device memory: host pages between inaccessible guard addresses."""
 
     def __init__(self, blocks: AddressMap, ordering: Ordering, limit: int | None) -> None:
         self._blocks, self._ordering, self._limit = blocks, ordering, limit
 
     def round_up(self, nbytes: int) -> int:
-        """Return the bytes as they are, so that what goes past the end is found."""
+        """Return the bytes unchanged, so that an overrun is found."""
         return nbytes
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of new memory, full of 0xCD."""
+        """Return the address of new memory, filled with 0xCD."""
         used = self._blocks.nbytes
         if self._limit is not None and used + nbytes > self._limit:
             raise OutOfMemoryError(f"The simulator can't allocate {nbytes} bytes: {used} of {self._limit} are in use.")
@@ -146,7 +146,7 @@ class DeviceSource:
         return address
 
     def release(self, address: int) -> None:
-        """Make memory inaccessible, and forget what happened to it."""
+        """Make memory inaccessible, and drop its access history."""
         self._ordering.free_later(address, is_checked=False)
         self._blocks.remove(address)
         load_runtime().gpuexec_release(address)
@@ -160,11 +160,11 @@ class PinnedSource:
         self._arrays: dict[int, ByteArray] = {}
 
     def round_up(self, nbytes: int) -> int:
-        """Return the bytes as they are."""
+        """Return the bytes unchanged."""
         return nbytes
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of new memory, full of 0xCD."""
+        """Return the address of new memory, filled with 0xCD."""
         try:
             array = np.full(nbytes, _POISON, np.uint8)
         except MemoryError as error:
@@ -175,18 +175,18 @@ class PinnedSource:
         return address
 
     def release(self, address: int) -> None:
-        """Let go of memory, and forget what happened to it: what comes to lie there later is not pinned."""
+        """Drop memory and its access history: a later allocation at the address is not pinned."""
         self._ordering.free_later(address, is_checked=False)
         self._blocks.remove(address)
         del self._arrays[address]
 
     def array_at(self, address: int) -> ByteArray:
-        """Return what holds the bytes at an address."""
+        """Return the array at an address."""
         return self._arrays[address]
 
 
 class Pool(NamedTuple):
-    """What memory of one kind is made of."""
+    """The allocator of one kind of memory."""
 
     blocks: AddressMap
     ordering: Ordering
@@ -194,7 +194,7 @@ class Pool(NamedTuple):
 
 
 class DeviceMemory:
-    """Bytes on the device. ``array`` is None: the host can't look at them."""
+    """Bytes on the device. ``array`` is None: the host can't access them."""
 
     array: ByteArray | None = None
 
@@ -210,7 +210,7 @@ class DeviceMemory:
             self._block.note_stream(stream)
 
     def free(self) -> None:
-        """Give the bytes back; whoever still uses them faults. Twice is harmless.
+        """Free the bytes; later uses fault. A second call does nothing.
 
         Raises:
             OrderError: An operation uses them that need not be done, on no stream that was noted; they are not freed.
@@ -265,7 +265,7 @@ class PinnedMemory:
         self._block.note_stream(stream)
 
     def free(self) -> None:
-        """Poison the bytes and let go of them. Twice is harmless.
+        """Poison the bytes and release them. A second call does nothing.
 
         Raises:
             OrderError: An operation uses them that need not be done, on no stream that was noted; they are not freed.
@@ -279,12 +279,12 @@ class PinnedMemory:
 
 
 def list_marks(block: Block) -> list[Clock]:
-    """Return what stands for the work that a block is used by still."""
+    """Return the marks of the work that still uses a block."""
     return [use.stream.mark() for use in block.uses if hasattr(use.stream, "mark")]
 
 
 def give_back(pool: Pool, block: Block) -> None:
-    """Give a block to its pool; from a finalizer, too, since nothing here waits for a lock that others hold long."""
+    """Return a block to its pool; safe in a finalizer, since nothing here waits for a lock that is held long."""
     pool.blocks.retire(block.address)
     pool.memory.give_back(block)
     pool.memory.settle()

@@ -43,7 +43,7 @@ class _Row(ctypes.Structure):
 
 
 class FindingsError(GridError):
-    """Check mode found mistakes of a kernel: ``findings``, which the message lists."""
+    """Check mode found mistakes of a kernel: ``findings``, listed in the message."""
 
     def __init__(self, message: str, findings: Sequence[Finding], fault_address: int = 0) -> None:
         super().__init__(message, fault_address)
@@ -111,7 +111,7 @@ class Function:
             )
 
     def check_residency(self, grid: Extent, block: Extent, shared_bytes: int, target: Target) -> None:
-        """Check that all blocks of a cooperative launch have a place on the simulated multiprocessors.
+        """Check that all blocks of a cooperative launch fit on the simulated multiprocessors.
 
         Raises:
             KernelError: They have not.
@@ -119,7 +119,7 @@ class Function:
         check_residency(str(self), grid, count_resident(block, shared_bytes, target), target.multiprocessors)
 
     def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
-        """Return a copy of the arguments that later changes of ``arguments`` do not reach.
+        """Return a copy of the arguments, independent of later changes.
 
         Raises:
             KernelError: They do not fit the signature.
@@ -139,7 +139,7 @@ class Function:
         is_cooperative: bool = False,
         ranges: Sequence[Range] | None = None,
     ) -> Launch:
-        """Run a launch that `check_launch` passed to its end.
+        """Run a launch that passed `check_launch` to its end.
 
         Args:
             grid: Blocks.

@@ -21,7 +21,7 @@ _PATTERNS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An operation reads, or writes, ``nbytes`` bytes."""
+    """A read or write of ``nbytes`` bytes by an operation."""
 
     address: int
     nbytes: int
@@ -30,7 +30,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something to do on a device, its name for messages, the bytes it uses, and the node it stems from, if known."""
+    """A piece of work on a device: name for messages, bytes accessed, and the originating node, if known."""
 
     name: str
     run: Callable[[], None]
@@ -127,7 +127,7 @@ def make_fill(device: SimulatorDevice, address: int, pattern: bytes, count: int,
 
 
 def _find_accesses(device: SimulatorDevice, arguments: PackedArguments) -> tuple[Access, ...]:
-    """Return what a launch uses: by the slots of its command, or else whatever its pointers lie in, as if written."""
+    """Return the accesses of a launch: its command's slots, or else its pointers' allocations, as if written."""
     command = arguments.command
     if command is None:
         kinds = enumerate(arguments.kinds())
@@ -143,7 +143,7 @@ def _find_accesses(device: SimulatorDevice, arguments: PackedArguments) -> tuple
 
 
 def _find_ranges(arguments: PackedArguments) -> list[Range] | None:
-    """Return the bytes of each slot of a launch; None where nothing is known but addresses."""
+    """Return the byte range of each slot of a launch; None where only addresses are known."""
     command = arguments.command
     if command is None:
         return None

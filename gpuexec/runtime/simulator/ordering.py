@@ -27,7 +27,7 @@ from gpuexec.runtime.simulator.timeline import Clock, Timeline, Turn, Use, is_be
 
 @dataclass(frozen=True, slots=True)
 class OrderFinding:
-    """Two that use the bytes ``[first, last)`` of an allocation, and nothing orders them; ``cure`` says what would."""
+    """Two unordered accesses to the bytes ``[first, last)`` of an allocation; ``cure`` says what would order them."""
 
     earlier: str
     later: str
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 class Ordering:
-    """The clocks of a device's streams, and the history of its memory. Thread-safe.
+    """The clocks of a device's streams, and the access history of its memory. Thread-safe.
 
     Args:
         spaces: What memory is called, and the blocks of it that are alive.
@@ -84,7 +84,7 @@ class Ordering:
 
     @property
     def findings(self) -> tuple[OrderFinding, ...]:
-        """What was found so far, whoever was told."""
+        """All findings so far."""
         with self._lock:
             while self._gone:
                 with contextlib.suppress(OrderError):
@@ -98,13 +98,13 @@ class Ordering:
             return Timeline(self._count)
 
     def close(self) -> None:
-        """Check no more; the caller has waited for all work."""
+        """Stop checking; the caller has waited for all work."""
         self._is_on = False
 
     # ---- what streams do
 
     def add(self, timeline: Timeline, operation: Operation) -> None:
-        """Put an operation on a stream.
+        """Record an operation put on a stream.
 
         Raises:
             OrderError: It uses bytes that another uses, and nothing orders the two.
@@ -114,7 +114,7 @@ class Ordering:
     def add_graph(
         self, timeline: Timeline, nodes: Sequence[Operation], order: Sequence[int], before: Sequence[int]
     ) -> None:
-        """Put a graph on a stream.
+        """Record a graph put on a stream.
 
         Args:
             timeline: The stream's.
@@ -144,7 +144,7 @@ class Ordering:
                 raise
 
     def mark(self, timeline: Timeline) -> Clock:
-        """Return what stands for all that is on a stream, and all that was before it."""
+        """Return the clock of all work on a stream, and all work ordered before it."""
         if not self._is_on:
             return {}
         with self._lock:
@@ -152,7 +152,7 @@ class Ordering:
             return {**timeline.known, timeline: timeline.tick}
 
     def wait(self, timeline: Timeline, mark: Clock) -> None:
-        """Let later operations of a stream come after a mark."""
+        """Order later operations of a stream after a mark."""
         with self._lock:
             join(timeline.known, mark)
             for other in [other for other, tick in timeline.known.items() if other.seen >= tick]:
@@ -161,7 +161,7 @@ class Ordering:
     # ---- what the host does
 
     def see(self, mark: Clock) -> None:
-        """Let what the host does from now on come after a mark: it waited for it, or was told that it is done."""
+        """Order what the host does from now on after a mark that it waited for, or saw done."""
         with self._lock:
             if isinstance(threading.current_thread(), WatcherThread):
                 known = join(dict(self._known_apart() or {}), mark)
@@ -188,7 +188,7 @@ class Ordering:
                 self._check_seen(block, first, first + nbytes, later, is_write, self._known_apart())
 
     def free(self, address: int, after: Sequence[Clock] = ()) -> None:
-        """Check that a block may be freed now, and forget it; with ``after``, keep what happened to it.
+        """Check that a block may be freed now, and drop its history; with ``after``, keep it.
 
         Args:
             address: Of the block.
@@ -205,14 +205,14 @@ class Ordering:
             self._free(address, True, known, is_kept=bool(after))
 
     def free_later(self, address: int, *, is_checked: bool = True) -> None:
-        """Note that a block is gone, from wherever the interpreter collects it: the next call will look into it."""
+        """Note that a block is gone, from any garbage collection: the next call processes it."""
         if self._is_on:
             self._gone.append((address, is_checked, self._known_apart()))
 
     # ---- private
 
     def _find_places(self, operation: Operation) -> list[Place]:
-        """Return what an operation uses of the device's allocations."""
+        """Return the places in the device's allocations that an operation uses."""
         places = []
         for access in operation.accesses:
             block = self._find_block(access.address, access.nbytes)
@@ -235,7 +235,7 @@ class Ordering:
                 block.history.add_read(first, last, use, is_before)
 
     def _check_seen(self, block: Block, first: int, last: int, later: str, is_write: bool, apart: Clock | None) -> None:
-        """Check that the host has seen the end of all that uses bytes."""
+        """Check that the host has seen the end of all uses of some bytes."""
         for low, high, cell in block.history.find(first, last):
             for other, verb in _find_rivals(cell, is_write):
                 timeline, tick = other.turn.timeline, other.turn.tick
@@ -272,13 +272,13 @@ class Ordering:
         return None
 
     def _tell_apart(self, timeline: Timeline) -> None:
-        """Let what this thread puts on a stream come after what it knows for itself alone."""
+        """Order what this thread puts on a stream after the marks that this thread alone has seen."""
         apart = self._known_apart()
         if apart:
             join(timeline.known, apart)
 
     def _known_apart(self) -> Clock | None:
-        """Return what this thread knows for itself alone."""
+        """Return the clock of the marks that this thread alone has seen."""
         return getattr(self._apart, "seen", None)
 
     def _report(self, block: Block, first: int, last: int, earlier: str, later: str, cure: str) -> None:
@@ -291,7 +291,7 @@ class Ordering:
 
 
 def _find_rivals(cell: Cell[Use], is_write: bool) -> Iterator[tuple[Use, str]]:
-    """Yield those a read or write of a cell's bytes must come after, and what they do."""
+    """Yield the accesses that a read or write of a cell must come after, each with its kind."""
     if cell.write is not None:
         yield cell.write, "writes"
     if is_write:

@@ -37,7 +37,7 @@ def strip_comments(text: str) -> str:
 
 
 def rewrite_shared(text: str, source: str) -> str:
-    """Return the source with each ``__shared__`` variable as a reference into the block's shared memory.
+    """Replace each ``__shared__`` variable by a reference into the block's shared memory.
 
     So the runtime knows every variable's extent, poisons it per block, and can run several blocks at a time.
 
@@ -107,7 +107,7 @@ def find_kernels(path: Path) -> Mapping[str, bool]:
 
 
 def _has_several(declared: str) -> bool:
-    """Whether a comma stands outside of template arguments and parentheses."""
+    """Return whether a comma stands outside of template arguments and parentheses."""
     depth = 0
     for character in declared:
         depth += (character in "<([") - (character in ">)]")

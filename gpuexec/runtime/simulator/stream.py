@@ -28,7 +28,7 @@ _UNREAD = 0xEE
 
 
 class SimulatorEvent:
-    """A point in a stream's work. Each record makes a new point; who waits, waits for the last one made before."""
+    """An event. Each record makes a new point in a stream's work; a wait is for the last point made before it."""
 
     def __init__(self, device: SimulatorDevice) -> None:
         self._device = device
@@ -37,7 +37,7 @@ class SimulatorEvent:
         self.mark: Clock = {}
 
     def make_point(self) -> Latch:
-        """Return what a record makes of the event, not reached yet."""
+        """Return the point of a new record, not reached yet."""
         return Latch()
 
     def is_done(self) -> bool:
@@ -68,14 +68,14 @@ class SimulatorEvent:
 
 
 class SimulatorTimedEvent(SimulatorEvent):
-    """An event that notes when the stream's thread came by."""
+    """An event that notes the time when its stream's thread reached it."""
 
     def make_point(self) -> Latch:
         """Return a point that notes the time when it is reached."""
         return _TimedPoint()
 
     def elapsed_ms(self, since: TimedEvent) -> float:
-        """Return how much later than ``since`` this was reached."""
+        """Return the time from ``since`` to this event."""
         assert isinstance(since, SimulatorTimedEvent)
         start, end = since.point, self.point
         assert isinstance(start, _TimedPoint) and isinstance(end, _TimedPoint)
@@ -177,7 +177,7 @@ class SimulatorStream:
             self.thread.put(nodes[position])
 
     def mark(self) -> Clock:
-        """Return what stands for all work issued so far."""
+        """Return the mark of all work issued so far."""
         return self._device.ordering.mark(self._timeline)
 
     def record(self, event: Event) -> None:
@@ -198,7 +198,7 @@ class SimulatorStream:
             self.thread.put(point.wait)
 
     def hold(self) -> threading.Event:
-        """Hold back work issued later until the event returned is set: what tests do instead of sleeping."""
+        """Hold back work issued later until the returned event is set: a test's alternative to sleeping."""
         self._device.check_alive()
         return self.thread.hold()
 
@@ -228,7 +228,7 @@ class SimulatorStream:
         self._device.ordering.see(mark)
 
     def close(self) -> None:
-        """Finish the work issued and end the thread. Twice is harmless."""
+        """Finish the work issued and end the thread. A second call does nothing."""
         mark = self.mark()
         self.thread.stop()
         self.thread.join()

@@ -14,7 +14,7 @@ from gpuexec.runtime.work_thread import WorkThread
 
 
 class StreamThread:
-    """Runs operations in order. Knows no stream, so that a stream forgotten by all can end it.
+    """Thread that runs operations in order. It holds no stream, so that an unreferenced stream can end it.
 
     Args:
         lose: Called with an operation and the error that ended it.
@@ -37,7 +37,7 @@ class StreamThread:
         self.is_done, self.join, self.has_ended = self._thread.is_done, self._thread.join, self._thread.has_ended
 
     def put(self, item: Operation | Callable[[], Any]) -> None:
-        """Queue an operation, or a plain call that others wait for and that is never skipped.
+        """Queue an operation, or a plain call that is waited for and never skipped.
 
         Raises:
             ClosedError: The thread was stopped.
@@ -52,7 +52,7 @@ class StreamThread:
         self._thread.put(work)
 
     def mark(self, point: Latch | None = None) -> Latch:
-        """Return an event, a new one unless given, that is set when all that was queued is done."""
+        """Return an event, a new one unless given, that is set when all queued work is done."""
         point = Latch() if point is None else point
         if self.is_done():
             point.set()
@@ -61,14 +61,14 @@ class StreamThread:
         return point
 
     def hold(self) -> threading.Event:
-        """Queue a wait for the event returned."""
+        """Queue a wait for the returned event."""
         gate = threading.Event()
         self._gates = [each for each in self._gates if not each.is_set()] + [gate]
         self.put(gate.wait)
         return gate
 
     def stop(self) -> None:
-        """Let held work go; the thread ends after what is queued. Twice is harmless."""
+        """Release held work and let the thread end after it. A second call does nothing."""
         for gate in self._gates:
             gate.set()
         self._thread.stop()

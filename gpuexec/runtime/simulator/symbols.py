@@ -19,7 +19,7 @@ _STRONG = 1
 
 
 def find_missing(path: Path) -> list[str]:
-    """Return the names that a shared object needs and nothing in this process has, in the order of its table.
+    """Return the symbols that a shared object needs and this process lacks, in the order of its table.
 
     What the object's libraries have is there already where the runtime library is: it is linked with the same ones.
     """
@@ -28,7 +28,7 @@ def find_missing(path: Path) -> list[str]:
 
 
 def list_undefined(content: bytes) -> list[str]:
-    """Return the names that an object leaves to others; none for what is no ELF file of 64 bits, little-endian.
+    """Return the undefined symbols of an object; empty unless it is a 64-bit little-endian ELF file.
 
     Weak ones are left out: they may be missing.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class Timeline:
-    """The operations of a stream, counted.
+    """The clock of a stream: a count of its operations.
 
     Attributes:
         number: Of the stream, in messages.
@@ -27,7 +27,7 @@ Clock = dict[Timeline, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """What was put on a stream in one call: an operation, or a graph of them."""
+    """One submission on a stream: an operation, or a graph of them."""
 
     timeline: Timeline
     tick: int
@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """An operation that uses bytes; in a graph the ``node`` comes after those whose bits are set in ``before``."""
+    """An operation that uses bytes; in a graph, ``node`` comes after the nodes whose bits are set in ``before``."""
 
     turn: Turn
     node: int
@@ -47,7 +47,7 @@ class Use:
 
 
 def is_before(earlier: Use, later: Use) -> bool:
-    """Return whether something orders an operation before one that is put on its stream now."""
+    """Return whether an operation is ordered before one that is put on its stream now."""
     turn, timeline = earlier.turn, earlier.turn.timeline
     if timeline.seen >= turn.tick:
         return True
@@ -57,7 +57,7 @@ def is_before(earlier: Use, later: Use) -> bool:
 
 
 def join(clock: Clock, other: Clock) -> Clock:
-    """Raise a clock to what another knows; return it."""
+    """Raise a clock to the maximum of two; return it."""
     for timeline, tick in other.items():
         if clock.get(timeline, 0) < tick:
             clock[timeline] = tick

@@ -37,7 +37,7 @@ _SHOWN_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++17 compiler: its path, its version line, and the flags this machine's CPU adds."""
+    """A C++17 compiler: its path, version line, and the flags for this machine's CPU."""
 
     path: str
     version: str
