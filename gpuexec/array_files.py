@@ -27,6 +27,6 @@ def load_arrays(path: str | Path, wanted: Collection[str] | None = None) -> Arra
                 return loaded
             with loaded:
                 return {name: np.asarray(loaded[name]) for name in loaded.files if wanted is None or name in wanted}
-        except Exception as error:  # of NumPy, zipfile, zlib, tokenize: whoever meets the damage
+        except Exception as error:  # of NumPy, zipfile, zlib or tokenize, whichever detects the damage
             objects = " (text is saved as such by astype(str))" if "bject" in str(error) else ""
             raise InputError(f"{path} is no .npy or .npz file of arrays: {str(error).rstrip('.')}{objects}.") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuexec.errors import InputError
 
-# What annotations of fields mean; those that are not here say nothing of their attributes.
+# Checks by annotation of a field; attributes with any other annotation are not checked.
 _SCALARS: Mapping[str, type] = {"int": Integral, "float": Real, "str": str}
 _LISTS: Mapping[str, type] = {f"tuple[{name}, ...]": kind for name, kind in _SCALARS.items()}
 

@@ -94,7 +94,8 @@ def to_strings(given: Any) -> Array:
     Raises:
         InputError: An element is neither.
     """
-    # Of what is no array yet, one of objects: in others all texts take the room of the longest, and none ends in NUL.
+    # A value that is no array yet becomes one of objects: a str array pads all texts to the longest and drops trailing
+    # NULs.
     array = given if isinstance(given, np.ndarray) else np.array(given, STRING)
     if array.dtype.kind not in "OUST" or (array.dtype.kind == "O" and array.dtype != STRING):
         raise InputError(f"expected strings, got {name_dtype(array.dtype)}.")

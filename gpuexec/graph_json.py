@@ -21,7 +21,7 @@ from gpuexec.spec import MOST_AXES, DeclaredSpec, dtype_row, is_container
 # Takes a constant and what to call it in messages, and returns its number.
 Keep = Callable[[Array, str], int]
 _MOST_BODIES = 32
-# What is declared of a container: dtype, dims, what it holds, and of which dtype its keys are.
+# Declared spec of a container: dtype, dims, its elements, and the dtype of its keys.
 _CONTAINER_ENTRIES = 4
 _MOST_EXTENT = 2**63 - 1
 

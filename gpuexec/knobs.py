@@ -184,7 +184,7 @@ def kernel_cache_dir() -> Path | None:
         return Path(os.path.expanduser(explicit)).absolute()
     home = os.path.expanduser("~")
     if not os.path.isabs(os.environ.get("HOME", home)):
-        home = ""  # which is not taken for the root
+        home = ""  # a relative home is not used, and "" must not become the root
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return Path(base) / "gpuexec" if os.path.isabs(base) else None
 

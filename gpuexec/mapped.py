@@ -26,9 +26,9 @@ from gpuexec.system_files import read_at
 Array = np.ndarray[Any, Any]
 # Content from here on stays in its file; smaller content is read when its model is.
 MAPPED_NBYTES = 1 << 12
-# Of a file no more than this is on the host while it is passed on.
+# Piece size of reads from a file, which bounds the host memory they take.
 _PIECE_NBYTES = 1 << 24
-# Where content that is brought begins, which suits every element type.
+# Alignment of content read from a file, enough for every element type.
 _ALIGNMENT = 64
 # What `hold` read, by its array.
 _held: dict[int, Array] = {}

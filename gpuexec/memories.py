@@ -148,7 +148,7 @@ def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: 
         if isinstance(old, str) and not isinstance(new, int) and new != old:
             axes.append(axis)
     shape = tuple([fix_dim(dim, dims) for dim in before.dims])
-    # The one axis whose extent comes out as another than it goes in.
+    # The one axis whose output extent differs from its input extent.
     growing = axes[0] if len(axes) == 1 and not isinstance(shape[axes[0]], int) else None
     return Memory(held.name, output.name, shape, before.dtype, growing, is_implicit=is_implicit)
 

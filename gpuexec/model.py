@@ -59,16 +59,16 @@ class Model:
         self.info, self.graph, self.dims = info, graph, dict(dims)
         self.disabled_passes, self.memories = disabled_passes, tuple(memories)
         given, taken = {memory.input for memory in memories}, {memory.output for memory in memories}
-        # All inputs of the graph: those callers give, and then what memories hold.
+        # All inputs of the graph: first those that callers give, then those of memories.
         ports = [make_input(value) for value in graph.inputs]
         self.inputs = tuple(port for port in ports if port.name not in given)
         self.ports = (*self.inputs, *(port for port in ports if port.name in given))
         self.outputs = tuple(make_output(value) for value in graph.outputs if value.name not in taken)
-        # Weights on devices, made by whoever runs the model and shared by all; see `gpuexec.resources.weights`.
+        # Weights on devices, made by the first Worker and shared by all; see `gpuexec.resources.weights`.
         self.slabs: dict[Any, Any] = {}
-        # What is run on the graph once the specs of its inputs are known.
+        # Passes to run once the specs of the inputs are known.
         self.plan_passes: Sequence[Pass] = AT_PLAN
-        # Plans by target and code made beforehand, where it comes from a program; see `gpuexec.programs.contents`.
+        # Stored plans by target and compiled kernels, for a model from a program; see `gpuexec.programs.contents`.
         self.plans: Mapping[str, tuple[Plan, ...]] = {}
         self.code = StoredCode()
         self.lock = threading.Lock()
@@ -95,7 +95,7 @@ class Model:
         graph, memories = bind_pairs(self.graph, self.memories, pairs, capacity, self.dims)
         return self._derive(self.info, graph, self.dims, self.disabled_passes, memories)
 
-    # ---- models made of models; what they are made of stays as it was
+    # ---- models made from this one, which stays as it was
 
     def expose(self, *names: str) -> Model:
         """Return this model with inner values as additional outputs, after those it has.
@@ -211,7 +211,7 @@ class Model:
         parts = self._parts()
         graph = compress(parts.graph, kind, only, self.disabled_passes)
         compressed = self._edit(Parts(graph, parts.memories, parts.dims))
-        # On devices its weights are its own: those of this model go with this model's last Worker.
+        # Its weights on devices are its own: this model's are freed with this model's last Worker.
         compressed.slabs, compressed.lock = {}, threading.Lock()
         return compressed
 

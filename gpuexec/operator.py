@@ -121,16 +121,16 @@ class Operator:
     tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
     # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
     uses_all_cores: ClassVar[bool] = False
-    # Whether `compute` gives views of a dense first input, and reads nothing of it.
+    # Whether `compute` only returns views of a dense first input, without reading it.
     makes_views: ClassVar[bool] = False
-    # Whether an input may be a sequence, an optional or a map; else whoever calls `infer` refuses those (`apply`).
+    # Whether an input may be a sequence, an optional or a map; `apply` refuses those for any other operator.
     takes_containers: ClassVar[bool] = False
-    # Absent where there is no kernel for the operator: the host computes it then, or refuses it by name where it must
-    # not; `host_reason` says why there is none.
+    # Absent where there is no kernel for the operator: the host computes it, or refuses it by name where it must not;
+    # `host_reason` gives the reason.
     lower: ClassVar[Callable[..., None] | None] = None
     host_reason: ClassVar[str] = ""
-    # A call that it takes, as `gpuexec.cli.operator_examples` reads it: "float32[1,1,4,4] kernel_shape=(2,2)". By it
-    # `gpuexec ops` tells element types and blits; tensors of one type and of like extents need none.
+    # An example call, in the syntax of `gpuexec.cli.operator_examples`: "float32[1,1,4,4] kernel_shape=(2,2)". `gpuexec
+    # ops` derives element types and blits from it; operators on tensors of one type and of like extents need none.
     example: ClassVar[str] = ""
 
     def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:

@@ -33,7 +33,7 @@ class Witness(Protocol):
 
 
 _WITNESS: ContextVar[Witness | None] = ContextVar("gpuexec_witness", default=None)
-# Who heard before each `enter` that this context has not left.
+# The receivers replaced by each `enter` that this context has not left.
 _BEFORE: ContextVar[tuple[Witness | None, ...]] = ContextVar("gpuexec_witnesses_before", default=())
 
 

@@ -25,7 +25,7 @@ _TYPES: dict[str, type[Any]] = {
     + (Slot, Kernel, Launch, Copy, Fill, HostCall)
 }
 
-# Changes with the fields of a plan: text of another form is not looked at where plans are kept.
+# Version of the form; it changes with the fields of a plan, and stored plans of another version are not read.
 FORM = hashlib.sha256(
     repr([(name, [(f.name, str(f.type)) for f in dataclasses.fields(cls)]) for name, cls in _TYPES.items()]).encode()
 ).hexdigest()[:16]

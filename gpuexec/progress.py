@@ -29,7 +29,7 @@ class Progress:
         return f"{self.stage} {self.done_nbytes:,} of {self.total_nbytes:,} bytes ({self.name})"
 
 
-# Called from the thread that does the work. What it raises ends the work, which leaves things as they were.
+# Called from the thread that does the work. An exception it raises ends the work, which leaves things as they were.
 Tell = Callable[[Progress], None]
 
 

@@ -17,7 +17,8 @@ from typing import BinaryIO
 
 from gpuexec.errors import AccessError
 
-# What a scratch file's name takes of its target's: with four bytes a character it fits the 255 of a name.
+# Number of characters of the target's name in the temporary file's: with four bytes a character it fits the limit of
+# 255.
 _NAME_CHARACTERS = 48
 
 

@@ -76,15 +76,15 @@ DTYPES: tuple[DTypeRow, ...] = (
     DTypeRow(27, "float6e2m3", np.dtype(ml_dtypes.float6_e2m3fn), "u8", "narrow float", 6),
     DTypeRow(28, "float6e3m2", np.dtype(ml_dtypes.float6_e3m2fn), "u8", "narrow float", 6),
 )
-# What kernels compute with; the others they move and convert.
+# Dtypes that kernels compute with; the others they move and convert.
 COMPUTED: tuple[DTypeRow, ...] = tuple(row for row in DTYPES if not row.is_narrow)
-# What no device can hold: a value of these lies on the host as a NumPy array, and never in a plan. A tensor of strings
+# Dtypes that no device can hold: their values are NumPy arrays on the host, and never in a plan. A tensor of strings
 # has elements of type str; a container is a 0-d array whose one field holds it (see `gpuexec.containers`).
 STRING = np.dtype(object)
 SEQUENCE = np.dtype([("sequence", object)])
 OPTIONAL = np.dtype([("optional", object)])
 MAP = np.dtype([("map", object)])
-# The element type of a model's output that nothing tells before a run.
+# The element type of an output whose type nothing declares or implies before a run.
 UNKNOWN = np.dtype(np.void)
 HOST_OBJECTS: tuple[DTypeRow, ...] = (
     DTypeRow(8, "string", STRING, "", "string"),
@@ -186,7 +186,7 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype in _SMALL_FLOATS else dtype
 
 
-# Told of a read: its role, and the least number that is told from others.
+# Called on a read with its role, and with the bound below which values share a plan.
 ReadLog = Callable[[str, int | None], None]
 
 
@@ -244,7 +244,7 @@ class TensorSpec:
         return TensorSpec(array.shape, array.dtype, HostValue(array))
 
 
-# What NumPy and 64-bit offsets can address: axes, and bytes where an extent of 0 counts as 1.
+# Limits of NumPy and of 64-bit offsets: number of axes, and bytes, an extent of 0 counted as 1.
 MOST_AXES = 64
 MOST_BYTES = 2**63 - 1
 

@@ -12,7 +12,7 @@ from gpuexec.planner.analyse import Walk
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.spec import TensorSpec
 
-# Even, and not powers of each other: halving and windows agree with both, and no shape is alike by chance.
+# Even, and not powers of each other: halving and windows work with both, and equal results are no coincidence.
 _TRIED_EXTENTS = (32, 48)
 
 
@@ -68,7 +68,7 @@ def bind_shapes(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) ->
     try:
         tries = [find_starts(graph, memories, dims, _guess_inputs(graph, memories, dims, e)) for e in _TRIED_EXTENTS]
     except GpuexecError:
-        # A run tells: the shapes, or what is wrong with the graph.
+        # A run will find the shapes, or raise the graph's error.
         return tuple(memories)
     bound = []
     for memory in memories:

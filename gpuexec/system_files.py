@@ -16,7 +16,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-# What msvcrt says where the lock was not to be had for ten seconds.
+# The error of msvcrt after ten seconds without the lock.
 _BUSY = (errno.EDEADLOCK, errno.EACCES)
 _reading = threading.Lock()
 

@@ -11,13 +11,13 @@ _KIB = 1024
 # Dynamic shared memory a block may ask for, in KiB (CUDA C++ programming guide, technical specifications per compute
 # capability).
 _SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-# Multiprocessors of the smallest device of each architecture, MIG's slices among them: what is planned for without a
-# device at hand. T400, a slice of an A100, RTX A400, Jetson Orin Nano, RTX 500, slices of an H100, a B200 and a B300,
-# Jetson T4000, RTX PRO 500, GB10.
+# Multiprocessors of the smallest device of each architecture, MIG's slices among them, for planning without a device.
+# T400, a slice of an A100, RTX A400, Jetson Orin Nano, RTX 500, slices of an H100, a B200 and a B300, Jetson T4000, RTX
+# PRO 500, GB10.
 _MULTIPROCESSORS = {75: 6, 80: 14, 86: 6, 87: 4, 89: 16, 90: 16, 100: 16, 103: 16, 110: 12, 120: 14, 121: 48}
 OLDEST_ARCHITECTURE = 75
 _PREFIXES = {"cuda": "sm_", "pixel": "pixel_"}
-# What the addresses of a process reach on x86-64: the limit of memory where no device says less.
+# The address space of a process on x86-64: the memory limit of devices that report none.
 ADDRESSABLE_BYTES = 1 << 47
 
 
@@ -41,8 +41,8 @@ class Target:
     shared_bytes_per_block: int = 0
     warp_size: int = 32
     multiprocessors: int = 0
-    # The most a tensor of a plan, or all of them, may take. Two targets that differ in nothing else are equal: the same
-    # plan comes out, where one comes out.
+    # The largest size of a tensor, or of all tensors of a plan. It is no part of equality: it decides whether there is
+    # a plan, and not which.
     memory_bytes: int = field(default=ADDRESSABLE_BYTES, compare=False)
 
     @property

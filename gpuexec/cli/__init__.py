@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 
 from gpuexec.errors import GpuexecError
 
-# As shells have it of a process that SIGINT ended: 128 and the number of the signal.
+# The shell's exit status of a process ended by SIGINT: 128 and the number of the signal.
 _INTERRUPTED = 130
 
 

@@ -25,7 +25,7 @@ from gpuexec.programs.contents import Bound, Contents, StoredCase
 from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
-# More than random inputs let a Loop make that ends with them; a case of one's own has no such limit.
+# Largest number of trips of a Loop with random inputs; a case of the user's own has no such limit.
 _MOST_TRIPS = 1000
 _BOUND = re.compile(r"(\d+)(?:\.\.(\d+))?")
 

@@ -16,7 +16,7 @@ from gpuexec.ports import ModelPort
 from gpuexec.profiling.complexity import count_work
 from gpuexec.spec import is_container
 
-# Tried one after the other: for small images, say, one position is too few for a kernel to lie on.
+# Tried one after the other: for small images, say, one position is smaller than a kernel.
 _EXTENTS = (1, 8, 16, 32, 64, 128, 224, 512)
 _BATCH = re.compile(r"batch|^n$|^b$", re.IGNORECASE)
 _PAST = re.compile(r"past|cache", re.IGNORECASE)

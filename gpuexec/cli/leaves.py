@@ -73,7 +73,7 @@ def write_outputs(path: Path, outputs: Mapping[str, Any]) -> None:
         write_file(path, json.dumps({name: _to_json(value) for name, value in outputs.items()}) + "\n")
         return
     plain = {k: _to_text(k, v) if is_host_object(v.dtype) else v for k, v in list_all_leaves(outputs).items()}
-    # As NumPy names what it writes by path.
+    # NumPy's rule for file names without a suffix.
     target = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
     with replacing(target) as file:
         np.savez(file, allow_pickle=False, **plain)

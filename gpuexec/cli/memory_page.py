@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 1100.0, 420.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 80.0, 24.0, 20.0, 30.0
 _TICKS = 8
 _LETTER_WIDTH = 6.2
-# Degrees between the colours of buffers that follow each other: far apart, and never the same soon.
+# Degrees between the colours of successive buffers: far apart, and without early repetition.
 _TURN = 137.5
 
 
@@ -146,7 +146,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 .peak { fill: #c222; } svg .label { fill: #000; pointer-events: none; }
 .about { font-family: ui-monospace, monospace; min-height: 1.3em; }
 """
-# Free of what XML would read as markup.
+# Free of XML markup.
 _SCRIPT = """
 for (const section of document.querySelectorAll("section")) {
   const about = section.querySelector(".about");

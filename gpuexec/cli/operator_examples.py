@@ -35,10 +35,10 @@ _INPUT = re.compile(
     rf"(?P<type>{'|'.join(row.name for row in (*DTYPES, *HOST_OBJECTS))})(\[(?P<shape>[\d,]*)\])?(=(?P<content>\S+))?"
 )
 _ATTRIBUTE = re.compile(r"(?P<key>\w+)=(?P<value>\S+)")
-# Inputs tried where there is no example: all of one of these types, in this order, with so many axes of two elements.
+# Inputs tried where there is no example: all of one of these types, in this order, with this many axes of two elements.
 _COMMON = ("float32", "int64", "bool", "uint8", "string", "sequence", "optional", "map")
 _RANKS, _MOST_INPUTS = (3, 4, 2, 1, 0), 3
-# What a container holds where nothing else is said.
+# Default content of a container.
 _HELD = {
     SEQUENCE: make_sequence([np.zeros(2, np.float32)] * 2),
     OPTIONAL: make_optional(np.zeros(2, np.float32)),
@@ -64,7 +64,7 @@ def find_examples(cls: type[Operator]) -> tuple[Example, ...]:
         return tuple([_read_example(cls, text) for text in cls.example.split("|")])
     try:
         op = build(cls.name, {})
-    except InputError:  # it lacks an attribute
+    except InputError:  # an attribute is missing
         return ()
     return next(((Example(op, inputs),) for inputs in _list_common(cls) if takes(op, inputs)), ())
 

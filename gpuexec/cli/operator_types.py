@@ -85,7 +85,7 @@ def list_host_calls(example: Example, target: Target) -> tuple[str, ...]:
     given = {value: x for value, x in zip(values, example.inputs, strict=True) if value is not None and x is not None}
     try:
         outputs = len(infer_specs(example.operator, example.inputs))
-    except InputError:  # content decides how many
+    except InputError:  # the number of outputs depends on content
         outputs = 1
     while True:
         made = tuple([Value(f"y{i}") for i in range(outputs)])
@@ -93,7 +93,7 @@ def list_host_calls(example: Example, target: Target) -> tuple[str, ...]:
         try:
             graph = decompose(Graph(tuple(given), made, (node,), {}))
             break
-        except InputError:  # with these inputs there are fewer
+        except InputError:  # with these inputs there are fewer outputs
             if (outputs := outputs - 1) < 1:
                 raise
     return tuple(dict.fromkeys(call.operator.name for call in find_cut(graph, given, target).host_calls))

@@ -37,7 +37,7 @@ _GROUPS = {
     f"f{bits}": frozenset(row.name for row in DTYPES if row.name.startswith(f"float{bits}e") and row.name != _POWERS)
     for bits in (4, 6, 8)
 }
-# Opsets, numbers of inputs and attributes with which forms that are no more become what they become: the first that do.
+# Opsets, numbers of inputs and attributes with which removed forms are upgraded: the first that works counts.
 _OPSETS, _COUNTS = (9, 1), (2, 1, 3, 4)
 _ATTRIBUTES: tuple[Mapping[str, Any], ...] = ({}, {"bias": (0.0,)})
 _NOTHING = Taken((), (), ())

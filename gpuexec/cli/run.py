@@ -145,7 +145,7 @@ def _check(console: Console, path: str, feeds: dict[str, Any], outputs: dict[str
         if array.shape != right[name].shape:
             raise InputError(f"Output {name!r} is {array.shape}, {oracle} says {right[name].shape}.", value=name)
         if is_host_object(array.dtype):
-            # Text is right or wrong: each that is wrong is 1 off.
+            # Text is right or wrong: each wrong one counts as an error of 1.
             got, wanted = (array != right[name].astype(array.dtype)).astype(np.float64), np.zeros(array.shape)
         else:
             got, wanted = array.astype(np.float64), right[name].astype(np.float64)

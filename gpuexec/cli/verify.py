@@ -106,10 +106,10 @@ def _verify(
     console: Any, name: str, method: StoredMethod, backend: Backend, options: argparse.Namespace
 ) -> list[Judgement]:
     judged = []
-    # What is expected was drawn from seed 0 where it was drawn.
+    # Expected outputs that contain random numbers were made with seed 0.
     with Worker(method.model, backend=backend, seed=0) as worker:
         for number, case in enumerate(method.cases):
-            worker.state.reset()  # what is expected starts from nothing
+            worker.state.reset()  # the expected outputs start from zero state
             run = worker.schedule(dict(case.inputs))
             outputs = {key: tensor.readback_and_clone() for key, tensor in run.outputs.items()}
             for key, expected in case.outputs.items():

@@ -33,7 +33,7 @@ from gpuexec.planner.classes import DeclaredDims
 from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend
 
 Array = np.ndarray[Any, Any]
-# An output is off where an error is beyond this share of its largest magnitude, and ATOL beside.
+# An output is out of tolerance where an error exceeds this share of its largest magnitude, plus ATOL.
 RTOL = 1e-3
 _NOBODY = Blame()
 
@@ -132,7 +132,7 @@ class _Search:
         names = tuple([each.name for each in self.passes[:count]])
         try:
             outputs = run_plainly(self._trying.make(count), self._feeds, self._backend)
-        except Exception as error:  # whatever a wrong pass brings about is what was tried
+        except Exception as error:  # any error that a wrong pass causes is the result of the trial
             trial = Trial(names, None, "", f"{type(error).__name__}: {error}")
         else:
             gaps = {name: self._measure(self._expected[name], array) for name, array in outputs.items()}
@@ -218,5 +218,5 @@ class _Search:
         return measure_output(expected, got, self._rtol, self._atol)
 
 
-# What arrays of different shapes are apart.
+# The gap of arrays of different shapes.
 _FAR = Gap(0, math.inf, math.inf, math.inf, math.inf, -math.inf, math.inf, math.inf, 0)

@@ -19,7 +19,7 @@ from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_back
 from gpuexec.spec import dtype_row, eps_of
 
 Array = np.ndarray[Any, Any]
-_ROUNDINGS = 16  # of half and bfloat16, that may add up in a model that is right
+_ROUNDINGS = 16  # rounding of half and bfloat16, which may accumulate in a correct model
 _COLUMNS = ("layer", "operator", "value", "max abs", "max rel", "L1", "MSE", "SNR dB", "ulp", "share", "share alone")
 
 

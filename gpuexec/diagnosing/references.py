@@ -25,7 +25,7 @@ from gpuexec.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[Value, Array]
-# Each time that a value was made, by its name: those of a loop's body are made in every trip.
+# Every value made under a name, in order: a loop's body makes its values in every trip.
 History = Mapping[str, Sequence[Array]]
 
 

@@ -14,9 +14,9 @@ from gpuexec.memories import Memory
 from gpuexec.planner.analyse import Walk
 from gpuexec.spec import DeclaredSpec, TensorSpec, is_container
 
-# What no free dimension has a part in comes out alike with both.
+# Extents that depend on no free dimension are equal with both.
 _TRIED = (8, 24)
-# Dimensions that are tied (total = past + new) contradict each other at most extents, but 1 broadcasts.
+# Related dimensions (total = past + new) contradict each other at most extents, but 1 broadcasts.
 _LAST_TRIED = (1, 1)
 
 

@@ -105,7 +105,7 @@ def _unify(first: Parts, second: Parts, links: Mapping[Value, Value]) -> dict[st
                 wanted = before if isinstance(before, int) and not isinstance(wanted, int) else wanted
             if isinstance(wanted, int) and isinstance(known, int) and wanted != known:
                 raise InputError(f"{where}: axis {axis} is {known} here and {wanted} there.", value=target.name)
-    # What no connection says to be one is not.
+    # Dimensions are unified only by a connection.
     known_dims, names = _dims_of(first.graph), {*_dims_of(first.graph), *_dims_of(second.graph)}
     for name in _dims_of(second.graph):
         if name in known_dims and name not in called:

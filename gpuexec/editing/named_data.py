@@ -20,7 +20,7 @@ from gpuexec.mapped import MAPPED_NBYTES, bring_bytes, map_file, open_regular
 from gpuexec.spec import TensorSpec, dtype_row
 
 _KINDS = {"F": "float", "I": "int", "U": "uint"}
-# What safetensors calls by other names than letter and bits.
+# Dtypes that safetensors does not name by letter and bits.
 _NAMES = {
     "BF16": "bfloat16",
     "BOOL": "bool",
@@ -28,7 +28,7 @@ _NAMES = {
     "F8_E5M2": "float8e5m2",
     "F8_E8M0": "float8e8m0",
 }
-_LENGTH_NBYTES = 8  # of the header of a safetensors file, in front of it
+_LENGTH_NBYTES = 8  # length field in front of a safetensors header
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +201,7 @@ def _open_safetensors(path: Path) -> NamedDataMap:
     content = map_file(open_regular(path), str(path), path)
     try:
         with safe_open(path, framework="numpy"):
-            pass  # it checks the header against the file
+            pass  # the library checks the header against the file
         start = _LENGTH_NBYTES + int.from_bytes(bring_bytes(content[:_LENGTH_NBYTES]), "little")
         header = json.loads(bytes(bring_bytes(content[_LENGTH_NBYTES:start])))
         arrays = {}

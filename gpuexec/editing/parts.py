@@ -65,9 +65,9 @@ def take_apart(source: Graph, graph: Graph, memories: Sequence[Memory], dims: De
     named = {value.name for value in source.inputs}
     added = {memory.input for memory in memories if memory.input not in named}
     if added:
-        # Recurrent layers were given memories after the passes.
+        # Implicit memories of recurrent layers, added after the passes.
         whole, pairs = add_memories(remove_dead(source))
-        # A layer that a pass took out of a branch has none in the source.
+        # A layer that a pass moved out of a branch has no memory in the source.
         source = whole if {held.name for held, _ in pairs} == added else graph
     return Parts(_declare_alike(_undo_appends(source), graph), tuple(memories), dict(dims))
 

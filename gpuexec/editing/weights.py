@@ -18,7 +18,7 @@ from gpuexec.importer.outputs import shorten
 from gpuexec.mapped import find_source
 from gpuexec.spec import name_dtype
 
-# Of what is wrong with weights no more is told one by one.
+# Largest number of errors reported one by one.
 _MOST_TOLD = 10
 WeightSource = Mapping[str, Any] | NamedDataMap | str | os.PathLike[str]
 

@@ -12,7 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.spec import BFLOAT16, dtype_row
 
 Array = np.ndarray[Any, Any]
-# What counts as close: an error of at most ATOL + RTOL * |expected|, as numpy.testing and torch.testing take it.
+# Default tolerance: an error of at most ATOL + RTOL * |expected|, as in numpy.testing and torch.testing.
 RTOL, ATOL = 1e-3, 1e-5
 _SIGN_BITS = {2: (np.uint16, 15), 4: (np.uint32, 31), 8: (np.uint64, 63)}
 
@@ -114,7 +114,7 @@ def _count_ulps(expected: Array, got: Array, error: Array) -> float:
     dtypes = {array.dtype for array in (expected, got) if dtype_row(array.dtype).kind == "float"}
     if np.isinf(error).any() or not dtypes:
         return float(error.max())
-    # Of half and bfloat16 the one of fewer digits is the narrower.
+    # Of half and bfloat16 the one of fewer digits counts as narrower.
     dtype = min(dtypes, key=lambda each: (each.itemsize, each != BFLOAT16))
     apart = _distance(*(_place(array.astype(dtype)) for array in (expected, got)))
     return float(np.max(np.where(error == 0, 0.0, apart)))

@@ -23,7 +23,7 @@ from gpuexec.ops.statistics import (
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-# A reducer of the caller's own: it is given the tensor, on the host.
+# A reducer of the caller's own: a function of the tensor, on the host.
 Reducer = Callable[[Array], Any]
 MOMENTS = frozenset({"mean", "std"})
 REDUCERS = ("min", "max", "absmax", "mean", "std", "nonfinite", "histogram")

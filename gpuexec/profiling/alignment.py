@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuexec.runtime.device import Device, TimedEvent
 from gpuexec.runtime.transfers import close_stream
 
-# A GPU tells the time between events as a float: after so long a new one is taken to count from.
+# A GPU reports the time between events as a float, so the reference event is renewed after this long.
 _LASTS_MS = 10_000.0
 
 
@@ -32,13 +32,13 @@ class Alignment:
         """Return a recent reference event of a device, recorded on a stream of its own without waiting for work."""
         base = self._bases.get(id(device))
         if base is None or self._read_ms() - base.host_ms > _LASTS_MS:
-            # On a stream with nothing on it an event is reached at once; the first wakes it up.
+            # On an idle stream an event is reached at once; the first one wakes the stream up.
             stream = device.create_stream()
             for _ in range(2):
                 event = device.create_timed_event()
                 stream.record(event)
                 event.synchronize()
-            # The device is held, so that no other can have its id.
+            # The device is kept alive, so that no other can have its id.
             base = self._bases[id(device)] = Base(event, self._read_ms(), device)
             close_stream(stream)
         return base

@@ -18,7 +18,7 @@ class Backlog:
     def __init__(self, most: int) -> None:
         self._most = most
         self._runs: dict[int, RunProfile] = {}
-        # Reentrant, as the profiler's.
+        # Reentrant, for the reason of the profiler's lock.
         self._lock = threading.RLock()
         self._settling = threading.Lock()
 

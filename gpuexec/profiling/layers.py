@@ -77,7 +77,7 @@ def describe_layers(
         if last < len(origins) and origins[last] == origin:
             continue
         node = nodes.get(origin)
-        # A node whose commands are not all in a row works once.
+        # The work of a node whose commands are not all in a row is counted once.
         flops = count_node_flops(node, specs) if node is not None and origin not in counted else 0
         counted.add(origin)
         rows = tuple(describe_command(command) for command in commands[first:last])

@@ -34,7 +34,7 @@ _NOTHING = contextlib.nullcontext()
 _RUNS_KEPT = 1000
 _EVENTS_KEPT = 100_000
 _SIZES_KEPT = 256
-# Events that stand for a wait of the host nobody asked for, by the names `gpuexec.resources.syncs` tells them under.
+# Events that stand for an implicit host wait, by the names of `gpuexec.resources.syncs`.
 SYNCS = ("host read", "host wait", "host call")
 
 
@@ -89,10 +89,10 @@ class Profiler:
         self._count = self._plans = 0
         self._alignment = Alignment(self.read_ms)
         self._naming = Naming()
-        # What is known of plans: the layers of a size, and the number of a plan; keys are held, so no id comes twice.
+        # Layers by plan and size, and plan numbers; keys are kept alive, so no id is reused.
         self._sizes: OrderedDict[int, tuple[object, PlanLayers]] = OrderedDict()
         self._numbers: dict[int, tuple[object, int]] = {}
-        # Reentrant: a collection of garbage may give memory back, which is heard of, in the middle of a call.
+        # Reentrant: garbage collection may free memory, which is an event, in the middle of a call.
         self._lock = threading.RLock()
 
     def __enter__(self) -> Profiler:
@@ -105,7 +105,7 @@ class Profiler:
     def __repr__(self) -> str:
         return f"Profiler({self._count} runs)"
 
-    # ---- what came of it; all of these wait for the runs that were put on their streams
+    # ---- results; all of these wait for the submitted runs
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Return the layers of all runs, in the order they were issued."""
@@ -149,7 +149,7 @@ class Profiler:
         """
         return find_total(self.rows(), prefix, skip)
 
-    # ---- shown and written down
+    # ---- printed and exported
 
     def table(self, by: str = "layer", *, skip: int = 0, limit: int | None = 40) -> None:
         """Print the summary as a table by rich, up to ``limit`` rows (None: all)."""
@@ -171,7 +171,7 @@ class Profiler:
         """Write a trace that chrome://tracing and Perfetto open: threads, streams, and memory as counters."""
         trace.write_trace(path, self.rows(), self.events(), self.memory())
 
-    # ---- told by the package
+    # ---- called by the package
 
     def begin_phase(self, name: str, about: str, run: int = -1) -> object:
         """Record the begin of a phase; see `gpuexec.phases`."""

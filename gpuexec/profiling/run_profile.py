@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuexec.profiling.profiler import Profiler
 
 _NOTHING = contextlib.nullcontext()
-# Layers of one run whose events are kept before those that are done are picked up: a loop may have any number.
+# Layers of one run whose events are kept before finished ones are read: a loop may have any number.
 _LAPS_OPEN = 256
 
 
@@ -82,7 +82,7 @@ class RunProfile:
         self._open: deque[Lap] = deque()
         self.is_over = False
 
-    # ---- told while the run is issued
+    # ---- recorded while the run is submitted
 
     def begin(self) -> None:
         """Record that the run's work begins on its stream."""
@@ -129,7 +129,7 @@ class RunProfile:
         lap = Lap(start, self._mark(stream))
         self._transfers.append((name, about, place, nbytes, lap))
         self._open.append(lap)
-        # A readback may come any time after the run.
+        # A readback may come at any time after the run.
         self.profiler.backlog.add(self)
 
     def begin_phase(self, name: str, about: str) -> object:
@@ -144,7 +144,7 @@ class RunProfile:
         """Record an event that is over."""
         self.profiler.hear(name, about, nbytes, took_ms, self.number)
 
-    # ---- what came of it
+    # ---- results
 
     @property
     def is_waiting(self) -> bool:
@@ -156,13 +156,13 @@ class RunProfile:
         while self._open:
             lap = self._open[0]
             assert lap.start is not None and lap.end is not None
-            # Work that failed tells no time, and its run tells the error.
+            # Failed work has no time; the run raises its error.
             with contextlib.suppress(GpuexecError):
                 if not waits and not lap.end.is_done():
                     return
                 lap.end.synchronize()
                 duration_ms = lap.end.elapsed_ms(lap.start)
-                # By its end: an event before a run's first command may stand for the run before, which failed.
+                # Computed from the end: an event before a run's first command may carry the error of the run before.
                 lap.start_ms = self._base.host_ms + lap.end.elapsed_ms(self._base.event) - duration_ms
                 lap.duration_ms = duration_ms
             lap.start = lap.end = None

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Console
 
-# Columns come from the rows themselves; commands are told as one text, and kernels beside them.
+# Columns are the rows' own fields; commands are one text, with kernels beside them.
 _TEXTS = {"commands"}
-# What a narrow terminal does without, the least missed first.
+# Columns left out on a narrow terminal, the least important first.
 _SPARE = ("B/s", "runs", "p10", "max", "FLOP/s", "bytes", "p90", "operator", "FLOP", "times")
 _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 

@@ -73,7 +73,7 @@ def make_trace(layers: Sequence[LayerRow], events: Sequence[EventRow], memory: S
         *moments,
         *(each for row in memory for each in _trace_memory(row, tracks)),
     ]
-    # What holds another comes before it.
+    # An enclosing span comes before those within it.
     found.sort(key=lambda event: (float(event["ts"]), -float(event.get("dur", 0.0))))
     return {"traceEvents": [*tracks.describe(), *found], "displayTimeUnit": "ms"}
 

@@ -42,7 +42,7 @@ def count_flops(op: Operator, inputs: _Specs, outputs: _Specs) -> int | None:
         inputs: Specs; None: absent.
         outputs: Specs; None: not wanted.
     """
-    # What has a narrow weight does what the operator does that it stands for.
+    # An operator with a narrow weight does the work of the operator it replaces.
     name = op.form.consumer.name if isinstance(op, Narrowed) else op.name
     if isinstance(op, Fused):
         made = count_flops(op.parts.producer, op.split(inputs), outputs)
@@ -138,6 +138,6 @@ _FORMULAS: dict[str, _Formula] = {
     "GroupNormalization": _each(_NORM),
     "InstanceNormalization": _each(_NORM),
     "LpNormalization": _each(_NORM),
-    "BatchNormalization": _each(2),  # scale and shift, worked out beforehand
+    "BatchNormalization": _each(2),  # scale and shift, precomputed
     "RotaryEmbedding": _each(3),
 }

@@ -42,7 +42,7 @@ class PackedArguments:
             end += size
         self._values = tuple(values)
         self._offsets = tuple(offsets)
-        # NumPy aligns to 16 bytes, which is all a parameter needs.
+        # NumPy aligns to 16 bytes, the largest alignment of a parameter.
         self._block = np.zeros(-(-max(end, 1) // 8), np.uint64)
         # Storing by a memoryview takes half the time that storing in the array does.
         self._words = self._block.data

@@ -190,7 +190,7 @@ def _open_pixel(ordinal: int) -> Backend:
 def _check_gpu(ordinal: int) -> None:
     found = driver.probe()
     if not found.found or not found.devices:
-        # A driver that is there but shows no GPU, or is too old, says so itself.
+        # The driver's own message says that there is no GPU, or that it is too old.
         cure = "" if found.found else " With a GPU, install it: apt-get install nvidia-driver (on WSL: Windows' own)."
         raise DeviceNotFoundError(found.reason + cure)
     _check_ordinal("GPU", ordinal, [device.name for device in found.devices])

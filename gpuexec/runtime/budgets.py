@@ -16,9 +16,9 @@ from gpuexec.target import Target
 
 REGISTERS = 64  # per thread: four blocks of 256 threads on a multiprocessor
 BLOCK_REGISTERS = 65536
-STATIC_SHARED_BYTES = 48 * 1024  # what is beyond must be dynamic shared memory, which a launch asks for
+STATIC_SHARED_BYTES = 48 * 1024  # larger shared memory must be dynamic and requested by the launch
 
-_REGISTER_STEP = 8  # registers of a thread are given in steps
+_REGISTER_STEP = 8  # allocation granularity of registers per thread
 _WARP = 32
 
 

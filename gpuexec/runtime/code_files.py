@@ -23,7 +23,7 @@ from gpuexec.errors import AccessError, NotFoundError
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _lock = threading.Lock()
-# And the process that made it: a fork has one of its own.
+# The private folder and the process that made it: a fork makes its own.
 _private: tuple[Path, int] | None = None
 # Descriptors of the libraries that are loaded, by device and number of the file.
 _libraries: dict[tuple[int, int], int] = {}
@@ -136,7 +136,7 @@ def load_library(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     """
     file = open_code(path)
     if not os.path.exists(f"/proc/self/fd/{file}"):
-        # No such file system: the name is followed again, in a folder that nobody else may change.
+        # Without /proc the name is resolved again, in a folder that no other user can change.
         os.close(file)
         return ctypes.CDLL(str(path), mode=mode)
     found = os.fstat(file)
@@ -169,7 +169,7 @@ def _open_folder(folder: Path) -> int | None:
     try:
         found = os.fstat(opened)
         if found.st_uid == os.geteuid() and found.st_mode & _OTHERS_WRITE:
-            # What others put there is told by its owner or permissions, file by file.
+            # Files of other users are recognised by owner and permissions, one by one.
             os.fchmod(opened, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
             found = os.fstat(opened)
         _check_owner(folder, found)

@@ -32,7 +32,7 @@ from gpuexec.runtime.kernel_library import default_cache
 from gpuexec.runtime.kernel_source import find_source, flatten
 from gpuexec.target import Target
 
-# What all kernels are compiled for: the first and the last of each kind of multiprocessor that differs in its code.
+# Architectures compiled for: the first and the last of each kind of multiprocessor that differs in its code.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 CHUNK = 32  # instances per program: parallel enough for one large file, and an edit of the table recompiles little
 

@@ -62,7 +62,7 @@ class Completion:
             try:
                 callback(error)
             except BaseException:
-                # The callbacks of others must still be called; this one's fault is shown, as a thread's own would be.
+                # The other callbacks must still be called; this exception is reported like that of a thread.
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-            # Hold on to nothing while waiting for the next.
+            # Release all references while waiting for the next event.
             del row, event, callback, error

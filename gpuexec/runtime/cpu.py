@@ -107,7 +107,7 @@ class CpuDevice:
         """The threads beside the streams' own; started when first needed."""
         with self._lock:
             if self._pool is None:
-                # Two at least: commands that may run side by side do, on one core too.
+                # Two at least: commands that may run side by side do so on one core too.
                 threads = self._threads or max(2, knobs.compute_threads())
                 self._pool = WorkPool(threads, "gpuexec-cpu")
             return self._pool

@@ -54,7 +54,7 @@ class CpuEvent:
     def reach(self, number: int, error: BaseException | None) -> None:
         """Mark a record as reached."""
         with self._lock:
-            # The error first: who sees that it is reached looks for it.
+            # The error first: a thread that sees the record reached reads the error next.
             self._error = error
             self._reached = max(self._reached, number)
         self._changed.notify()
@@ -104,7 +104,7 @@ class CpuStream:
         self._run_error: BaseException | None = None
         self._waited_error: BaseException | None = None
         self._thread = WorkThread("gpuexec-cpu-stream")
-        # A stream forgotten by all ends its thread, without waiting. Not at exit: the thread is a daemon.
+        # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self._thread.stop).atexit = False
 
     def launch(
@@ -144,13 +144,13 @@ class CpuStream:
 
         def reach() -> Callable[[], None]:
             error = self._waited_error or self._run_error
-            # Who only takes the time leaves the error to what comes next.
+            # A timed event does not consume the pending error.
             if not isinstance(event, CpuTimedEvent):
                 self._waited_error = None
             return lambda: event.reach(number, error)
 
         self._put(reach)
-        # Last: an event whose record was interrupted would never be reached, and is what it was before.
+        # Announced last: if the record is interrupted before, the event keeps its state instead of waiting for ever.
         event.announce(number)
 
     def wait(self, event: Event) -> None:
@@ -207,7 +207,7 @@ class CpuStream:
             try:
                 return work()
             except BaseException as error:
-                # A copy that fails must not end the thread: whoever waits for the next event is told.
+                # A failing copy must not end the thread: its error goes to the next event.
                 self._waited_error = error
                 return None
 

@@ -41,7 +41,7 @@ class CallContext:
     def __init__(self, device: Any, name: str, errors: tuple[type[BaseException], ...]) -> None:
         self.device, self.name, self.errors = device, name, errors
         self.lost: str | None = None
-        # The last command that an event has told to be done.
+        # The last command that an event showed to be done.
         self.done: object = None
 
     def check(self) -> None:
@@ -104,7 +104,7 @@ class _Calling:
             _THREAD.context = self._outer
             try:
                 context.device.__exit__(kind, error, trace)
-            except context.errors as late:  # after a fault, going back to the caller's device fails too
+            except context.errors as late:  # after a fault, restoring the caller's device fails too
                 error = error or late
         if isinstance(error, context.errors):
             raise context.translate(error, self._what, self._kernel) from error

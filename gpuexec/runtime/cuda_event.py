@@ -21,7 +21,7 @@ class CudaEvent:
         self._device = device
         with device.calling("creating an event"):
             self.event = device.cupy.cuda.Event(block=True, disable_timing=not is_timed)
-        self.command: object = None  # the last one before the record
+        self.command: object = None  # the last launch before the record
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done; never waits."""

@@ -39,13 +39,13 @@ class CudaGraph:
             f", {origins[0]!r} to {origins[-1]!r}" if origins else ""
         )
         self._nodes: list[list[Any]] = []
-        # The parameters a launch was given last, which are those of its next update: pointers and scalars lie in the
-        # block they name, which stays where it is.
+        # The parameters of each launch node's last update, reused by the next: pointers and scalars lie in the block
+        # they name, which stays where it is.
         self._given: dict[int, tuple[tuple[object, ...], Any]] = {}
         before: list[list[int]] = [[] for _ in commands]
         for first, second in edges:
             before[second].append(first)
-        # Made once: they are for the message of a failure, and each launch has one ready.
+        # Made once: the message of a failed launch needs them.
         self._launching, self._updating = f"launching {self._name}", f"updating {self._name}"
         with device.calling(f"building {self._name}"):
             self._context: int = device.cupy.cuda.driver.ctxGetCurrent()

@@ -73,7 +73,7 @@ class CudaStream:
                 self.stream = device.cupy.cuda.Stream.from_external(_ExternalHandle(external))
         self.handle: int = self.stream.ptr
         self._is_external = external is not None
-        self.owner: object = None  # of somebody else's stream, where it has to be held
+        self.owner: object = None  # a foreign stream's owner, kept alive where needed
         self._command: object = None  # the last one issued
         self._launch_packed = device.cupy.cuda.driver.launchKernel if device.packed_launch else None
 

@@ -23,7 +23,7 @@ from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import Target
 
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
-# What memory of ours, and each region in it, starts at a multiple of, in bytes. Kernels need less: BUFFER_ALIGNMENT.
+# Alignment in bytes of memory allocated here, and of each region in it. Kernels need less: BUFFER_ALIGNMENT.
 ALIGNMENT = 256
 
 

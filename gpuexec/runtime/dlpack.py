@@ -210,7 +210,7 @@ class _HostBytes:
         }
 
 
-# What capsules given away point to, by address.
+# Memory referenced by exported capsules, by address.
 _given: dict[int, tuple[object, ...]] = {}
 
 
@@ -225,7 +225,7 @@ def _destroy_untaken(capsule: int) -> None:
             _delete(ctypes.cast(pointer, POINTER(layout)).contents.deleter, pointer)
 
 
-# Kept for good: capsules call them whenever they please.
+# Kept for ever: capsules may call them at any time.
 _forget, _destroy = _Deleter(_forget_given), _Destructor(_destroy_untaken)
 
 

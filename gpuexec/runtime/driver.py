@@ -80,7 +80,7 @@ def probe(library: Library | None = None) -> Driver:
             return Driver(found=False, version=0, devices=(), reason=reason)
     try:
         return _ask(library)
-    except (AttributeError, OSError) as error:  # a library by that name which is not a driver, or a broken one
+    except (AttributeError, OSError) as error:  # a library of that name that is not a driver, or a broken one
         return Driver(found=False, version=0, devices=(), reason=f"The NVIDIA driver's library does not work: {error}.")
 
 

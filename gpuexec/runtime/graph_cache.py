@@ -7,8 +7,8 @@ from typing import Protocol
 
 from gpuexec import knobs
 
-# A cautious estimate of the device memory that a node of an executable graph takes: CUDA does not tell, and drivers
-# differ.
+# A cautious estimate of the device memory that a node of an executable graph takes: CUDA does not report it, and
+# drivers differ.
 NODE_NBYTES = 64 << 10
 
 
@@ -34,7 +34,7 @@ class GraphCache:
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = knobs.graph_bytes() if capacity_bytes is None else capacity_bytes
         self.refused = 0
-        # Those used last stand last.
+        # In order of use, the most recent last.
         self._held: OrderedDict[GraphHolder, int] = OrderedDict()
 
     @property

@@ -39,7 +39,7 @@ class GraphForm:
         self._device, self._commands, self._edges, self._origins = device, commands, edges, origins
         self._graphs = graphs
         self._graph: CommandGraph | None = None
-        # Commands that are other than in the graph, and those among them that got another size since the last launch.
+        # Commands that differ from the graph's nodes, and those among them whose size changed since the last launch.
         self._stale: set[int] = set()
         self._resized: frozenset[int] = frozenset()
         self._rigid = _find_rigid(commands)
@@ -115,7 +115,7 @@ class GraphForm:
             graphs.drop(self)
             if not isinstance(error, OutOfMemoryError):
                 raise
-            # The stream form needs none of the memory, and does.
+            # The stream form needs no such memory, and is used instead.
             self._is_refused = True
             graphs.refused += 1
             return False

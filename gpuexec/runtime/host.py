@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuexec.target import ADDRESSABLE_BYTES
 
-# Version 2 and version 1 of control groups: what a container may hold, in bytes, or "max".
+# Memory limits of control groups, version 2 and version 1: bytes that a container may hold, or "max".
 _CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -18,7 +18,7 @@ def host_memory_bytes(cgroup_files: tuple[Path, ...] = _CGROUP_FILES) -> int:
     Not what is free now: that changes, and a plan must not depend on it.
     """
     if sys.platform == "win32":
-        return ADDRESSABLE_BYTES  # Windows tells neither in this way
+        return ADDRESSABLE_BYTES  # which reports neither figure
     import resource
 
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]

@@ -105,12 +105,12 @@ class KernelCache:
             return CachedCubin(
                 key, Cubin(described["source"], image, kernels, described["log"]), path, was_compiled=False
             )
-        except (AccessError, ValueError, TypeError, KeyError):  # absent, cut, another's, or with other fields than now
+        except (AccessError, ValueError, TypeError, KeyError):  # absent, truncated, another's, or of another format
             return None
 
     def _compile(self, key: str, compile_entry: Callable[[], Cubin]) -> CachedCubin:
         with self._hold(key):
-            if entry := self._load(key):  # another process was here first
+            if entry := self._load(key):  # another process compiled it first
                 return entry
             cubin = compile_entry()
             return CachedCubin(key, cubin, self._store(key, cubin), was_compiled=True)
@@ -135,7 +135,7 @@ class KernelCache:
         kernels = [asdict(kernel) for kernel in cubin.kernels]
         body = json.dumps({"source": cubin.source, "kernels": kernels, "log": cubin.log})
         try:
-            # The description goes last: it vouches for the image, so it must never be there without it.
+            # The description goes last: it vouches for the image, so it must never exist without it.
             write_file(path, cubin.image, mode=0o600, sync=False)
             described = f"{_checksum(cubin.image, body)}\n{body}"
             write_file(path.with_suffix(".json"), described, mode=0o600, sync=False)

@@ -65,7 +65,7 @@ class KernelLibrary:
                     pool.map(lambda kernel: self._find_stored(kernel, code) or self._compile_one(kernel), missing)
                 )
             finally:
-                # Who is interrupted does not wait for the compiles that run, and no more are begun.
+                # On an interrupt, running compiles are not waited for, and no more are started.
                 pool.shutdown(wait=False, cancel_futures=True)
             with self._guard:
                 self._cubins.update(zip(missing, entries, strict=True))

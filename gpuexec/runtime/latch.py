@@ -16,8 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# The longest a thread sleeps before it looks for itself. On Windows, and for what another thread raises in it
-# (`_thread.interrupt_main`), an interrupt comes only when it does.
+# The longest sleep before a waiter checks its condition itself. On Windows, and for an exception that another thread
+# raises in it (`_thread.interrupt_main`), an interrupt is delivered only then.
 _LONGEST_SLEEP_S = 0.2
 
 
@@ -53,7 +53,7 @@ class Wakeup:
             waiter.acquire()
             self._waiters.append(waiter)
             try:
-                # Who changed it before this waiter was there has woken nobody.
+                # A change before this waiter was registered did not wake it.
                 if not is_over():
                     waiter.acquire(timeout=min(left, _LONGEST_SLEEP_S))
             finally:

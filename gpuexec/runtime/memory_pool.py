@@ -85,10 +85,10 @@ class MemoryPool:
 
     def __init__(self, source: Source, create_event: Callable[[], Event], most_cached_nbytes: int) -> None:
         self._source, self._create_event, self._most_cached = source, create_event, most_cached_nbytes
-        # By size, those given back first in front.
+        # By size, oldest first.
         self._free: dict[int, list[Block]] = {}
         self._returned: deque[Block] = deque()
-        # Reentrant: a collection of garbage may run code that allocates in the middle of a call, and finds it busy.
+        # Reentrant: garbage collection may run code that allocates in the middle of a call, and finds it busy.
         self._lock = threading.RLock()
         self._is_busy = False
         self._cached = 0
@@ -161,7 +161,7 @@ class MemoryPool:
                         self._remove(block)
                 finally:
                     self._is_busy = False
-        # The lock is free while this waits: the blocks are no longer the pool's.
+        # The lock is not held while this waits: the blocks are no longer in the pool.
         given = 0
         try:
             while ready:

@@ -25,9 +25,9 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
-# PTX has what the log has not: the launch bounds of an entry, after its parameters.
+# PTX has the launch bounds of an entry, after its parameters; the log has not.
 _BOUNDS = re.compile(r"\.entry\s+([\w$]+)\s*\([^)]*\)\s*\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
-# The NVRTC that first knew an architecture, where it is newer than the oldest that this package works with (12.0).
+# The first NVRTC with an architecture, where it is newer than the oldest that this package works with (12.0).
 _SINCE = {100: "12.8", 101: "12.8", 120: "12.8", 103: "12.9", 121: "12.9", 110: "13.0"}
 
 
@@ -101,7 +101,7 @@ def compile_cubin(
         lowered = [_call(nvrtc, nvrtc.nvrtcGetLoweredName, program, e.encode()).decode() for e in expressions]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    # PTX has no registers yet.
+    # Registers of PTX are not known yet.
     usage = dict.fromkeys(lowered, (0, 0, 0)) if is_ptx else parse_usage(log)
     bounds = parse_bounds(ptx)
     kernels = tuple(
@@ -170,7 +170,7 @@ def load_nvrtc() -> ModuleType:
         ) from error
     try:
         nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # DynamicLibNotFoundError of cuda.pathfinder, whose text speaks of its search alone
+    except RuntimeError as error:  # DynamicLibNotFoundError of cuda.pathfinder, which lists search paths alone
         raise DeviceNotFoundError(
             f"Compiling kernels needs the NVRTC library, which was not found. Run: {INSTALL}"
         ) from error

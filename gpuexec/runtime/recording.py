@@ -32,7 +32,7 @@ class LaunchRecording:
         self._commands = self._segment.commands
         self._origins = segment.origins if knobs.sync_each() else None
         self._graph: GraphForm | None = None
-        # A device whose calls need it current is made so once for each submission.
+        # A device that must be current for its calls is made so once for each submission.
         self._calling: Callable[[str], AbstractContextManager[object]] = getattr(device, "calling", nullcontext)
 
     @property

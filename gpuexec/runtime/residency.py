@@ -9,7 +9,7 @@ from gpuexec.errors import KernelError
 from gpuexec.geometry import ceil_div
 from gpuexec.target import Target
 
-# Of a multiprocessor, where no driver can be asked: those of most architectures.
+# Limits of a multiprocessor, where no driver can be asked: those of most architectures.
 _THREADS, _BLOCKS = 1536, 16
 
 

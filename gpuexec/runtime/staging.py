@@ -19,7 +19,7 @@ class Staging:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._free: dict[int, list[tuple[Memory, Event | None]]] = {}
-        # Reentrant: a collection may give blocks back in the middle of a call.
+        # Reentrant: garbage collection may return blocks in the middle of a call.
         self._lock = threading.RLock()
         self.nbytes = 0
 

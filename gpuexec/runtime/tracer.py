@@ -25,11 +25,11 @@ from gpuexec.runtime.tracer_graph import TracerGraph
 from gpuexec.target import Target
 
 _DEFAULT_STREAMS = 2
-# Bounds on what tests/bench/host_time.py measures here: the Python of a submission, and no driver.
+# Upper bounds of what tests/bench/host_time.py measures: the Python of a submission, and no driver.
 TRACER_COSTS = LaunchCosts(stream_us=5.0, launch_us=0.4, graph_us=6.0, patch_us=1.0)
 # The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
 _LAUNCH = struct.Struct("Q3I3IIQQQ")
-# The same of its graph launch: graph, stream.
+# The arguments of the driver's graph launch: graph, stream.
 _GRAPH_LAUNCH = struct.Struct("QQ")
 
 
@@ -204,7 +204,7 @@ class TracerDevice:
     @is_writing.setter
     def is_writing(self, is_writing: bool) -> None:
         self._is_writing = is_writing
-        # Whether there is more to a launch than packing it: asked once for each.
+        # Whether a launch needs more than packing: computed once for each.
         self.is_watching = is_writing or self.launch_ms is not None
 
     def note_launch(

@@ -19,7 +19,8 @@ class Transfers:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream: Stream | None = None
-        # NOTE: taken as it is, by `with`: an interrupt can't come between, as it may in a context of Python's.
+        # NOTE: taken directly by `with`: an interrupt can't come between, as it may in a context manager written in
+        # Python.
         self.lock = threading.RLock()
 
     def open(self) -> Stream:

@@ -19,7 +19,7 @@ from gpuexec.errors import ClosedError, OutOfMemoryError
 from gpuexec.runtime.latch import Latch
 
 Work = Callable[[], Callable[[], Any] | None]
-# Addresses that a thread takes beside its stack before it can say that it has begun.
+# Addresses that a thread needs beside its stack before it can signal that it has started.
 _BESIDE_STACK_BYTES = 8 << 20
 _USUAL_STACK_BYTES = 8 << 20
 
@@ -31,8 +31,8 @@ def start_thread(thread: threading.Thread) -> None:
         OutOfMemoryError: The process has no room for one more, or may have no more; names the limit to raise. The
             thread was not started.
     """
-    # NOTE: a thread that runs out of memory on its first lines never says that it has begun, and `Thread.start` waits
-    # for that for good. So there must be room before.
+    # NOTE: a thread that runs out of memory on its first lines never signals that it has started, and `Thread.start`
+    # waits for that for ever. So the room is checked first.
     _check_addresses(thread.name)
     try:
         thread.start()
@@ -54,7 +54,7 @@ def _check_addresses(name: str) -> None:
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
-        return  # a system that does not tell
+        return  # a system without this information
     stack = threading.stack_size()
     if not stack:
         usual, _ = resource.getrlimit(resource.RLIMIT_STACK)
@@ -71,10 +71,10 @@ class ReusableThread(threading.Thread):
     """A thread that may serve another queue when its own has ended, since a short-lived Worker needs two or three."""
 
     _IDLE_NAME = "gpuexec-idle"
-    # Starting a thread costs some 0.2 ms; one kept costs the addresses of its stack.
+    # Starting a thread costs some 0.2 ms; keeping an idle one costs the addresses of its stack.
     _MOST_IDLE = 8
     _IDLE_S = 1.0
-    # Reentrant: a collection of garbage may put work in the middle of this.
+    # Reentrant: garbage collection may queue work in the middle of this.
     _lock = threading.RLock()
     _idle: ClassVar[list[ReusableThread]] = []
 
@@ -110,7 +110,7 @@ class ReusableThread(threading.Thread):
         call: Callable[[], None] | None = self._calls.get()
         while call is not None:
             call()
-            call = None  # and what it holds, while nothing else comes
+            call = None  # with its references, until the next call comes
             call = self._wait()
 
     def _wait(self) -> Callable[[], None] | None:
@@ -125,7 +125,7 @@ class ReusableThread(threading.Thread):
             with self._lock:
                 if self in self._idle:
                     self._idle.remove(self)
-                # One taken meanwhile has its call, or an interrupt came in between and nobody gives it one.
+                # A thread taken meanwhile has its call; or an interrupt came in between, and it gets none.
                 return None if self._calls.empty() else self._calls.get()
 
 
@@ -146,12 +146,12 @@ class WorkThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tokens: SimpleQueue[bool] = SimpleQueue()
-        # The work that is not finished, that under way first.
+        # The unfinished work, the current item first.
         self._open: deque[Work] = deque()
-        # Reentrant: a collection of garbage may stop a thread in the middle of its own bookkeeping.
+        # Reentrant: garbage collection may stop a thread in the middle of its own bookkeeping.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        # The thread that serves, under one key: of two that an interrupted start left, the later ends at once.
+        # The serving thread, under one key: of two that an interrupted start left, the later ends at once.
         self._server: dict[str, int] = {}
         self._is_stopped, self._ended = False, Latch()
 
@@ -207,7 +207,7 @@ class WorkThread:
                 self._open.popleft()
                 if announce is not None:
                     announce()
-                del announce  # and what it holds, while nothing else comes
+                del announce  # with its references, until the next call comes
         self._server.clear()
         self._ended.set()
 
@@ -225,7 +225,7 @@ class WorkPool:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # Calls that are not finished: beyond the number of threads, one more has something to do.
+        # Unfinished calls: when there are more than threads, another thread is started.
         self._open = 0
         self._is_closed = False
 
@@ -268,6 +268,6 @@ class WorkPool:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # and what it holds, while nothing else comes
+            del call  # with its references, until the next call comes
             with self._lock:
                 self._open -= 1

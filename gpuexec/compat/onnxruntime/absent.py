@@ -12,7 +12,7 @@ _NO_ADAPTERS = "adapters of weights are not supported; write them into the model
 _NO_COMPILER = "models are compiled to program files (gpuexec compile)"
 _NO_PLUGINS = "there are no providers that are plugged in; name providers"
 _NO_PACKING = "quantise with ONNX Runtime itself, in a process where nothing stands in for it"
-# What is missing, and what to do instead.
+# Missing names, and what to use instead.
 CLASSES = {
     "SparseTensor": _NO_SPARSE,
     "LoraAdapter": _NO_ADAPTERS,

@@ -115,7 +115,7 @@ class OnnxRuntimeBackend:
 
 
 OnnxRuntimeBackendRep = PreparedSession
-# There it is a package whose module of this name has the class.
+# In ONNX Runtime it is a package whose module of this name has the class.
 backend = sys.modules[__name__]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuexec.compat.onnxruntime.session import InferenceSession
 
 Array = np.ndarray[Any, Any]
-# The stream that work on bare pointers is taken to be on, as CUDA numbers streams.
+# The stream assumed for work on bare pointers, as CUDA numbers streams.
 _LEGACY_STREAM = 1
 
 

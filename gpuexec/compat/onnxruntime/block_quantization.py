@@ -84,14 +84,14 @@ def _quantize_blocks(weight: Array, block_size: int, bits: int, is_symmetric: bo
     high = np.max(wide, 1, where=is_there, initial=-np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         if is_symmetric:
-            # What is farthest from 0 takes the lowest value, of which there is one more than above the middle.
+            # The element farthest from 0 takes the lowest value, of which there is one more than above the middle.
             scales = np.where(np.abs(high) > np.abs(low), high, low) / np.float32(-middle)
             zeros = np.full_like(scales, middle)
         else:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
             scales = (high - low) / top
             zeros = np.where(scales != 0, np.clip(_round(-low / scales), 0, top), 0)
-            # Values are divided by the scale as it is stored; zero points were by what it was.
+            # Values are divided by the scale as it is stored; zero points were computed with the unrounded one.
             scales = scales.astype(weight.dtype).astype(np.float32)
         inverse = np.where(scales != 0, np.float32(1) / scales, np.float32(0))
     values = np.clip(_round(wide * inverse[:, None] + zeros[:, None]), 0, top)

@@ -20,7 +20,7 @@ from gpuexec.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_hos
 # ONNX Runtime's names of element types are C++'s.
 _TYPE_NAMES = {"float32": "float", "float64": "double"}
 _CONTAINER_NAMES = {"sequence": "seq", "optional": "optional", "map": "map"}
-# What it tells of models that have no version.
+# ONNX Runtime's version of models that have none.
 _NO_VERSION = 2**63 - 1
 
 

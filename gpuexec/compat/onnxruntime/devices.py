@@ -11,7 +11,7 @@ from gpuexec.compat.onnxruntime.errors import BindingError, make_error, translat
 from gpuexec.compat.onnxruntime.notices import warn_once
 from gpuexec.runtime.backend import Backend, BackendType, open_backend
 
-# The simulator is a GPU by DLPack's numbers and by ONNX Runtime's, and has a name of its own.
+# The simulator is a GPU by DLPack's numbers and by ONNX Runtime's, but has a name of its own.
 _BACKENDS = {
     "cpu": BackendType.CPU,
     "cuda": BackendType.GPU_COMPUTE,
@@ -19,7 +19,7 @@ _BACKENDS = {
     "simulator": BackendType.SIMULATOR,
 }
 _NAMES = {BackendType.CPU: "cpu", BackendType.SIMULATOR: "simulator"}
-# Of the types of devices that ONNX Runtime numbers, those that there are here.
+# The available ones of the device types that ONNX Runtime numbers.
 _CPU, _GPU, _FPGA, _NPU, _DML = 0, 1, 2, 3, 4
 _NAMES_BY_TYPE = {_CPU: "cpu", _GPU: "cuda"}
 
@@ -135,7 +135,7 @@ class OrtDevice:
         """Return the vendor's PCI number: NVIDIA's for a GPU, 0 for the CPU."""
         return OrtDeviceVendorId.NVIDIA if self.device_type() == _GPU else OrtDeviceVendorId.NONE
 
-    # The same by the names of the compiled module.
+    # Names of the compiled module.
     mem_type, vendor_id = device_mem_type, device_vendor_id
 
     @staticmethod

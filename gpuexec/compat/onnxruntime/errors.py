@@ -119,7 +119,7 @@ class BindingError(InvalidArgument, RuntimeError):
     """A value or binding does not fit, which ONNX Runtime raises as a RuntimeError."""
 
 
-# What an error of ours is there; the first that fits.
+# ONNX Runtime's error by gpuexec's; the first match counts.
 _KINDS: tuple[tuple[type[GpuexecError], type[GpuexecError]], ...] = (
     (NotFoundError, NoSuchFile),
     (UnsupportedError, NotImplemented),

@@ -59,7 +59,7 @@ def load_model(source: object, options: SessionOptions) -> Model:
     try:
         model = load(source, disabled_passes=_OPTIONAL if is_plain else (), external=external)
     except InputError as error:
-        # Nothing else of what is given here could be wrong.
+        # No other option can be wrong here.
         raise make_error(Fail, f"External initializers: {error}", error) from error
     if options.initializers:
         model = model.with_weights(_take_initializers(options.initializers))

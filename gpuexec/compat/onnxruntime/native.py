@@ -24,7 +24,7 @@ class NativeSession:
     def __init__(self, session: InferenceSession) -> None:
         self.session = session
         self._sess = self
-        # What is the same call in both.
+        # Calls that are the same in both.
         self.run, self.run_async = session.run, session.run_async
         self.end_profiling = session.end_profiling
         self.get_providers, self.get_provider_options = session.get_providers, session.get_provider_options

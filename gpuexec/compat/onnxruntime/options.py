@@ -128,7 +128,7 @@ class SessionOptions(_Options):
         "use_deterministic_compute": False,
         "use_per_session_threads": True,
     }
-    # What is none of ours to choose; the rest acts, or is so whatever it says.
+    # Options without effect; the others act, or describe what is always so.
     _ignored = {  # noqa: RUF012
         "enable_cpu_mem_arena": "plans always have arenas",
         "enable_mem_pattern": "plans always have arenas",

@@ -36,7 +36,7 @@ class WorkerPool:
             yield worker
         finally:
             with self._lock:
-                # One that an interrupt broke is lent no more.
+                # A Worker closed by an interrupt is not lent again.
                 is_kept = not (self._is_closed or worker.is_closed)
                 if is_kept:
                     self._idle.append(worker)
@@ -62,7 +62,7 @@ class WorkerPool:
             with self._lock:
                 if self._idle:
                     return self._idle.pop()
-                # Whoever woke first may have taken it.
+                # Another waiter may have taken it first.
                 if self._count < self._most:
                     self._count += 1
                     break

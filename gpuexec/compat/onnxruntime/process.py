@@ -9,7 +9,7 @@ from gpuexec.runtime import driver
 from gpuexec.state import seeds
 from gpuexec.version import VERSION
 
-# The release of ONNX Runtime whose interface this is.
+# The release of ONNX Runtime whose interface is implemented.
 _INTERFACE = "1.31.1"
 _WHOLE = 2**64 - 1
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.replacing import write_file
 
-# Longer sessions are told of by their last runs.
+# Longer sessions keep their last runs.
 _RUNS_KEPT = 10_000
 
 

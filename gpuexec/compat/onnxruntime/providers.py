@@ -20,13 +20,13 @@ from gpuexec.runtime.simulator.toolchain import find_compiler
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 SIMULATOR_PROVIDER = "GpuexecSimulatorExecutionProvider"
-# In the order in which they are tried where nobody says another.
+# The default order of precedence.
 BACKENDS = {
     CUDA_PROVIDER: BackendType.GPU_COMPUTE,
     CPU_PROVIDER: BackendType.CPU,
     SIMULATOR_PROVIDER: BackendType.SIMULATOR,
 }
-# Those of ONNX Runtime that are not here.
+# Providers of ONNX Runtime that are not available here.
 _OTHERS = frozenset(
     f"{name}ExecutionProvider"
     for name in (
@@ -35,9 +35,9 @@ _OTHERS = frozenset(
         *("Xnnpack",),
     )
 )
-# Options of providers that act.
+# Provider options with an effect.
 _OPTIONS = frozenset({"device_id", "gpu_mem_limit", "user_compute_stream"})
-# So, whatever they say: runs are graphs where that pays, and outputs are what they were asked for as.
+# Provider options without effect: runs are graphs where that pays, and outputs have the form that was asked for.
 _TRUE_ANYWAY = frozenset({"enable_cuda_graph"})
 
 
@@ -218,7 +218,7 @@ def _open_cpu(threads: int) -> Backend:
     key = (os.getpid(), threads)
     with _lock:
         if key not in _cpus:
-            # One thread takes the commands as they come; of more, one is the stream's own.
+            # One thread runs all commands in line; of more, one is the stream's own.
             device = CpuDevice(order=lambda _: 0) if threads == 1 else CpuDevice(threads=threads - 1)
             _cpus[key] = Backend(device, BackendType.CPU, f"{threads} threads were asked for")
         return _cpus[key]

@@ -49,10 +49,10 @@ class Runner:
         self._model, self._most, self._is_strict = model, most, is_strict
         self._overridable = set(model.info.header.overridable)
         self._specs = {port.name: port.spec for port in model.inputs}
-        # By the initializers that are given, each set of which has a model of its own.
+        # By the initializers given as inputs: each set has a model of its own.
         self._pools: dict[frozenset[str], WorkerPool] = {}
         self._threads: WorkPool | None = None
-        # Workers share a seed and differ in the number of the run they begin with, so that no two runs draw the same.
+        # Workers share a seed but start at different run numbers, so that no two runs draw the same random numbers.
         self._seed, self._starts = draw_seed() if find_keys(model.graph) else None, itertools.count(0, _RUNS_APART)
         self._is_closed = False
         self._lock = threading.Lock()

@@ -35,7 +35,7 @@ from gpuexec.runtime.backend import Backend
 Array = np.ndarray[Any, Any]
 Callback = Callable[[list[Array], Any, str], object]
 Providers = Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None
-# So many runs of a session go on at once; more wait. Each has an arena of its own, weights are shared.
+# Largest number of concurrent runs of a session; more wait. Each has an arena of its own, weights are shared.
 _MOST_WORKERS = 4
 _log = logging.getLogger("gpuexec")
 
@@ -87,7 +87,7 @@ class InferenceSession(DescribesModel):
         strict = not self._allows_cpu
         self._runner = Runner(self.model, provider, most, is_strict=strict, profiler=profiler)
         self._finalizer = weakref.finalize(self, self._runner.close)
-        # At the end of the process what is still open need not be closed.
+        # At the end of the process open sessions need not be closed.
         self._finalizer.atexit = False
         _log.debug("A session of %s runs on %s.", self.model.info.source, provider.backend.device.name)
 
@@ -161,7 +161,7 @@ class InferenceSession(DescribesModel):
         return []
 
     def set_tuning_results(self, results: Sequence[Mapping[str, Any]], *, error_on_invalid: bool = False) -> None:
-        """Refuse tuning results.
+        """Ignore tuning results, or refuse them where that is asked for.
 
         Raises:
             BindingError: There are some, and it is asked for.
@@ -345,7 +345,7 @@ class InferenceSession(DescribesModel):
     ) -> None:
         try:
             results, error = self.run(names, feed, options), ""
-        except Exception as failure:  # whatever it is, the callback is who hears of it
+        except Exception as failure:  # any error goes to the callback
             results, error = [], str(failure) or type(failure).__name__
         try:
             callback(results, user_data, error)

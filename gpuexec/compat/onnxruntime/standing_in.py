@@ -13,7 +13,7 @@ from types import ModuleType
 from gpuexec.compat.onnxruntime.errors import Fail, make_error
 
 _OURS, _THEIRS = "gpuexec.compat.onnxruntime", "onnxruntime"
-# Modules by what they are called there; of its package of backends the one module here is both parts.
+# Modules by ONNX Runtime's names; its backend package and the module within it are one module here.
 _MODULES = {
     "": "",
     ".backend": ".backend",
@@ -24,7 +24,7 @@ _MODULES = {
     ".capi.onnxruntime_inference_collection": ".capi.onnxruntime_inference_collection",
     ".capi.onnxruntime_pybind11_state": ".capi.onnxruntime_pybind11_state",
 }
-# Packages of the installed ONNX Runtime that are Python over sessions, and so run over these.
+# Pure Python packages of the installed ONNX Runtime, which work on these sessions.
 _BORROWED = frozenset(f"{_THEIRS}.{name}" for name in ("datasets", "quantization", "tools", "transformers"))
 
 

@@ -121,7 +121,7 @@ class OrtValue:
             if type(data).__name__ == "PyCapsule":
                 data = _Capsule(data)
             if isinstance(data, Tensor) and data.backend_type is not BackendType.CPU:
-                # What a Worker made lasts from now on.
+                # The Worker's output must outlive its next run.
                 data._content.export()
                 return OrtValue(data)
             if not hasattr(data, "__dlpack_device__"):

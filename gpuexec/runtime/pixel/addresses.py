@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from gpuexec.errors import DeviceError
 from gpuexec.runtime.device import align
 
-_FIRST = 1 << 48  # beyond what a GPU's own memory has
+_FIRST = 1 << 48  # beyond the addresses of a GPU's own memory
 Holder = TypeVar("Holder")
 
 
@@ -24,7 +24,7 @@ class AddressSpace(Generic[Holder]):
         self._next = _FIRST
         self._starts: list[int] = []
         self._held: dict[int, tuple[int, Holder]] = {}
-        # Reentrant: a collection of garbage may release a range in the middle of a call.
+        # Reentrant: garbage collection may release a range in the middle of a call.
         self._lock = threading.RLock()
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ class ObjectCache:
         try:
             make_folder(self.folder)
             with _hold(path.with_suffix(".lock")):
-                if not is_whole(path):  # else another process was here first
+                if not is_whole(path):  # else another process built it first
                     self._build(path, build)
             return path
         except (OSError, AccessError) as error:

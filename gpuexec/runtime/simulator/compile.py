@@ -107,7 +107,7 @@ def build_files(
         built = pool.map(lambda item: build_file(item[0], item[1], cache, check), files.items())
         return dict(zip(files, built, strict=True))
     finally:
-        # Who is interrupted does not wait for compilers that run, and no more are started.
+        # On an interrupt, running compilers are not waited for, and no more are started.
         pool.shutdown(wait=False, cancel_futures=True)
 
 

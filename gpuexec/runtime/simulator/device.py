@@ -90,19 +90,19 @@ class SimulatorDevice:
         self._blocks, self._pinned = AddressMap(), AddressMap()
         spaces = {"device memory": self._blocks, "pinned memory": self._pinned}
         self.ordering = Ordering(spaces, self.is_alive, knobs.check_order() if check_order is None else check_order)
-        # Nothing idle is kept: what is freed is out of reach at once.
+        # Nothing idle is kept: freed memory is inaccessible at once.
         device_memory = DeviceSource(self._blocks, self.ordering, memory_bytes)
         self._memory = Pool(self._blocks, self.ordering, MemoryPool(device_memory, self.create_event, 0))
         self._pinned_source = PinnedSource(self._pinned, self.ordering)
         self._pinned_memory = Pool(self._pinned, self.ordering, MemoryPool(self._pinned_source, self.create_event, 0))
         self._functions: dict[Kernel, Function] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
-        self._threads: list[StreamThread] = []  # also those of streams let go of with work still to do
+        self._threads: list[StreamThread] = []  # also threads of unreferenced streams with work left
         self._default_stream: SimulatorStream | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._lost: str | None = None
-        self._lost_at: str | None = None  # the node whose operation it was
+        self._lost_at: str | None = None  # the node of the failed operation
         self._findings: tuple[Finding, ...] = ()
         self._is_closed = False
 
@@ -218,7 +218,7 @@ class SimulatorDevice:
     def close(self) -> None:
         """Finish all work, held work too, and end the threads of all streams. A second call does nothing."""
         self._is_closed = True
-        for thread in self._threads:  # all before the first wait: they may wait for each other
+        for thread in self._threads:  # all are closed before the first wait: they may wait for each other
             thread.stop()
         for thread in self._threads:
             thread.join()

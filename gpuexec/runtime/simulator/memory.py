@@ -41,7 +41,7 @@ class AddressMap:
         self._sizes: dict[int, int] = {}
         self._freed: dict[int, int] = {}
         self._retired: set[int] = set()
-        # Reentrant: a collection of garbage may remove a block in the middle of a call.
+        # Reentrant: garbage collection may remove a block in the middle of a call.
         self._lock = threading.RLock()
 
     @property
@@ -225,7 +225,7 @@ class DeviceMemory:
             give_back(self._pool, block)
 
     def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-        # What is left at the end of the process goes with it: modules may be gone already.
+        # At the end of the process, remaining memory goes with it: modules may be gone already.
         block = getattr(self, "_block", None)
         if block is not None and not is_over():
             if not block.uses:
@@ -245,7 +245,7 @@ class PinnedMemory:
         self._block = pool.memory.allocate(nbytes)
         self.address = self._block.address
         pool.blocks.renew(self.address)
-        # A view of an array of its own: that nobody holds it tells nothing of the array below.
+        # A view of an array of its own: its lifetime is independent of the array below.
         buffer: Any = memoryview(arrays.array_at(self.address).data)
         self.array: ByteArray | None = np.frombuffer(buffer, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
         self._forget = weakref.finalize(self.array, give_back, pool, self._block)

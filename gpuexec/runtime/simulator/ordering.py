@@ -165,7 +165,7 @@ class Ordering:
         with self._lock:
             if isinstance(threading.current_thread(), WatcherThread):
                 known = join(dict(self._known_apart() or {}), mark)
-                # What the host has seen by now need not be known apart: streams long gone would pile up.
+                # Marks that the whole host has seen by now are dropped, or streams long gone would pile up.
                 self._apart.seen = {other: tick for other, tick in known.items() if other.seen < tick}
                 return
             for timeline, tick in mark.items():

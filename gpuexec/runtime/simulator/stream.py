@@ -33,7 +33,7 @@ class SimulatorEvent:
     def __init__(self, device: SimulatorDevice) -> None:
         self._device = device
         self.point: Latch | None = None
-        # What the point stands for; set after it, so that who finds a mark finds its point or a later one.
+        # Clock of the point; set after it, so that a reader of a mark finds its point or a later one.
         self.mark: Clock = {}
 
     def make_point(self) -> Latch:
@@ -108,7 +108,7 @@ class SimulatorStream:
         self.handle = id(self)
         self._timeline = device.ordering.open_timeline()
         self.thread = StreamThread(device.lose, device.is_alive, random.Random(seed), delay_s)
-        # A stream forgotten by all ends its thread, without waiting. Not at exit: the thread is a daemon.
+        # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self.thread.stop).atexit = False
 
     def launch(

@@ -78,5 +78,5 @@ class StreamThread:
             time.sleep(self._delays.random() * self._delay_s)
         try:
             operation.run()
-        except Exception as error:  # whatever went wrong ends the device; every later call says so
+        except Exception as error:  # any error ends the device; every later call raises it
             self._lose(operation, error)

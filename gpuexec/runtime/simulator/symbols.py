@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
-_HEADER_OFFSETS, _HEADER_SIZES = 0x28, 0x3A  # where the section headers are; how large one is, and how many there are
+_HEADER_OFFSETS, _HEADER_SIZES = 0x28, 0x3A  # offset of the section headers; size of one, and their number
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC_SYMBOLS = 11

@@ -13,15 +13,15 @@ from pathlib import Path
 from gpuexec import knobs
 from gpuexec.errors import KernelError
 
-# The compiler may contract nothing and assume nothing that the device does not: results are to be the device's bits.
+# No contraction and no assumptions that the device does not make: results are to be the device's bits.
 _COMMON = (
     *("-std=c++17", "-fPIC", "-shared", "-pthread", "-w", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv"),
 )
-# Guards of static variables would cost an atomic read each time a kernel meets a __shared__ variable.
+# Guards of static variables would cost an atomic read at each use of a __shared__ variable.
 KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics")
 RUNTIME_FLAGS = ("-O2",)
-# Check mode: a call before each access, tests of alignment and of constant extents, and line numbers (in the form of
+# Check mode: a call before each access, checks of alignment and of constant extents, and line numbers (in the form of
 # DWARF that addr2line of binutils 2.40 reads right).
 CHECK_FLAGS = (
     "-g1",
@@ -30,7 +30,7 @@ CHECK_FLAGS = (
     "-fsanitize-recover=alignment,bounds",
     "-DGPUEXEC_CHECK=1",
 )
-# Instructions for what would be calls: conversions of half, and fmaf. Both ways give the same bits.
+# Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
 _SHOWN_LINES = 12
 
