@@ -1,7 +1,7 @@
 """Operator calls: `infer` and `compute` with their errors converted to the package's own.
 
-A spec that `infer` returns is checked to be of a tensor that can exist. Everybody who calls `infer`, or `compute` while
-planning, does it here: an operator may be a user's own, and a model may give it what nobody thought of.
+A spec that `infer` returns is checked to be of a tensor that can exist. All calls of `infer`, and of `compute` while
+planning, go through here: an operator may be a user's own, and may fail on inputs it was not written for.
 """
 
 from __future__ import annotations

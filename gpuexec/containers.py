@@ -1,9 +1,9 @@
 """Host objects: string tensors, sequences, optionals and maps, as NumPy arrays.
 
 A container is a 0-d array of a dtype of its own (`gpuexec.spec`), whose one field holds a list or a dict, with the type
-of what is or could be in it, or an element or None; so whoever handles arrays handles it too, and `dtype` tells what it
-is. What a container holds are arrays, never changed once they are in one. At the border, callers give and get Python's
-own: lists, None, dicts, arrays of str.
+of its elements, or an element or None; so code for arrays works on it too, and its `dtype` says what it is. The
+elements of a container are arrays, never changed once they are in one. Callers give and get Python objects: lists,
+None, dicts, arrays of str.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def pack(given: Any, declared: DeclaredSpec) -> Array:
     """Convert a caller's value to the array that represents it, by its declared spec.
 
     A sequence comes as a list or tuple, an optional as None or what it holds, a map as a mapping; arrays that stand for
-    containers already are taken as they are. Numbers are brought to the declared type where that loses nothing but
-    precision; one that is no array stands for a tensor of one element, whatever its declared rank.
+    containers already are taken as they are. Numbers are converted to the declared type where that loses nothing but
+    precision; one that is no array becomes a tensor of one element, of any declared rank.
 
     Raises:
         InputError: It is something else.

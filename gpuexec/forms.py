@@ -13,7 +13,7 @@ _FORMS: dict[tuple[str, str], Form] = {}
 class Form:
     """The inputs and outputs of an operator, by name.
 
-    In ``"A B bias? rest*"`` what has a question mark may be absent, and a star stands for any number.
+    In ``"A B bias? rest*"`` a question mark means optional, and a star any number.
     """
 
     inputs: str

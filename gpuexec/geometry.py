@@ -154,7 +154,7 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether the elements lie row-major without gaps; strides of axes of extent 1 do not matter."""
+    """Return whether the elements lie row-major without gaps; strides of axes of extent 1 do not matter."""
     if 0 in shape:
         return True
     expected = 1

@@ -6,7 +6,7 @@
 
 Nodes stand in an order in which every value is made before it is used; every value has one origin: an input, a
 constant, or one output of one node. An operator may have graphs among its attributes, its bodies (If, Loop, Scan): they
-are closed, so whatever a body takes from outside is one of its inputs. Names of values are unique in a graph, not
+are closed: every value that a body takes from outside is one of its inputs. Names of values are unique in a graph, not
 across bodies. `check` holds exactly this.
 """
 

@@ -1,7 +1,7 @@
 """Kernel instance table: the template instantiations that lowerings may launch.
 
-So they can be compiled and measured beforehand. Whoever launches a kernel lists its instances beside the lowering, once
-for each name expression:
+So they can be compiled and measured beforehand. Each lowering lists the instances that it launches, once for each name
+expression:
 
     instantiate("norm.cu", [f"layer_norm<{dtype_row(dtype).cuda}>" for dtype in dtypes_of("float")])
 """

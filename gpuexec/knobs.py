@@ -32,7 +32,7 @@ class Knob:
     Attributes:
         name: Of the variable.
         kind: The Python type of its values: bool, int, float or str. An empty text is as if it were not set.
-        default: Its value where it is not set; None: found where it is used, as ``default_text`` tells.
+        default: Its value where it is not set; None: computed where it is used, as described by ``default_text``.
         meaning: One sentence.
         least: Of a number.
         most: Of a number.

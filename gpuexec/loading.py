@@ -37,8 +37,8 @@ def load(
         source: A path, the file's bytes, a binary file object, or an onnx.ModelProto.
         dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0,
             128)}``), so that one plan serves all of it.
-        outputs: Names of the values that shall be the outputs, inner ones too, in this order; what none of them needs
-            is left out, supported or not. None: those the model declares.
+        outputs: Names of the values that become the outputs, inner ones too, in this order; what none of them needs is
+            left out, supported or not. None: those the model declares.
         disabled_passes: Names of passes to leave out, at load and when planning.
         memories: ``"implicit"`` lets recurrent layers that start from nothing go on from where the run before left
             them: each is given an input and an output for its state, listed in `Model.memories`.

@@ -1,10 +1,9 @@
 """Memory-mapped files, and the byte ranges of arrays within them.
 
-An array over a map says where its content lies, and takes no memory. Nobody reads it through the map: a system ends a
-process (SIGBUS) that touches a page which was cut off a file. Content is read by ranges of the file instead, by
-`bring`, `read_pieces` and `FileSource.read_into`, and a file that changed or ended is an AccessError that names it. So
-nothing but its array need be passed along of a weight, and views of it (a slice, a transposition) stay views of the
-file.
+An array over a map identifies its content in the file, and takes no memory. It is never read through the map: a process
+that touches a page of a truncated file is killed by SIGBUS. Content is read by file ranges instead, by `bring`,
+`read_pieces` and `FileSource.read_into`, which raise an AccessError for a file that changed or was truncated. So a
+weight is represented by its array alone, and views of it (a slice, a transposition) stay views of the file.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def map_file(file: int, name: str, path: str | os.PathLike[str] | None = None) -
     """Return the bytes of a file, mapped and read-only.
 
     Args:
-        file: A descriptor of a regular file, which is the map's from now on, whatever happens.
+        file: A descriptor of a regular file, owned by the map from now on, also after an error.
         name: What messages call it.
         path: Where it was opened, so that other processes find it; None: they can't.
 

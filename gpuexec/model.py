@@ -181,14 +181,14 @@ class Model:
     def with_weights(self, weights: WeightSource) -> Model:
         """Return this model with other content for some of its weights; all else is shared, plans and devices' too.
 
-        What was worked out from weights (a Conv with its BatchNormalization, a folded Transpose) is worked out anew.
+        Constants computed from weights (a Conv with its BatchNormalization, a folded Transpose) are computed again.
 
         Args:
             weights: Arrays by name, as the file names them; a `NamedDataMap`; or the path of a .safetensors, .npz or
                 ONNX file.
 
         Raises:
-            InputError: There is no weight of that name, or its type or shape is another; tells all that is wrong.
+            InputError: There is no weight of that name, or its type or shape differs; lists all errors.
             ModelError: The file can't be read.
         """
         return exchange_weights(self, read_weights(weights))
@@ -201,8 +201,8 @@ class Model:
         Args:
             kind: ``"fp16"``: float32 as half. ``"int8"``: floats as integers with one scale for each channel,
                 symmetric about zero.
-            only: Told the name and content of each weight that could be; what it says no to stays as it is. Names are
-                the file's, or, where folding made the weight, those of the node's output or the node's and
+            only: Called with the name and content of each candidate weight; one it returns False for stays as it is.
+                Names are the file's, or, where folding made the weight, those of the node's output or the node's and
                 ``.weight``.
 
         Raises:

@@ -91,7 +91,7 @@ class Emitter(Protocol):
     def grow(self, output: Slot, source: Slot) -> bool:
         """Let an output extend an input's bytes in place, where the input is a memory with capacity; else return False.
 
-        Strides are the input's. Whoever asks writes what the input does not have.
+        Strides are the input's. The caller writes the bytes beyond the input.
         """
 
     def contiguous(self, slot: Slot) -> Slot:
@@ -197,7 +197,7 @@ def qualified(name: str, domain: str = "") -> str:
 def find_operator(name: str) -> type[Operator] | None:
     """Return the class registered under a qualified name, or None.
 
-    A domain that is met for the first time may be one that an installed package announces (`gpuexec.extensions`).
+    The first look-up in a domain imports the installed packages that announce it (`gpuexec.extensions`).
     """
     if name not in _OPERATORS and "." in name:
         load_domain(name.rpartition(".")[0])

@@ -4,8 +4,8 @@
         ...
     note("host read", "x for Expand_3 (shape)", nbytes=16, took_ms=0.2)
 
-Who looks on is found by the context, so nothing has to be passed down. Where nobody does, a phase costs a look at a
-context variable; what is on the way of every run asks `find_witness` once instead.
+The receiver is a context variable, so nothing has to be passed down. Without a receiver, a phase costs one look-up of
+that variable; code on the path of every run calls `find_witness` once instead.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ ReadLog = Callable[[str, int | None], None]
 class HostValue:
     """The content of a tensor, known while planning.
 
-    ``log`` is called with the role of every read ("axes"), so that a plan can tell what it depends on; and where all
-    numbers up to one are the same to the reader, with that. A value that follows from the model alone has none.
+    ``log`` is called with the role of every read ("axes"), so that a plan knows what it depends on; and, where all
+    numbers up to a bound have the same effect, with that bound. A value that follows from the model alone has no log.
     """
 
     array: np.ndarray[Any, Any]

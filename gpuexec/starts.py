@@ -31,7 +31,7 @@ def find_starts(
         given: Specs of all other inputs, by name.
 
     Raises:
-        StateError: Nothing tells an extent; names the memory.
+        StateError: An extent can't be inferred; names the memory.
         GpuexecError: The inputs don't fit the graph.
     """
     wanted = [memory for memory in memories if memory.input not in given]

@@ -25,7 +25,7 @@ def lock_file(file: int) -> None:
     """Wait for the lock of a file against other threads and processes; closing the descriptor releases it.
 
     Args:
-        file: A descriptor, opened for this lock and written to by nobody.
+        file: A descriptor, opened for this lock alone and never written to.
 
     Raises:
         OSError: The file system has no locks.

@@ -1,14 +1,14 @@
 """Example calls of operators, from which their element types and blits are derived.
 
-What types an operator takes its ``infer`` decides, input by input, and what becomes a blit its ``lower``; a list beside
-them would be a second word on both. So both are asked (`gpuexec.cli.operator_types`). What is asked is an example:
-either inputs that are tensors of one type and of few axes, which need not be said, or the operator's own:
+An operator's ``infer`` decides the types it accepts, input by input, and its ``lower`` the launches that become blits;
+a list beside them would be a second source of truth. So both are called (`gpuexec.cli.operator_types`) with an example:
+by default tensors of one type and of few axes, or else the operator's own:
 
     example = "float32[1,1,4,4] kernel_shape=(2,2)"
 
 An input is a type and a shape, with its content where shapes depend on it (``int64[2]=3,2``); ``-`` where it is
 absent; ``sequence``, ``optional`` or ``map``. An attribute is a literal of Python without blanks. Several examples are
-parted by ``|``: together they show every type of an input.
+separated by ``|``: together they cover every type of an input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Element types that operators accept, per input, and those with a blit, found by asking the operators.
 
 An example (`gpuexec.cli.operator_examples`) is tried with each of its inputs in every type, alone and together with the
-inputs of its own type: what ``infer`` takes is what the operator takes. Each such call is planned for a device whose
-memory is textures: if the host has nothing to compute there, all that is launched has a blit.
+inputs of its own type: the types that ``infer`` accepts are the operator's. Each such call is planned for a device
+whose memory is textures: if nothing runs on the host there, every launch has a blit.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class OperatorRow:
             attributes or inputs; ``"host"``; ``""``: it is not there.
         reason: Why the host, or, of what has kernels, when the host all the same; of another form, which operator.
         pixel: ``"blits"``, with the types of an input that have them where not all do; ``"host"``, with the names of
-            the parts that run there; ``""``: its graphs decide, or nobody says.
+            the parts that run there; ``""``: its graphs decide, or it is not known.
         types: Element types of each input, as `infer` takes them; of what has no inputs, those that it gives; of what
             is inlined or has graphs, those of ONNX's schema, all in one.
     """

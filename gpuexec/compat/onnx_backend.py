@@ -7,8 +7,7 @@
 
 Devices are ``CPU``, ``CUDA`` (or ``CUDA:0``) and ``SIMULATOR``. Inputs stand in the model's order, initializers left
 out, or are a dict by name: arrays, NumPy and Python scalars, TensorProtos, arrays of str; lists for sequences, None
-for an empty optional, dicts for maps. Outputs have the same forms. Whatever goes wrong is an error of
-`gpuexec.errors`.
+for an empty optional, dicts for maps. Outputs have the same forms. All errors are of `gpuexec.errors`.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class GpuexecBackend(base.Backend):
 
         Raises:
             InputError: The inputs don't fit the node.
-            ModelError: ONNX knows no such operator, or can't tell the types of its outputs.
+            ModelError: ONNX knows no such operator, or can't infer the types of its outputs.
         """
         names = list(dict.fromkeys(name for name in node.input if name))
         items = inputs if isinstance(inputs, (Mapping, list, tuple)) else [inputs]

@@ -31,7 +31,7 @@ class GapRow:
         node, operator, value: What made it, and its name.
         accumulated: Where both sides went their own way from the model's inputs on; None where the other side has no
             value of that name and shape.
-        alone: Where the layer was given the same inputs on both sides; None where the other side can't tell.
+        alone: Where the layer was given the same inputs on both sides; None where the reference can't compute it.
     """
 
     node: str
@@ -46,8 +46,8 @@ class GapReport:
     """The gaps of all layers, in the order they ran, and of the outputs.
 
     Attributes:
-        backend: Who was measured.
-        against: Who said what was expected.
+        backend: The backend that was measured.
+        against: The reference.
         rows: A layer's values; those of a loop's body once for each trip.
         outputs: The model's outputs, by name.
     """

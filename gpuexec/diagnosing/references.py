@@ -1,7 +1,7 @@
 """Reference results for layers: by NumPy, another engine, or another model.
 
-Each reference tells two things: what a whole run of its own makes of the same inputs (so that errors add up), and what
-one node makes of inputs that it is handed (so that they don't).
+Each reference computes two things: a whole run of its own on the same inputs (so that errors accumulate), and one node
+on given inputs (so that they don't).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def expose(parts: Parts, names: Sequence[str]) -> Parts:
     """Return parts with additional outputs after the present ones; what is an output already stays one.
 
     Raises:
-        InputError: There is no such value or node, or nothing tells a value's type.
+        InputError: There is no such value or node, or a value's type can't be inferred.
     """
     graph = parts.graph
     added = [value for value in _find(parts, names, "expose") if value not in graph.outputs]
@@ -135,7 +135,7 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
     """Return the types of values: declared, of constants, and inferred.
 
     Raises:
-        InputError: Nothing tells one.
+        InputError: A type can't be inferred.
     """
     types = {value: value.declared for value in values if value.declared is not None}
     arrays = {value: graph.constants[value] for value in values if value in graph.constants}
@@ -169,7 +169,7 @@ def _infer_types(graph: Graph, values: Sequence[Value], *, follows_content: bool
 def _try_extents(graph: Graph, values: Sequence[Value], guesses: tuple[int, int]) -> dict[Value, DeclaredSpec]:
     """Infer types with two extents for each free dimension; extents that come out alike are fixed.
 
-    Where both are the same, extents are not told from fixed ones, and all stay free.
+    Where both are the same, free extents can't be distinguished from fixed ones, and all stay free.
     """
     made = [value for node in graph.nodes for value in node.outputs if value is not None]
     whole = Graph(graph.inputs, tuple(made), graph.nodes, graph.constants, graph.name)

@@ -47,7 +47,7 @@ class _Row:
 class NamedDataMap(Mapping[str, Array]):
     """Arrays by name, read on demand from .safetensors files and from large external data.
 
-    A mapping like any other, with ExecuTorch's names for what it tells beside that.
+    A mapping, with the methods of ExecuTorch's NamedDataMap beside it.
     """
 
     def __init__(self, rows: Mapping[str, _Row], sources: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Editable form of a model: the graph before any pass, its memories and dimensions, and the way back to a Model.
 
-Edits work on the graph before the passes: every value still has the name its file gave it, and what a pass worked out
-from weights is worked out anew.
+Edits work on the graph before the passes: every value still has the name its file gave it, and constants that passes
+compute from weights are computed again.
 """
 
 from __future__ import annotations

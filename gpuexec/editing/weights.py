@@ -46,7 +46,7 @@ def replace_weights(graph: Graph, arrays: Mapping[str, Array]) -> Graph:
 
     Raises:
         InputError: There is no weight of that name, several bodies have one, or type or shape is another; what is
-            wrong is told, and nothing was done.
+            wrong is listed, and nothing was changed.
     """
     found = find_weights(graph)
     wrong = []

@@ -2,9 +2,9 @@
 
     Exposure.expose(graph) -> Exposed(graph, nodes, rows, words, counts, tensors)
 
-What compares nodes has all values as outputs. What counts NaN or takes statistics has `Statistics` nodes beside the
-nodes it looks at, whose words are joined into one output; so looking is part of the plan, on every device, and no value
-lives longer than to be read once more.
+To compare nodes, all values become outputs. To count NaN or take statistics, `Statistics` nodes are added beside the
+observed nodes, and their words joined into one output; so observation is part of the plan, on every device, and a
+value's lifetime grows by one read only.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Exposed:
 
     Attributes:
         graph: The graph.
-        nodes: Those that it had itself: who looks at values is none of them.
+        nodes: Its original nodes, without those added for observation.
         rows: What has statistics, in the order of its words.
         words: The output that joins them; None where there are none.
         counts: The output that joins the histograms of those rows that have one.
@@ -108,7 +108,7 @@ class Exposure:
 
         Args:
             graph: What is planned.
-            untold: Those of its inputs and weights that no tap told of before.
+            untold: Those of its inputs and weights that no tap has reported before.
         """
         exposed = self._add_statistics(graph, untold) if self.has_statistics else Exposed(graph, graph.nodes)
         if self.keeps_all:

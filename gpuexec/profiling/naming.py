@@ -11,7 +11,7 @@ from gpuexec.runtime.device import Device, Stream
 class Naming:
     """Unique names: the first of a kind is named for the kind, later ones get a number.
 
-    Nothing is kept alive by having a name. Whoever calls holds a lock.
+    Names keep nothing alive. The caller holds a lock.
     """
 
     def __init__(self) -> None:

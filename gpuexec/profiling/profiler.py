@@ -1,6 +1,6 @@
 """The profiler: timings and events of runs, collected while they are submitted.
 
-Chosen when running, not when building or loading. What nobody profiles pays a test for None.
+Chosen when running, not when building or loading. Without a profiler, a run pays for a test for None.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Profiler:
             worker.run(x)
         profiler.table()
 
-    It hears of all runs scheduled in the context (a thread begun there has a context of its own), of any Worker or
+    It records all runs scheduled in the context (a thread begun there has a context of its own), of any Worker or
     Method, but for those that have a profiler of their own (``Worker(model, profiler=...)``, ``Program.load_method``,
-    ``Module``); not of a Replay's. A run that is profiled is put on its
-    stream as launches, layer by layer, and not as a graph; what would run side by side runs one after the other.
-    Nothing is waited for before rows are asked for. Any number of threads may use it.
+    ``Module``); but not a Replay's. A run that is profiled is put on its stream as launches, layer by layer, and not as
+    a graph; what would run side by side runs one after the other. Nothing is waited for before rows are asked for. Any
+    number of threads may use it.
 
     Args:
         keep_runs: How many runs are remembered, the last ones.
         memory: Whether to note at each layer what memory is held.
         nvtx: Whether to mark layers and phases for NVIDIA's profilers, by NVTX.
-        clock: Tells the host's time, in seconds.
+        clock: Clock of the host, in seconds.
 
     Raises:
         DeviceNotFoundError: ``nvtx``, and CuPy's NVTX is not there.

@@ -28,11 +28,11 @@ class CommandRow:
 class LayerRow:
     """A layer of one run.
 
-    ``run`` counts the runs that the profiler saw, ``plan`` the plans it met; a layer that the host computed has plan
-    -1 and the device ``host``. ``issued_ms`` and ``issue_ms`` are when the host began to put it on the stream and how
-    long that took; ``start_ms`` and ``duration_ms`` are the device's, None where it failed. ``flops`` is None where
-    there is no formula. ``stream`` is the name of the run's stream among those of its device, ``thread`` that of the
-    thread that put the layer there, or computed it.
+    ``run`` counts the runs that the profiler recorded, ``plan`` their plans; a layer that the host computed has plan -1
+    and the device ``host``. ``issued_ms`` and ``issue_ms`` are when the host began to put it on the stream and how long
+    that took; ``start_ms`` and ``duration_ms`` are the device's, None where it failed. ``flops`` is None where there is
+    no formula. ``stream`` is the name of the run's stream among those of its device, ``thread`` that of the thread that
+    put the layer there, or computed it.
     """
 
     run: int
@@ -79,9 +79,9 @@ class EventRow:
 class MemoryRow:
     """Memory held when a layer was put on the stream.
 
-    ``device`` and ``stream`` are those of its run. ``arena_used`` are the bytes of the arena whose content is alive
-    during the layer, ``arena`` all that the plan has, ``values`` what lies there, with its bytes; ``held`` tells bytes
-    by what holds them, as `Worker.memory_stats` does.
+    ``device`` and ``stream`` are those of its run. ``arena_used`` are the bytes of the arena that are live during the
+    layer, ``arena`` all that the plan has, ``values`` the temporaries there, with their bytes; ``held`` bytes by
+    purpose, as `Worker.memory_stats` returns them.
     """
 
     run: int

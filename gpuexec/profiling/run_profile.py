@@ -1,7 +1,7 @@
 """Profile of one run: rows written while it is submitted, timed by events on its stream.
 
-Nothing is waited for. A pair of events stands around each layer; what they tell is picked up once they are done, and
-the events are let go of then.
+Nothing is waited for. Each layer has an event before and one behind it; their times are read once they are done, and
+the events are released then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunProfile:
         model: The name of what is run.
         device: Where.
         stream: What it is put on.
-        read_memory: Tells the bytes held, by what holds them; None: nobody asks.
+        read_memory: Returns the bytes held, by purpose; None: memory is not recorded.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Backend selection, and what all users of a device share: completion thread, staging, stream for copies.
 
-One backend per device and process. AUTO may choose, and says which and why; whoever asks for a GPU by name gets it or
-an error.
+One backend per device and process. AUTO may choose, and reports its choice and the reason; a GPU asked for by name is
+opened, or an error raised.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backe
 
     Args:
         type: Which kind of device.
-        ordinal: Which of them. With AUTO, who names one other than the first wants a GPU.
+        ordinal: Number of the device among those of its type. With AUTO, any but 0 means a GPU.
 
     Raises:
         DeviceNotFoundError: As `open_backend`.

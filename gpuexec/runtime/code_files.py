@@ -1,8 +1,8 @@
 """Compiled-code files: private cache folders, and ownership checks on the descriptor that is then loaded.
 
 A cache of kernels is code that this process will run. So a cache's folder is made for the user alone, and nothing is
-loaded that somebody else could have written: folder and file must be the user's own or the system's (root's), and no
-group and nobody else may write to them.
+loaded that another user could have written: folder and file must be owned by the user or by root, and not writable by
+group or others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder for the user alone, with missing parents, and remove write permission of others from it.
 
     Raises:
-        AccessError: It is somebody else's, or a link, so it is not to be used.
+        AccessError: It belongs to another user, or is a link.
         OSError: It can't be made.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]

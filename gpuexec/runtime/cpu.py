@@ -84,7 +84,7 @@ class CpuDevice:
     Args:
         order: Picks which of n ready commands runs next, in place of plan order and the pool; to prove that edges
             suffice.
-        clock: Tells timed events the time, in seconds.
+        clock: Clock of timed events, in seconds.
         threads: Size of the pool; None: one per core, and two at least.
     """
 

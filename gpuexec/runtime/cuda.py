@@ -1,7 +1,7 @@
 """The CUDA device: calls of CuPy and of the driver, without logic.
 
-Whatever decides stands in modules that the simulator runs too. The current device and stream of the caller's thread are
-left as they were.
+Decisions are made in modules that the simulator runs too. The current device and stream of the caller's thread are left
+as they were.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The CUDA device with textures as memory: calls of CuPy, without logic.
 
-What decides stands in `gpuexec.runtime.pixel`. A block of memory is a CUDA array of four 32-bit channels with a texture
+Decisions are made in `gpuexec.runtime.pixel`. A block of memory is a CUDA array of four 32-bit channels with a texture
 object to read it by and a surface object to write it by. It has no address, so it takes one of `AddressSpace`. Pinned
 memory, streams, events and kernels are those of `CudaDevice`.
 """
@@ -41,7 +41,7 @@ class Handles:
 class CudaTexture:
     """Device memory: an array with its texture and surface objects. The host can't access it.
 
-    It goes back to CUDA when it is freed, or when nobody holds it any more.
+    It is returned to CUDA when it is freed or no longer referenced.
     """
 
     array: ByteArray | None = None
@@ -192,8 +192,8 @@ class CudaPixelDevice(CudaDevice):
     def find_edge(self, stream: int) -> int:
         """Return the address of 16 bytes of scratch memory, through which a stream's copies move part of a texel.
 
-        They stay as long as the device does, since work that uses them may outlive whoever put it on the stream. Each
-        thread has its own, so that copies of two don't mix on a stream that both put work on.
+        They live as long as the device, since work that uses them may outlive its submitter. Each thread has its own,
+        so that copies of two don't mix on a stream that both put work on.
         """
         key = (stream, threading.get_ident())
         if key not in self._edges:

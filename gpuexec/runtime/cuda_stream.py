@@ -192,4 +192,4 @@ class CudaStream:
         self._device.note_done(self._command)
 
     def close(self) -> None:
-        """Do nothing: CuPy destroys the stream once nobody holds it, and CUDA ends its work first."""
+        """Do nothing: CuPy destroys the stream once it is unreferenced, and CUDA finishes its work first."""

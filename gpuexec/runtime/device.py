@@ -1,7 +1,7 @@
 """The device protocol: Device, Memory, Stream, Event and Function.
 
 Five devices implement it: cuda, cuda_pixel, simulator, tracer and cpu. Addresses are numbers that bytes are counted
-from. Where memory is textures they stand for bytes of a texture.
+from. Where memory is textures they denote bytes of a texture.
 
 Everything is explicit: streams are passed, nothing waits unless it is called ``synchronize``. After a device fault
 every call raises DeviceLostError.
@@ -50,15 +50,15 @@ class Memory(Protocol):
     def free(self) -> None:
         """Free the bytes. A second call does nothing.
 
-        The caller has seen to it that nothing uses them any more, but for work of streams told by `note_stream`.
+        The caller guarantees that nothing uses them any more, but for work of streams noted by `note_stream`.
         """
 
 
 def note_stream(memory: Memory, stream: Stream) -> None:
     """Note that work of a stream may use a memory until it is freed, without anyone waiting for that work.
 
-    A device with a pool uses the bytes again behind what is on the stream by then. Memory of somebody else's is his to
-    keep. The stream has to exist until then.
+    A device with a pool reuses the bytes only behind what is on the stream when they are freed, so the stream must
+    exist until then. For foreign memory this does nothing.
     """
     if hasattr(memory, "note_stream"):
         memory.note_stream(stream)

@@ -1,8 +1,8 @@
 """DLPack capsules, read and made by ctypes without an array package.
 
 The structs are those of DLPack 1.0 (https://github.com/dmlc/dlpack/blob/v1.0/include/dlpack/dlpack.h): a capsule holds
-a ``DLManagedTensorVersioned``, or from older producers a ``DLManagedTensor``. Whoever takes one renames it and calls
-its deleter once done; a capsule that nobody took calls it itself.
+a ``DLManagedTensorVersioned``, or from older producers a ``DLManagedTensor``. A consumer renames the capsule and calls
+the deleter once done; a capsule without a consumer calls it itself.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def peek(capsule: object) -> tuple[np.dtype[Any], tuple[int, int]]:
     """Return the element type and device of a capsule's tensor, without consuming it.
 
     Raises:
-        InputError: It holds an element type that is not supported, or is no capsule that nobody took.
+        InputError: It holds an element type that is not supported, or is no capsule, or a consumed one.
     """
     tensor = _open(capsule, f"a {type(capsule).__name__} is")[2].tensor
     return _to_numpy(tensor.dtype), (tensor.device.type, tensor.device.id)

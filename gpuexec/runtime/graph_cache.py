@@ -22,7 +22,7 @@ class GraphHolder(Protocol):
 class GraphCache:
     """LRU cache of graph holders; beyond ``capacity_bytes``, the least recently used are closed.
 
-    A closed graph may come back: its holder makes it anew once it is worth it.
+    A closed graph may come back: its holder makes it again once that pays.
 
     Args:
         capacity_bytes: None: as GPUEXEC_GRAPH_BYTES says. 0: no graphs.

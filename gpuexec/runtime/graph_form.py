@@ -24,8 +24,8 @@ class GraphForm:
         commands: Those of the prepared segment, the very list.
         edges: Pairs (before, after) of positions.
         origins: The node of the model that each command stems from.
-        graphs: Who closes the graph where others need the room. None: nobody, and it is used from the first submission
-            on, whatever patching it costs.
+        graphs: The cache that evicts the graph. None: it is never evicted, and used from the first submission on,
+            whatever patching it costs.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class GraphForm:
         """Make the graph with every address set; return False where there is no room for it.
 
         Raises:
-            OutOfMemoryError: There is none, and the graph is nobody's to refuse.
+            OutOfMemoryError: There is none, and no cache that could refuse the graph.
         """
         graphs = self._graphs
         if graphs is None:
@@ -144,8 +144,8 @@ class GraphForm:
     def _is_worth(self, touched: AbstractSet[int]) -> bool:
         """Return whether updating and launching the graph costs less than launches.
 
-        What is stale from before is brought up to date once not having done so would have paid for it: one change of
-        size is followed by many runs, or by another change.
+        Stale nodes of earlier submissions are updated once the launches made instead have cost as much: one change of
+            size is followed by many runs, or by another change.
         """
         if len(touched) > self._worth or not self._rigid.isdisjoint(touched):
             return False

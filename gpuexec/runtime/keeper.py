@@ -12,7 +12,7 @@ from gpuexec.runtime.device import Event
 class Keeper:
     """Objects kept alive by events; those whose event is done are released whenever something is added.
 
-    A caller may drop an input, an output or a request while a copy or a kernel still uses its bytes. Rows are let go of
+    A caller may drop an input, an output or a request while a copy or a kernel still uses its bytes. Rows are released
     in the order they came, so that adding stays cheap.
     """
 

@@ -4,9 +4,9 @@ One entry per kernel rather than one module per plan: plans differ in the set of
 would be the set, and a plan that adds one kernel would compile all of its neighbours again.
 
 An entry is ``<key>.cubin``, which a driver loads as it is, and ``<key>.json``: a line with the checksum of both, then
-what the compiler said. Both are renamed into place, and whoever compiles holds a lock on ``<key>.lock``: so many
+what the compiler said. Both are renamed into place, and a compiling process holds a lock on ``<key>.lock``: so many
 processes on an empty cache compile each kernel once. An entry whose checksum does not match counts as absent, and so
-does one that somebody else could have written (`gpuexec.runtime.code_files`). Lock files stay, since removing one would
+does one that another user could have written (`gpuexec.runtime.code_files`). Lock files stay, since removing one would
 let two processes lock different files of one name.
 """
 
@@ -50,8 +50,8 @@ def make_key(text: str, expressions: Sequence[str], architecture: str, options: 
 class KernelCache:
     """Cubins by key: from memory, from disk, or compiled once.
 
-    A folder that can't be written, or is somebody else's, costs a compile per process and no more: the first failure
-    warns once (RuntimeWarning), ``fallback`` keeps its text, and entries stay in memory. Thread-safe.
+    A folder that can't be written, or belongs to another user, costs a compile per process and no more: the first
+    failure warns once (RuntimeWarning), ``fallback`` keeps its text, and entries stay in memory. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class KernelCache:
     def file_of(self, entry: CachedCubin) -> Path:
         """Return a file with the cubin: a private copy of this process, deleted when it ends.
 
-        A driver reads the file by its name, so it must be one that nobody can have changed since it was checked. Equal
+        A driver reads the file by its name, so it must be one that can't have been changed since it was checked. Equal
         content has an equal name, since modules are known by theirs.
 
         Raises:

@@ -37,8 +37,8 @@ def find_source(source: str) -> Path:
 
     Args:
         source: The name of a file among the package's kernels (``"softmax.cu"``); ``"module:file.cu"`` for one that
-            lies beside a module of somebody else's package (``__name__ + ":file.cu"`` where it is written); or an
-            absolute path.
+            lies beside a module of another package (``__name__ + ":file.cu"`` where it is written); or an absolute
+            path.
 
     Raises:
         KernelError: There is no such module, or it is no file.

@@ -1,8 +1,8 @@
 """Interruptible waiting: latches that stay usable when KeyboardInterrupt ends a wait at any instruction.
 
-`threading.Condition` and `threading.Event` take and leave a lock by methods written in Python, so an interrupt that
-comes in between leaves the lock taken, and the thread that wants to tell of its work blocks for good. Here every waiter
-has a lock of its own; what is shared is a deque, whose operations are single instructions.
+`threading.Condition` and `threading.Event` acquire and release a lock in methods written in Python, so an interrupt in
+between leaves the lock held, and the thread that wants to notify blocks for ever. Here every waiter has a lock of its
+own; what is shared is a deque, whose operations are single instructions.
 
 A lock of `threading` itself is safe where ``with`` takes it: no interrupt comes between. Where it is only tried, it is
 taken and noted in one instruction, ``held.extend(map(lock.acquire, (False,)))``, within the ``try`` that releases it.

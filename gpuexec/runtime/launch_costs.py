@@ -10,11 +10,11 @@ class LaunchCosts:
     """Upper bounds of the host's microseconds for each part of a submission.
 
     Attributes:
-        stream_us: A submission as a stream of launches, whatever it holds.
+        stream_us: A submission as a stream of launches, of any content.
         launch_us: One command of such a submission.
         graph_us: A submission as a graph that is up to date.
-        patch_us: One node of a graph brought up to date.
-        node_us: One node of a graph made anew.
+        patch_us: Update of one node of a graph.
+        node_us: Creation of one node of a graph.
     """
 
     stream_us: float

@@ -1,12 +1,12 @@
 """Stream-ordered memory pool: freed blocks are reused only behind the work that may still use them.
 
-A block that is given back names the streams whose work may use it still; without any it is idle, since its holder has
-waited. A stream that is the only one named gets the block at once: what is issued later comes later. Any other stream
+A returned block names the streams whose work may still use it; without any it is idle, since its holder has waited. The
+stream that is the only one named gets the block at once, because later work of that stream runs later. Any other stream
 waits, on the device, for an event recorded on those named; the host gets the block once these events are done. The
-events are recorded when somebody wants the block, so giving back is an append to a queue: it takes no lock and calls no
-driver, and a finalizer may do it anywhere, in the middle of a call of the pool too.
+events are recorded when the block is wanted, so returning one is an append to a queue: it takes no lock and calls no
+driver, and a finalizer may do it anywhere, even in the middle of a call of the pool.
 
-The pool is one device's and nobody else's: memory that the user's own allocator gets back early never comes here.
+A pool serves one device alone: memory of the user's own allocators never comes here.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class MemoryPool:
                 anywhere at once.
 
         Raises:
-            OutOfMemoryError: There is no room, even once all that was given back has gone to the source.
+            OutOfMemoryError: There is no room, even once all idle blocks are released to the source.
         """
         size = self._source.round_up(nbytes)
         found = None

@@ -1,6 +1,6 @@
 """NVRTC compilation of CUDA C++ to cubins, through ``cuda.bindings``, without a driver, a GPU or CuPy.
 
-Contraction, denormals and rounding are fixed here, because a result must not depend on who compiled it:
+Contraction, denormals and rounding are fixed here, because a result must not depend on how a kernel was compiled:
 ``--fmad=false`` (an fma is written where it is wanted), no ``-ftz``, and NVRTC's exact division and square root, which
 are its defaults.
 """
@@ -72,7 +72,7 @@ def compile_cubin(
         architecture: ``"sm_90"`` or ``"sm_90a"``; ``"compute_90"`` gives PTX in place of machine code, which the
             driver of any later device translates.
         options: NVRTC options beside architecture and include folder.
-        source: File name, for messages and for who looks into a cubin.
+        source: File name, for messages and for the debug information of the cubin.
 
     Raises:
         DeviceNotFoundError: NVRTC is not installed; the message has the command.

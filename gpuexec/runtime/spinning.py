@@ -20,7 +20,7 @@ def spin(is_done: Callable[[], bool], limit_us: float, clock: Callable[[], float
     Args:
         is_done: What is polled; what it raises comes out.
         limit_us: For how long; 0: not at all.
-        clock: Tells the time in seconds.
+        clock: Clock in seconds.
 
     Returns:
         Whether it is done; False where it may still be under way.

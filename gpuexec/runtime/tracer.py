@@ -1,7 +1,7 @@
 """The tracer: a device that records the calls made to it and executes nothing.
 
-For tests, `explain`, and measuring the host's share. It plans like a GPU. Addresses are numbers that stand for no
-memory; what is read back is zeros.
+For tests, `explain`, and measuring the host's share. It plans like a GPU. Addresses are numbers without memory behind
+them; readbacks give zeros.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class TracerDevice:
 
     Args:
         target: What plans are made for, by name.
-        launch_ms: How long a launch of a kernel takes, as timed events tell (None: no time); nothing is waited for.
+        launch_ms: Duration of a kernel launch for timed events (None: no time); nothing is waited for.
         multiprocessors: Of the device planned for; None: as the smallest of the architecture.
     """
 

@@ -12,8 +12,8 @@ class Transfers:
     """The copy stream, made when first used, with the lock of its callers.
 
     Attributes:
-        lock: Held by whoever puts work on the stream, and waits for nothing meanwhile: what a copy waits for must not
-            get between another's commands.
+        lock: Held while work is put on the stream, without waiting for anything: the waits of one copy must not come
+            between the commands of another.
     """
 
     def __init__(self, device: Device) -> None:

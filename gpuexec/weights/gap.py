@@ -26,7 +26,7 @@ class WeightRow:
     Attributes:
         node: Its name.
         operator: What it computes, as ONNX calls it.
-        weight: The gap between the wide weight and what the narrow one stands for; None where the first is not in the
+        weight: The gap between the wide weight and the value of the narrow one; None where the first is not in the
             model any more.
         output: The gap of what it makes, inputs being what each of the models makes them.
         nbytes: Of the weight with its scales.

@@ -15,9 +15,9 @@ and can't be changed, gets this package if it stands in for the other before tha
 
 A session holds a Model and a few Workers over it, so that it may be run from many threads. Providers are backends:
 CUDAExecutionProvider, CPUExecutionProvider and GpuexecSimulatorExecutionProvider; others are named in a warning, and
-the next of the list is taken. What is set and has no meaning here is named in a warning once. Errors are gpuexec's, by
-ONNX Runtime's names, and chained to what they stand for. Not there, and refused by name where they are used: sparse
-tensors, adapters, compiled models and providers, operators from compiled libraries; training.
+the next of the list is taken. Options without a meaning here are named in a warning once. Errors are gpuexec's, by ONNX
+Runtime's names, and chained to their cause. Not supported, and refused by name where they are used: sparse tensors,
+adapters, compiled models and providers, operators from compiled libraries; training.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class IOBinding:
     ) -> None:
         """Bind dense bytes at an address, which the caller keeps alive.
 
-        On a GPU the run comes after what is on the legacy default stream, where torch and CuPy work unless told
+        On a GPU the run comes after what is on the legacy default stream, where torch and CuPy work unless configured
         otherwise, and what is put there afterwards comes after the run.
 
         Raises:
@@ -111,7 +111,7 @@ class IOBinding:
     ) -> None:
         """Bind an output to a device, or to dense bytes at an address there, which the caller keeps alive.
 
-        Without an address each run makes memory for it, whatever shape it turns out to have.
+        Without an address each run allocates memory for it, of the shape it turns out to have.
 
         Raises:
             BindingError: There is no such output, the session can't write memory of that device, or an address has no

@@ -136,7 +136,7 @@ def make_error(kind: type[GpuexecError], message: str, source: GpuexecError | No
     Args:
         kind: A class of this module.
         message: What is wrong.
-        source: The error it stands for; its node and value are the new one's.
+        source: The original error; its node and value are the new one's.
     """
     assert issubclass(kind, Status)
     text = f"[gpuexec] : {kind.number} : {kind.status} : {message}"

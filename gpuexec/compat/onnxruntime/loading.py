@@ -73,7 +73,7 @@ def promote(model: Model, names: frozenset[str]) -> Model:
     An initializer that nothing in the file reads is an input without effect.
 
     Raises:
-        InvalidArgument: One is none that the model lets callers give anew, or reading the model needed its content.
+        InvalidArgument: The model does not let callers override one, or reading the model needed its content.
     """
     graph = model.info.graph
     found = {value.name: value for value in graph.constants if value.name in names}

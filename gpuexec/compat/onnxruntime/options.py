@@ -260,7 +260,7 @@ class RunOptions(_Options):
     """Options of a run. Setting ``terminate`` cancels the runs that use them, where they can be cancelled.
 
     Configuration entries that act: ``disable_synchronize_execution_providers`` (`run_with_iobinding` returns without
-    waiting) and ``memory.enable_memory_arena_shrinkage`` (memory not needed now is given back after the run).
+    waiting) and ``memory.enable_memory_arena_shrinkage`` (unused memory is released after the run).
     """
 
     __slots__ = ("_lock", "_runs")

@@ -13,7 +13,7 @@ from gpuexec.worker import Worker
 class WorkerPool:
     """A bounded pool of Workers; callers wait while all are lent.
 
-    The one given back last is lent first, so that what it planned and compiled is used again.
+    The one returned last is lent first, so that its plans and kernels are reused.
 
     Args:
         make: Makes a Worker.

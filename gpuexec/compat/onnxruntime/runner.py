@@ -39,7 +39,7 @@ class Runner:
         provider: Where.
         most: How many runs may go on at once.
         is_strict: Refuse, but on the CPU, a model for which the host has to read or compute.
-        profiler: Hears of all runs.
+        profiler: Profiler of all runs.
     """
 
     def __init__(

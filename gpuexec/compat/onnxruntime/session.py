@@ -249,7 +249,7 @@ class InferenceSession(DescribesModel):
         """Run with bound inputs and outputs.
 
         Waits until the outputs are there, unless the options say ``disable_synchronize_execution_providers``: then
-        those on a device may be pending, and whoever reads them waits.
+        those on a device may be pending, and reading them waits.
 
         Raises:
             BindingError: A dtype or shape does not fit, an input is missing, no output is bound, or it is another

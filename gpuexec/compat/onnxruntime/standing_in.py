@@ -31,11 +31,11 @@ _BORROWED = frozenset(f"{_THEIRS}.{name}" for name in ("datasets", "quantization
 def stand_in() -> None:
     """Make ``import onnxruntime`` give this package in this process from now on. A second call does nothing.
 
-    ``onnxruntime.quantization``, ``.tools`` and ``.transformers`` are those of the installed ONNX Runtime, and find
-    this package in their turn. What asks for the installed distribution instead (`importlib.metadata`) is told of that.
+    ``onnxruntime.quantization``, ``.tools`` and ``.transformers`` are those of the installed ONNX Runtime, and import
+    this package in their turn. Code that asks for the installed distribution (`importlib.metadata`) gets that one.
 
     Raises:
-        Fail: ONNX Runtime itself is imported already; whoever has it would go on with it.
+        Fail: ONNX Runtime itself is imported already; its importers would keep it.
     """
     ours = {_THEIRS + there: sys.modules[_OURS + here] for there, here in _MODULES.items()}
     if sys.modules.get(_THEIRS) not in (None, ours[_THEIRS]):

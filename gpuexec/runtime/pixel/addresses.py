@@ -1,7 +1,7 @@
 """Address ranges for textures, which have no addresses of their own.
 
-So all that counts bytes from an address (regions, bindings, recordings, copies) works with textures, and only who
-launches or copies asks which texture is meant.
+So all that counts bytes from an address (regions, bindings, recordings, copies) works with textures, and only launches
+and copies look up the texture.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Disk cache of shared objects, keyed by content.
 
-Whoever finds one missing builds it, once among all processes. An object ends with the SHA-256 of what stands before it,
-which loaders ignore; one that was cut short or altered counts as absent, and so does one that somebody else could have
-written (`gpuexec.runtime.code_files`). It is renamed into place. Lock files stay: removing one would let two processes
-lock different files of one name.
+A missing one is built once among all processes. An object ends with the SHA-256 of what stands before it, which loaders
+ignore; one that was cut short or altered counts as absent, and so does one that another user could have written
+(`gpuexec.runtime.code_files`). It is renamed into place. Lock files stay: removing one would let two processes lock
+different files of one name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def make_key(*parts: str | Sequence[str]) -> str:
 class ObjectCache:
     """Shared objects by key in one folder.
 
-    A folder that can't be written, or is somebody else's, is replaced by a temporary one for the life of the process,
-    with one warning.
+    A folder that can't be written, or belongs to another user, is replaced by a temporary one for the life of the
+    process, with one warning.
 
     Args:
         folder: Made when first needed, for the user alone.

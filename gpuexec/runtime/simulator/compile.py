@@ -67,7 +67,7 @@ def build_file(
         path: The ``.cu`` file.
         expressions: C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
         cache: None: the user's.
-        check: For check mode: the same code, which tells the runtime library of every access.
+        check: For check mode: the same code, which reports every access to the runtime library.
 
     Raises:
         KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.

@@ -1,11 +1,11 @@
 """Device memory of the simulator: real addresses that the host may reach only by copies.
 
-It is full of 0xCD when allocated, ends near addresses that are kept inaccessible for 8 GiB, and is inaccessible once
-freed: a kernel that goes too far or too late faults, as it may on a GPU, and does not reach what is the host's. Pinned
-memory is the host's own, and full of 0xCD once freed.
+It is filled with 0xCD when allocated, followed by 8 GiB of inaccessible addresses, and inaccessible once freed: a
+kernel that accesses it out of bounds or after free faults, as it may on a GPU, and does not reach the host's memory.
+Pinned memory is host memory, and filled with 0xCD once freed.
 
-Both come from a `MemoryPool` that keeps nothing idle. What is freed while work of streams may use it still stays with
-its history until that is done, or until it is used again; nothing new may touch it meanwhile.
+Both come from a `MemoryPool` that keeps nothing idle. Memory freed while work of streams may still use it keeps its
+history until that work is done, or until it is reused; nothing new may access it meanwhile.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class DeviceMemory:
 class PinnedMemory:
     """Host memory that copies read when they run, not when they are issued.
 
-    Its bytes count as pinned until they are freed, or nobody holds a view of them: what the host puts at their address
-    later is ordinary memory.
+    Its bytes count as pinned until they are freed, or no view of them is referenced: a later allocation of the host at
+        their address is ordinary memory.
     """
 
     def __init__(self, pool: Pool, nbytes: int, arrays: PinnedSource) -> None:

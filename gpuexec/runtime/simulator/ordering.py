@@ -1,11 +1,12 @@
 """Data-race detection: a happens-before check by vector clocks, independent of which operation ran first.
 
-Every operation put on a stream counts the stream's clock up. A stream knows how far others were by the events it
-waited for; the host, by what it waited for or saw done; commands of a graph, by the paths of its edges. Two operations
-that touch a common byte, one of them writing, must be ordered so; else the later one is refused, whichever it is.
+Every operation put on a stream increments the stream's clock. A stream learns the clocks of others from the events it
+waits for; the host, from what it waited for or saw done; commands of a graph, from the paths of its edges. Two
+operations that access a common byte, one of them writing, must be ordered by these clocks; else the one issued later is
+refused.
 
-NOTE: what one thread of the host sees done, others may rely on: how Python's threads tell each other can't be seen. So
-the host is one party, but for threads that only watch events (`WatcherThread`), which know it for themselves alone.
+NOTE: what one thread of the host sees done, others may rely on, since synchronization between Python's threads can't be
+observed. So the host has one clock, but for threads that only watch events (`WatcherThread`), which have their own.
 """
 
 from __future__ import annotations

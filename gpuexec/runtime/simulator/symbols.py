@@ -1,7 +1,7 @@
 """Undefined symbols of a shared object, read before it is loaded.
 
-A loader that finds something missing undoes half a load, and in a process of many threads that has ended the process.
-So our objects are looked at first, and only one that will load is given to the loader.
+A loader that finds a symbol missing undoes half a load, which has crashed processes of many threads. So objects are
+checked first, and only one that will load is given to the loader.
 """
 
 from __future__ import annotations
