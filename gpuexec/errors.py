@@ -11,12 +11,14 @@
     │   ├── StaleError           a newer run, or a newer iterator, has taken over
     │   ├── PendingError         the data is not on the host yet; the message names the call to make
     │   ├── CancelledError
-    │   └── ImplicitSyncError    the host would wait for the device, which `strict` or `no_implicit_sync` refuses ├──
-    AccessError              a program's bytes can't be read │   └── NotFoundError        there is no such file ├──
-    MismatchError            a layer gave something else than on the backend it is compared with ├── NonFiniteError
-    a layer made a NaN or infinity of inputs that had none, and was watched ├── KernelError              a kernel does
-    not compile, load, or fit the device ├── OrderError               nothing orders two that use the same bytes: a
-    wait, an edge or a synchronize is missing └── DeviceError              the device refuses or fails
+    │   └── ImplicitSyncError    the host would wait for the device, and may not unless asked
+    ├── AccessError              a program's bytes can't be read
+    │   └── NotFoundError        there is no such file
+    ├── MismatchError            a layer gave something else than on the backend it is compared with
+    ├── NonFiniteError           a layer made a NaN or infinity of inputs that had none, and was watched
+    ├── KernelError              a kernel does not compile, load, or fit the device
+    ├── OrderError               nothing orders two that use the same bytes: a wait, an edge or a synchronize is missing
+    └── DeviceError              the device refuses or fails
         ├── DeviceNotFoundError  no such device here; the message says what to install
         ├── OutOfMemoryError
         └── DeviceLostError      a fault ended the context; every object on it is gone

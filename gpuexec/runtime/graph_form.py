@@ -145,7 +145,7 @@ class GraphForm:
         """Return whether updating and launching the graph costs less than launches.
 
         Stale nodes of earlier submissions are updated once the launches made instead have cost as much: one change of
-            size is followed by many runs, or by another change.
+        size is followed by many runs, or by another change.
         """
         if len(touched) > self._worth or not self._rigid.isdisjoint(touched):
             return False

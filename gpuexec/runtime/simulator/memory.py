@@ -237,7 +237,7 @@ class PinnedMemory:
     """Host memory that copies read when they run, not when they are issued.
 
     Its bytes count as pinned until they are freed, or no view of them is referenced: a later allocation of the host at
-        their address is ordinary memory.
+    their address is ordinary memory.
     """
 
     def __init__(self, pool: Pool, nbytes: int, arrays: PinnedSource) -> None:
