@@ -44,7 +44,7 @@ class Slot:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie dense in row-major order (axes of extent 1 don't count)."""
+        """True if the elements lie dense in row-major order (axes of extent 1 don't count)."""
         expected = 1
         for extent, stride in zip(reversed(self.spec.shape), reversed(self.strides), strict=True):
             if extent == 0:

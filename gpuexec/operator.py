@@ -40,7 +40,7 @@ _NAMES_SUGGESTED = 3
 
 
 class Tolerance(Enum):
-    """How the outputs of two implementations may differ.
+    """Allowed difference between the outputs of two implementations.
 
     EXACT: the same bits (any NaN equals any NaN). ROUNDING: 4 ulp of the output type. REDUCTION: n * eps(accumulator)
     * sum of magnitudes, plus 1 ulp, where n is the number of elements that enter one output.

@@ -52,7 +52,7 @@ class Reporting:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, by `close` or by an interrupt in the middle of a call."""
+        """True if it was closed, by `close` or by an interrupt in the middle of a call."""
         return self._engine.is_closed or self._engine.entering().is_broken
 
     @property

@@ -35,12 +35,12 @@ class DTypeRow:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether only conversions compute with the type."""
+        """True if only conversions compute with the type."""
         return self.kind.startswith("narrow")
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are floats, of any width."""
+        """True if elements are floats, of any width."""
         return self.kind in ("float", "narrow float")
 
     @property
@@ -270,7 +270,7 @@ def check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSpec:
-    """What a model declares of an input or output: dtype, and dims that may be free (a name, or None).
+    """Declared spec of a model's input or output: dtype, and dims that may be free (a name, or None).
 
     ``dims`` is None where even the rank is not declared, and empty for containers. ``item`` is what a container holds,
     where that is declared, ``key`` the dtype of a map's keys.

@@ -57,12 +57,12 @@ class Target:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether plans hold launches; a ``cpu`` plan holds host calls only."""
+        """True if plans hold launches; a ``cpu`` plan holds host calls only."""
         return self.kind != "cpu"
 
     @property
     def has_textures(self) -> bool:
-        """Whether memory is textures, and every launch a blit (`gpuexec.ops.pixel`)."""
+        """True if memory is textures, so that every launch is a blit (`gpuexec.ops.pixel`)."""
         return self.kind == "pixel"
 
     def with_memory(self, memory_bytes: int) -> Target:

@@ -64,7 +64,7 @@ class GapReport:
 
     @property
     def is_close(self) -> bool:
-        """Whether all outputs are within the tolerance."""
+        """True if all outputs are within the tolerance."""
         return all(gap.is_close for gap in self.outputs.values())
 
     def table(self) -> list[tuple[str, ...]]:

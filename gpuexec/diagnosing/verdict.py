@@ -18,7 +18,7 @@ class Trial:
 
     @property
     def is_off(self) -> bool:
-        """Whether an output was out of tolerance, or there was none."""
+        """True if an output was out of tolerance, or there was none."""
         return self.gap is None or not self.gap.is_close
 
     def __str__(self) -> str:

@@ -46,12 +46,12 @@ class Row:
 
     @property
     def has_histogram(self) -> bool:
-        """Whether a tap asks for a histogram."""
+        """True if a tap asks for a histogram."""
         return any(tap.histogram for tap in self.taps)
 
     @property
     def has_tensor(self) -> bool:
-        """Whether a tap asks for the whole tensor."""
+        """True if a tap asks for the whole tensor."""
         return any(tap.tensor for tap in self.taps)
 
     @property
@@ -100,7 +100,7 @@ class Exposure:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether statistics of any value are taken."""
+        """True if statistics of any value are taken."""
         return self.watches or bool(self.taps)
 
     def expose(self, graph: Graph, untold: AbstractSet[Value]) -> Exposed:

@@ -46,7 +46,7 @@ class Gap:
 
     @property
     def is_close(self) -> bool:
-        """Whether every element is within the tolerance."""
+        """True if every element is within the tolerance."""
         return self.share <= 1
 
     def __str__(self) -> str:

@@ -148,7 +148,7 @@ class RunProfile:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether times are still to be read."""
+        """True if times are still to be read."""
         return bool(self._open)
 
     def settle(self, *, waits: bool) -> None:

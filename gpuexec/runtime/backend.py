@@ -23,7 +23,7 @@ from gpuexec.runtime.transfers import Transfers
 
 
 class BackendType(Enum):
-    """Where a Worker runs. AUTO: the GPU when one works, else the CPU.
+    """Type of backend that a Worker runs on. AUTO: the GPU when one works, else the CPU.
 
     GPU_PIXEL: a GPU whose memory is textures; each layer is one blit, issued as scheduled. SIMULATOR and
     SIMULATOR_PIXEL run the kernels of GPU_COMPUTE and GPU_PIXEL on the CPU.

@@ -51,7 +51,7 @@ class GraphForm:
 
     @property
     def is_made(self) -> bool:
-        """Whether there is a graph now."""
+        """True if there is a graph now."""
         return self._graph is not None
 
     def note_bound(self, touched: AbstractSet[int]) -> None:

@@ -46,7 +46,7 @@ class LaunchRecording:
 
     @property
     def has_graph(self) -> bool:
-        """Whether there is a graph now."""
+        """True if there is a graph now."""
         return self._graph is not None and self._graph.is_made
 
     def add_graph(self, device: GraphDevice, segment: Segment, graphs: GraphCache | None) -> None:

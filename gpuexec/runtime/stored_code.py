@@ -39,7 +39,7 @@ class StoredKernel:
 
     @property
     def is_ptx(self) -> bool:
-        """Whether the code is PTX, which the driver has yet to translate."""
+        """True if the code is PTX, which the driver has yet to translate."""
         return self.architecture.startswith("compute_")
 
 

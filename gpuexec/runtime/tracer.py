@@ -198,7 +198,7 @@ class TracerDevice:
 
     @property
     def is_writing(self) -> bool:
-        """Whether rows are written."""
+        """True if rows are written."""
         return self._is_writing
 
     @is_writing.setter

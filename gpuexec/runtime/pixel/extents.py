@@ -37,7 +37,7 @@ class Rectangle:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes of its texels belong to the range."""
+        """True if all bytes of its texels belong to the range."""
         return self.nbytes == self.columns * self.rows * TEXEL_BYTES
 
 

@@ -68,7 +68,7 @@ class AddressMap:
 
     @property
     def has_retired(self) -> bool:
-        """Whether any block is retired."""
+        """True if any block is retired."""
         return bool(self._retired)
 
     def retire(self, address: int) -> None:
