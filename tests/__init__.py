@@ -1,4 +1,7 @@
-"""Tests keep compiled kernels in the checkout they belong to, so that no other one, and no user's cache, meets them."""
+"""Tests of gpuexec.
+
+Compiled kernels are kept in the checkout they belong to, so that no other checkout and no user's cache shares them.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Packages of the extra ``test`` and a C++ compiler: what fails for want of one is skipped, and says so."""
+"""Skips of tests whose optional package (extra ``test``) or C++ compiler is missing, with the reason."""
 
 from __future__ import annotations
 

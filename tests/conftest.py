@@ -1,4 +1,4 @@
-"""What all tests share: a Worker; what is marked ``gpu`` runs where a GPU works, and the head of a run says which."""
+"""Shared fixtures: a Worker, selection of tests marked ``gpu``, and the devices named in the header of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a plan on any device, with memory of its own: what a Worker does, reduced to a page."""
+"""Minimal execution of a plan on any device, with memory of its own."""
 
 from __future__ import annotations
 

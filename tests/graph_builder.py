@@ -1,4 +1,4 @@
-"""Graphs of test operators, built node by node and computed node after node."""
+"""Graph builder for test operators, with a node-by-node evaluator."""
 
 from __future__ import annotations
 

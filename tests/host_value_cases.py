@@ -1,4 +1,4 @@
-"""Operators that need content on the host before their output shapes are known: a table of cases, and their models."""
+"""Cases of operators that need host values before their output shapes are known, and their models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests launch which kernel instance: every operator case, planned for several architectures and never run.
+"""Map from kernel instances to tests: every operator case planned for several architectures and never run.
 
 A process of its own runs pytest over tests/ops with this file as a plugin, which keeps the tests that run cases and
 lets them plan only. Their plans are what the table of instantiations must equal (tests/test_kernel_table.py) and what

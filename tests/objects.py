@@ -1,4 +1,4 @@
-"""Models that take and give strings, sequences and optionals, run everywhere and held against onnx's evaluator."""
+"""Models with strings, sequences and optionals, run on every device and compared with onnx's evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators for tests: small, exact, and with every form of lowering (launch, view, in place, by offset, none)."""
+"""Test operators: small, exact, and with every form of lowering (launch, view, in place, by offset, none)."""
 
 from __future__ import annotations
 

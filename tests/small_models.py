@@ -1,4 +1,4 @@
-"""Small models for tests of what users hold, and an operator that waits until it is let go."""
+"""Small models for tests of public objects, and an operator that waits until it is released."""
 
 from __future__ import annotations
 

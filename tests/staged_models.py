@@ -1,4 +1,4 @@
-"""Models that take several plans: what comes next depends on data, or the host has to compute in between."""
+"""Models that take several plans: data-dependent, or with host computation in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models with memories: a running sum, a cache that grows, recurrent layers; and what they give, fed by hand."""
+"""Small models with memories: a running sum, a growing cache, recurrent layers; and their results fed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests where optional packages are not installed: skipped with a sentence, not failed, when collected and when run."""
+"""Missing optional packages: tests are skipped with a sentence, when collected and when run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators applied: what they raise comes out as an error of ours, and what they infer can exist."""
+"""Operator calls: errors converted to the package's own, and impossible specs refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of arrays: whatever is wrong with one is an error that names it."""
+"""Array files, ``.npy`` and ``.npz``: errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In a loop: results are awaited, and the loop goes on serving meanwhile."""
+"""Asyncio: awaited results, with the event loop free meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes against the types that fields declare."""
+"""Attribute type checks against declared fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers chained through pending Tensors, on every device and across them; the caller never waits."""
+"""Workers chained through pending Tensors, on every device and across them, without a caller's wait."""
 
 from __future__ import annotations
 

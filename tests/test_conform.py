@@ -1,4 +1,4 @@
-"""Data is of a type, or is not."""
+"""Validation of data against type annotations."""
 
 from __future__ import annotations
 

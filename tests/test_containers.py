@@ -1,4 +1,4 @@
-"""Strings and containers as arrays: packed from what callers give, unpacked into what they get."""
+"""Strings and containers as arrays: conversion from and to callers' objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that data decides, changing from run to run: right results, from few plans."""
+"""Data-dependent sizes that change from run to run: right results, from few plans."""
 
 from __future__ import annotations
 

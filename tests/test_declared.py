@@ -1,4 +1,4 @@
-"""Declared upper bounds: one plan for every size, laid out once at the upper end, and nothing allocated twice."""
+"""Declared upper bounds: one plan for every size, laid out once at the upper end, without reallocation."""
 
 from __future__ import annotations
 

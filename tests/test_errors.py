@@ -1,4 +1,4 @@
-"""Errors are one tree, cross process borders, and say where."""
+"""Exceptions: one tree, picklable, with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module of gpuexec imports only from floors below its own, and onnx and cupy stay in their rooms."""
+"""Import floors: a module of gpuexec imports only from lower floors; onnx and cupy stay in their packages."""
 
 from __future__ import annotations
 

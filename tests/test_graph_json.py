@@ -1,4 +1,4 @@
-"""A graph comes back from JSON as it was, and what is no graph is refused by name."""
+"""JSON form of graphs: round trip, and refusal of bad data by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of the graph."""
+"""The graph representation and its checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host objects that go into loops, scans and branches, and come out of them."""
+"""Host objects in and out of loops, scans and branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host objects as inputs and outputs: what is taken, what may be read how, and whose it is."""
+"""Host objects as inputs and outputs: accepted forms, reading, and ownership."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings, sequences and optionals on their way through a run: they stay on the host, everything else on the device."""
+"""Strings, sequences and optionals in runs: kept on the host, with everything else on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content that the host needs, four ways: a constant, given by NumPy, given on a device, computed on a device."""
+"""Host values, four ways: a constant, given by NumPy, given on a device, computed on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import gpuexec` is light: what a feature needs is loaded when the feature is used."""
+"""`import gpuexec`: light, with features loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of kernel instances."""
+"""Kernel instance table: registration and look-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of kernel instantiations is what plans launch: no instance without a case, no launch without a row."""
+"""Kernel instance table against plans: no instance without a case, no launch without a row."""
 
 from __future__ import annotations
 

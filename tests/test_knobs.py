@@ -1,4 +1,4 @@
-"""Environment variables: what each takes, and what is said of what it does not take."""
+"""Environment variables: accepted values, and errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a Worker: closing, threads, processes."""
+"""Lifetime of a Worker: closing, threads, processes."""
 
 from __future__ import annotations
 

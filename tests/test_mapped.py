@@ -1,4 +1,4 @@
-"""Mapped files, and which bytes of them an array lies in."""
+"""Memory-mapped files, and the byte ranges of arrays within them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that somebody else uses still: freed by the user's allocator, or let go of by who took an output."""
+"""Reuse of memory still in use: freed by the user's allocator, or an exported output released."""
 
 from __future__ import annotations
 

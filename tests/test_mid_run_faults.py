@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: told by whoever waits for it, with the node; and what is left works."""
+"""Failures in the middle of a run: raised to its waiters, with the node; later runs work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every wait of the project is needed: with any one of them left out, the simulator refuses what comes of it."""
+"""Necessity of every wait: the simulator refuses a run with any one of them left out."""
 
 from __future__ import annotations
 

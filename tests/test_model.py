@@ -1,4 +1,4 @@
-"""Loading: every kind of source, all problems together, dimensions fixed or bounded."""
+"""Model loading: every kind of source, all problems together, dimensions fixed or bounded."""
 
 from __future__ import annotations
 

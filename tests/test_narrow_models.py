@@ -1,4 +1,4 @@
-"""Models whose values are of narrow types, whole: control flow, files, other interfaces, on every device."""
+"""Models with values of narrow types: control flow, files, other interfaces, on every device."""
 
 from __future__ import annotations
 

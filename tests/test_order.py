@@ -1,4 +1,4 @@
-"""Runs in flight: frames that rotate, waiting, giving up, failing."""
+"""Runs in flight: rotating frames, waiting, cancelling, failing."""
 
 from __future__ import annotations
 

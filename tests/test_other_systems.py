@@ -1,4 +1,4 @@
-"""Windows and macOS: what POSIX or Linux alone have is taken away, and the CPU backend works all the same.
+"""Portability to Windows and macOS: the CPU backend without POSIX or Linux calls.
 
 A stand-in, since the tests run on Linux: modules are blocked, names of `os` deleted and ``sys.platform`` changed before
 `gpuexec` is imported, in a process of its own. Libraries are imported before, as they are on this system.

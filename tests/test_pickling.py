@@ -1,4 +1,4 @@
-"""What crosses to other processes: models with all that was done to them, and errors that say what to send instead."""
+"""Pickling: models with all edits, and errors that say what to send instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is data: it prints, compares, and goes through JSON and back."""
+"""Plans as data: printing, equality, and a JSON round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every block of the README runs, from its top to its end, and says what is so."""
+"""The README: every block of code runs, and its tables hold."""
 
 from __future__ import annotations
 

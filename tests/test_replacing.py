@@ -1,4 +1,4 @@
-"""Atomic writes: what is there after a write that went well, and after one that did not."""
+"""Atomic file replacement: the file after a successful write, and after a failed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs, and reads the digits right."""
+"""The examples: every script runs, and reads the digits right."""
 
 from __future__ import annotations
 

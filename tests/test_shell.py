@@ -1,4 +1,4 @@
-"""The Makefile and the script of continuous integration, run with stand-ins for Python, pip and make: no network."""
+"""Makefile and CI script, run with stand-ins for Python, pip and make: no network."""
 
 from __future__ import annotations
 

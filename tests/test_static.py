@@ -1,4 +1,4 @@
-"""What the linter, the formatter and the type checker say of the sources, and that they would say it."""
+"""Linter, formatter and type checker over the sources, and proof that they would fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs scheduled piece by piece: one step per layer, progress, stale iterators, giving up."""
+"""Stepwise scheduling: one step per layer, progress, stale iterators, cancelling."""
 
 from __future__ import annotations
 

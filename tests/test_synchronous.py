@@ -1,4 +1,4 @@
-"""Synchronous Workers: each command is finished before the next, and the one that fails is named at the call."""
+"""Synchronous Workers: each command finished before the next, and a failing one named at the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets are named without the device."""
+"""Targets, named without the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Worker: scheduling, results, and what it tells of itself."""
+"""The Worker: scheduling, results, and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers in programs: the same from a seed, others in each run without, and of the right kind."""
+"""Random numbers in array programs: seeds, runs without a seed, and distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy's own functions on symbolic arrays give what they give on arrays: dtypes, shapes, content."""
+"""NumPy functions on symbolic arrays, compared with NumPy: dtypes, shapes, content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes an array, and what is an array of its own, as in NumPy."""
+"""In-place operations and copies of symbolic arrays, as in NumPy."""
 
 from __future__ import annotations
 

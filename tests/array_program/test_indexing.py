@@ -1,4 +1,4 @@
-"""Indexing and assignment do what NumPy's do, with extents fixed and free."""
+"""Indexing and assignment of symbolic arrays, compared with NumPy, with fixed and free extents."""
 
 from __future__ import annotations
 

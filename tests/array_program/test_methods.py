@@ -1,4 +1,4 @@
-"""Each of Sentis' functional methods gives what NumPy gives, or what is worked out here, on CPU and simulator."""
+"""Sentis's functional methods, compared with NumPy or hand-computed results, on CPU and simulator."""
 
 from __future__ import annotations
 

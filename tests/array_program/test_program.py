@@ -1,4 +1,4 @@
-"""Tracing: what a program takes and gives, dtypes, and free dimensions."""
+"""Tracing: inputs and outputs of a program, dtypes, and free dimensions."""
 
 from __future__ import annotations
 

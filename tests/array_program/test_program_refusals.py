@@ -1,4 +1,4 @@
-"""What a traced program refuses, with the line it is in."""
+"""Errors of traced programs, with the source line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weak scalars: Python's numbers, and extents with what operators make of them."""
+"""Weak scalar promotion: Python numbers, and extents with the results of operators on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions traced and run, beside the same functions in NumPy."""
+"""Traced functions run beside the same functions in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try many bad models, and print what became of them.
+"""Fuzzing with bad models from the command line: a table of the outcomes.
 
 python -m tests.bad_models --count 1000 [--seed 0] [--device simulator] [--seeds FOLDER] [--only NUMBER]
 """

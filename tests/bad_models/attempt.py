@@ -1,4 +1,4 @@
-"""One bad model against the package: it runs, or is refused by an error of ours that names a place."""
+"""One attempt with a bad model: it runs, or is refused by an error of the package that names a place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which bad models are tried: limited memory, one line of JSON before and after each.
+"""Child process of a fuzzing run: limited memory, one line of JSON before and after each bad model.
 
 python -m tests.bad_models.child SETTINGS NUMBER...
 """

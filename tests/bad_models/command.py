@@ -1,4 +1,4 @@
-"""The command line of all programs that try bad files: how many, by which seed, on which device, and the table."""
+"""Command line shared by the fuzzing programs: count, seed, device, and the table of outcomes."""
 
 from __future__ import annotations
 

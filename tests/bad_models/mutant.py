@@ -1,4 +1,4 @@
-"""A mutant: a model file as its bytes, and what lies beside it. The same number always gives the same mutant."""
+"""Model mutants: a file's bytes and its external files, reproducible by number."""
 
 from __future__ import annotations
 

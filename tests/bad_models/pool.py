@@ -1,4 +1,4 @@
-"""Tries mutants in processes that may die, hang or run out of memory without harm to others."""
+"""Process pool for mutants, which may crash, hang or run out of memory without harm to others."""
 
 from __future__ import annotations
 

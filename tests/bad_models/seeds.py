@@ -1,4 +1,4 @@
-"""Valid models that mutants are made of: the digits model, graphs written here, onnx's own small ones, and users'."""
+"""Seed models for mutants: the digits model, graphs written here, onnx's own small ones, and users'."""
 
 from __future__ import annotations
 

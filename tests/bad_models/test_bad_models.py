@@ -1,4 +1,4 @@
-"""Bad models run or are refused by name. Here 200 of them; ``python -m tests.bad_models --count 1000`` tries more."""
+"""Fuzzing with bad models: 200 of them here; ``python -m tests.bad_models --count 1000`` tries more."""
 
 from __future__ import annotations
 

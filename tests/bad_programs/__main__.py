@@ -1,4 +1,4 @@
-"""Try many bad programs, and print what became of them.
+"""Fuzzing with bad program files from the command line: a table of the outcomes.
 
 python -m tests.bad_programs --count 3000 [--seed 0] [--device simulator] [--only NUMBER]
 """

@@ -1,4 +1,4 @@
-"""One bad program against the package: it is refused by an error of ours, or loads, plans and runs."""
+"""One attempt with a bad program: it is refused by an error of the package, or loads, plans and runs."""
 
 from __future__ import annotations
 

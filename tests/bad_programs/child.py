@@ -1,4 +1,4 @@
-"""The process in which bad programs are tried: limited memory, one line of JSON before and after each.
+"""Child process of a fuzzing run: limited memory, one line of JSON before and after each bad program.
 
 python -m tests.bad_programs.child SETTINGS NUMBER...
 """

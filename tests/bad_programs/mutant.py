@@ -1,4 +1,4 @@
-"""A bad program: a good one, changed. The same number always gives the same mutant."""
+"""Program mutants: good files changed, reproducible by number."""
 
 from __future__ import annotations
 

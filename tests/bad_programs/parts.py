@@ -1,4 +1,4 @@
-"""A program file in its parts, to be changed and put together again with hashes and offsets that fit."""
+"""Parts of a program file, to be changed and reassembled with correct hashes and offsets."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bad files of weights and states: made by number, tried in processes of their own."""
+"""Fuzzing with bad files of weights and states, reproducible by number, in child processes."""

@@ -1,4 +1,4 @@
-"""Try many bad files of weights and states, and print what became of them.
+"""Fuzzing with bad files of weights and states from the command line: a table of the outcomes.
 
 python -m tests.bad_weights --count 3000 [--seed 0] [--device simulator] [--only NUMBER]
 """

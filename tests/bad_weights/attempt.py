@@ -1,4 +1,4 @@
-"""One bad file of weights against the package: it is refused by an error of ours that names it, or it is used.
+"""One attempt with a bad file of weights: it is refused by an error of the package that names it, or used.
 
 A Worker that refused a file must go on with what it had, to the same results.
 """

@@ -1,4 +1,4 @@
-"""The process in which bad files of weights are tried: limited memory, one line of JSON before and after each.
+"""Child process of a fuzzing run: limited memory, one line of JSON before and after each bad file of weights.
 
 python -m tests.bad_weights.child SETTINGS NUMBER...
 """

@@ -1,4 +1,4 @@
-"""A bad file of weights: a good one, changed. The same number always gives the same mutant."""
+"""Weight-file mutants: good files changed, reproducible by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad files of weights are refused by name. Here 200 of them; ``python -m tests.bad_weights`` tries more."""
+"""Fuzzing with bad files of weights: 200 of them here; ``python -m tests.bad_weights`` tries more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arenas beside their lower bound: of real models, and of instances as hard as they come."""
+"""Benchmark of arena packing beside the lower bound: real models and hard instances."""
 
 from __future__ import annotations
 

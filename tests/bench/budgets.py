@@ -1,4 +1,4 @@
-"""Steps with a budget on the CPU device: how long they take beside it, with one layer far slower than the rest."""
+"""Benchmark of budgeted steps on the CPU device: their time beside the budget, with one very slow layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated models on the CPU, against onnxruntime and onnx's reference evaluator, in one run."""
+"""Benchmark of generated models on the CPU, against onnxruntime and onnx's reference evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding with a cache that grows by one a step: every step has new shapes. On the tracer: the host's time alone."""
+"""Benchmark of decoding with a growing cache, whose every step has new shapes: host time on the tracer."""
 
 from __future__ import annotations
 

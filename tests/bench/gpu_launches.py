@@ -1,4 +1,4 @@
-"""What the ways to launch cost the host: RawKernel, the packed launch, and a graph of the whole segment."""
+"""Benchmark of launch paths, in host time: RawKernel, packed launch, and a graph of the whole segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on a GPU: from the file to the first answer, and what a run costs from then on."""
+"""Benchmark of models on a GPU: time from the file to the first answer, and of later runs."""
 
 from __future__ import annotations
 

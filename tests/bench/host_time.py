@@ -1,4 +1,4 @@
-"""What the host spends on scheduling a plan of 100 commands, and on one launch. On the tracer, where nothing runs."""
+"""Benchmark of host time for scheduling a plan of 100 commands, and for one launch, on the tracer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking times, and saying under what conditions they were taken."""
+"""Measurement of times, with the conditions they were taken under."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two commands that no path of edges joins run side by side on the CPU device."""
+"""Benchmark of overlap: two independent commands side by side on the CPU device."""
 
 from __future__ import annotations
 

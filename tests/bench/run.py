@@ -1,4 +1,4 @@
-"""`make bench`: measures what runs without a GPU, and prints each figure beside its bound. It judges nothing.
+"""`make bench`: benchmarks without a GPU, each figure printed beside its bound and not judged.
 
 python tests/bench/run.py                          # everything
 python tests/bench/run.py models --model mlp chain --repeat 50

@@ -1,4 +1,4 @@
-"""Figures as tables: each beside its bound, where it has one."""
+"""Tables of benchmark figures beside their bounds."""
 
 from __future__ import annotations
 

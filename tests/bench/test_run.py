@@ -1,4 +1,4 @@
-"""The benches themselves: that they run, measure what they say, and write it down. No figure is judged."""
+"""Smoke tests of the benchmarks: they run, measure and write; no figure is judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench for GPUs, on the simulator and over the stand-in for CuPy and the driver."""
+"""Smoke tests of the GPU benchmarks, on the simulator and over the stand-in for CuPy and the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same work in eager PyTorch, for models that are cheap to write: what a user of a GPU has today.
+"""Benchmark models in eager PyTorch, for comparison on a GPU.
 
 Shapes and operations are those of `tests.bench.models`, weights are random, float32 without TF32.
 """

@@ -1,4 +1,4 @@
-"""What weights take of the host on their way to a device, by the form of the file, and how long that takes."""
+"""Benchmark of weight uploads: host memory and time, by the form of the file."""
 
 from __future__ import annotations
 

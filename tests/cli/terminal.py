@@ -1,4 +1,4 @@
-"""The command line on a terminal of its own."""
+"""Pseudo-terminal for tests of the command line."""
 
 from __future__ import annotations
 

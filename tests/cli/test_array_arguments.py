@@ -1,4 +1,4 @@
-"""Files of arrays on the command line: what is broken is an error of one line."""
+"""Array files on the command line: a damaged one is an error of one line."""
 
 from __future__ import annotations
 

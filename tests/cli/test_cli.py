@@ -1,4 +1,4 @@
-"""The command line, driven as a user drives it."""
+"""The command line end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verify of ONNX files: compared, measured by layer, bisected; what is printed, and the exit status."""
+"""gpuexec verify of ONNX files: comparison, gaps by layer, bisection, output and exit status."""
 
 from __future__ import annotations
 

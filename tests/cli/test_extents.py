@@ -1,4 +1,4 @@
-"""Free dimensions on the command line: extents by name, extents assumed, and what is said of both."""
+"""Free dimensions on the command line: extents by name, assumed extents, and their messages."""
 
 from __future__ import annotations
 

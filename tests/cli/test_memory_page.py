@@ -1,4 +1,4 @@
-"""The drawing of arenas: a page that parses, with every temporary where the layout has it, and names escaped."""
+"""HTML page of arenas: well-formed, with every temporary at its place in the layout, and names escaped."""
 
 from __future__ import annotations
 

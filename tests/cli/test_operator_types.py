@@ -1,4 +1,4 @@
-"""What gpuexec ops says of element types and blits, held to what operators do with the calls of all tests."""
+"""Element types and blits listed by gpuexec ops, compared with the calls of all operator tests."""
 
 from __future__ import annotations
 

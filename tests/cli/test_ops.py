@@ -1,4 +1,4 @@
-"""gpuexec ops tells what the code has: nothing that ONNX has is missing, and what the host computes has a reason."""
+"""gpuexec ops: every operator of ONNX is listed, and each one on the host has a reason."""
 
 from __future__ import annotations
 

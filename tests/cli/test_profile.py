@@ -1,4 +1,4 @@
-"""gpuexec profile, driven as a user drives it."""
+"""gpuexec profile, end to end."""
 
 from __future__ import annotations
 

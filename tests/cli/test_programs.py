@@ -1,4 +1,4 @@
-"""gpuexec compile, info, run and verify, driven as a user drives them."""
+"""gpuexec compile, info, run and verify, end to end."""
 
 from __future__ import annotations
 

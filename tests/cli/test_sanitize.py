@@ -1,4 +1,4 @@
-"""gpuexec sanitize, driven as a user drives it."""
+"""gpuexec sanitize, end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look-alike of ExecuTorch's Python runtime: its names, its ways, its codes."""
+"""The look-alike of ExecuTorch's Python runtime: names, behaviour, error codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Run ONNX's backend tests on our devices and count; ends with 1 if a case does not pass that is listed as passing.
+"""ONNX's backend tests run on the package's devices and counted.
 
-python -m tests.conformance --device simulator -k softmax --failures
+Ends with 1 if a case does not pass that is listed as passing. python -m tests.conformance --device simulator -k softmax
+--failures
 """
 
 from __future__ import annotations

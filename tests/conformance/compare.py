@@ -1,4 +1,4 @@
-"""Compare what came out with what a case expects, strictly: containers, dtype and shape exactly, then elements.
+"""Strict comparison of outputs with a case's expected ones: containers, dtype and shape exactly, then elements.
 
 Floats may differ by the case's tolerance; integers, bools and strings must be equal, float8 and sub-byte types to the
 bit. Any NaN equals any NaN.

@@ -1,4 +1,4 @@
-"""Run one case on one device and say how it went."""
+"""Verdict on one case on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lists of cases: those that pass, by device, which only grow; those that need the host; those that can't pass.
+"""Lists of cases: passing ones by device, which only grow; those that need the host; those that can't pass.
 
 Lines of the latter two are ``id: reason``.
 """

@@ -1,4 +1,4 @@
-"""Judge many items in processes of their own, which are replaced when they die or take too long."""
+"""Process pool for cases, which may crash or take too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of ONNX's backend tests. Most are made in the process, the rest are files of the onnx package."""
+"""Cases of ONNX's backend tests: most are made in the process, the rest are files of the onnx package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as the same."""
+"""Strict comparison of outputs."""
 
 from __future__ import annotations
 

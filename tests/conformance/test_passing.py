@@ -1,4 +1,4 @@
-"""The lists only grow, and what they name goes on passing: a part of it here, all of it by ``make conformance``."""
+"""Lists of passing cases: they only grow, and a part of them is run here, all of it by ``make conformance``."""
 
 from __future__ import annotations
 

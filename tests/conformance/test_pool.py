@@ -1,4 +1,4 @@
-"""A case may die or hang; the others are judged all the same."""
+"""Process pool for cases that crash or hang."""
 
 from __future__ import annotations
 

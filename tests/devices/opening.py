@@ -1,4 +1,4 @@
-"""The devices tests run on, by name, each opened once per process."""
+"""Devices that tests run on, by name, each opened once per process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that wait for each other in a cooperative launch, and a last block that finishes what all have begun."""
+"""Cooperative launches: a barrier of the grid, and a last block that finishes the work of all."""
 
 from __future__ import annotations
 

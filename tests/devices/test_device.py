@@ -1,5 +1,7 @@
-"""One suite for all devices: memory, copies, fills, streams, events, launches. Those that don't compute are left out
-only where content is looked at."""
+"""The device protocol, on all devices: memory, copies, fills, streams, events, launches.
+
+Devices that don't compute are left out only where content is compared.
+"""
 
 from __future__ import annotations
 

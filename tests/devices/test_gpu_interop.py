@@ -1,4 +1,4 @@
-"""PyTorch and CuPy on a GPU: their arrays in, ours out, each on streams of its own and without a wait of the caller."""
+"""PyTorch and CuPy interoperation on a GPU: arrays in and out on streams of their own, without a caller's wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory on a GPU that somebody else's kernels use still: freed to CuPy's pool, or let go of by who took an output."""
+"""Reuse of GPU memory still used by foreign kernels: freed to CuPy's pool, or an exported output released."""
 
 from __future__ import annotations
 

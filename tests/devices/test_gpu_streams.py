@@ -1,4 +1,4 @@
-"""Streams of CuPy and PyTorch on every call, on a GPU: their work and ours in one order, and the caller never waits."""
+"""Foreign streams of CuPy and PyTorch on every call, on a GPU: work in one order, without a caller's wait."""
 
 from __future__ import annotations
 

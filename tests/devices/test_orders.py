@@ -1,4 +1,4 @@
-"""The edges of a plan suffice: in every order they allow, commands of random programs give the bits of plan order."""
+"""Sufficiency of a plan's edges: random programs give equal bits in every order that they allow."""
 
 from __future__ import annotations
 

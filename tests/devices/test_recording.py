@@ -1,4 +1,4 @@
-"""Both forms of a recording, one suite: a stream of launches, a graph, and whichever costs less."""
+"""Recordings in both forms: a stream of launches, a graph, and whichever costs less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model for diagnoses, and what goes wrong in it on purpose."""
+"""A small model for diagnoses, with faults made on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bisection names the pass that turns the result, else the layer that is off, and says when neither is."""
+"""Bisection: it names the pass or layer at fault, or says that there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numeric gap of layers: zero where nothing is off, adding up where something is, and at the right layer alone."""
+"""Numeric gap by layer: zero without faults, accumulated behind one, and at the right layer alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inner values shown, outputs left out, parts cut out; the model they come from stays as it was."""
+"""Selection of outputs and inputs: inner values shown, outputs removed, subgraphs extracted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models as one: what the first makes, the second takes; names, dimensions and memories of both."""
+"""Model concatenation: connections, names, dimensions and memories of both models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays by name from files of their own."""
+"""Replacement weights from files: arrays by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs by other names, and dimensions with extents, after loading."""
+"""Renaming of inputs and outputs, and fixing of dimensions, after loading."""
 
 from __future__ import annotations
 

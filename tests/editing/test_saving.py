@@ -1,4 +1,4 @@
-"""Models written as ONNX: files that load back, that ONNX's checker takes and other engines run."""
+"""Saving of models as ONNX: files that load back, that ONNX's checker accepts and other engines run."""
 
 from __future__ import annotations
 

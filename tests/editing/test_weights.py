@@ -1,4 +1,4 @@
-"""Other content for weights, by name: in models, and in Workers between runs."""
+"""Replacement of weights by name: in models, and in Workers between runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies on the device while weights are replaced, how long, and for whom."""
+"""Lifetime of device weights while they are replaced."""
 
 from __future__ import annotations
 

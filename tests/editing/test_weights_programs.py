@@ -1,4 +1,4 @@
-"""Other content for the weights of methods and programs."""
+"""Replacement of weights in methods and programs."""
 
 from __future__ import annotations
 

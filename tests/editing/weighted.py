@@ -1,4 +1,4 @@
-"""Models whose weights are replaced by others, and what they give then."""
+"""Models with replaceable weights, and their expected outputs."""
 
 from __future__ import annotations
 

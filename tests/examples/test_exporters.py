@@ -1,4 +1,4 @@
-"""What other projects' exporters made runs, and gives what the exporters' own frameworks give."""
+"""Models of other projects' exporters, compared with the outputs of the exporters' own frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of an operator of one's own: short, the same on all devices, clean, found by its domain."""
+"""The custom operator example: short, equal on all devices, clean in check mode, found by its domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tour: every room on a page of its own, with what the room really holds."""
+"""The tour: each package's page, with the data it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that faults happen on: each test has its own, since a fault ends a device."""
+"""Devices for fault tests: each test has its own, since a fault ends a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Worker is after something failed under it: usable, or gone with its device; and what the error says."""
+"""Workers after a failure: still usable, or lost with their device; and the message."""
 
 from __future__ import annotations
 

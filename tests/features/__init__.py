@@ -1,1 +1,1 @@
-"""Tests named by rows of the feature list, and the table of rows that they make: `python -m tests.features`."""
+"""Feature tests, named by rows of the feature list, and the table of rows: `python -m tests.features`."""

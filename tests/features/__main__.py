@@ -1,4 +1,4 @@
-"""python -m tests.features: run the tests named by rows, and print the feature list with what they proved.
+"""Feature list from the command line: the tests of its rows are run, and the list printed with the results.
 
     python -m tests.features                 all rows
     python -m tests.features --missing       only rows that must be there and have no test, or a failing one

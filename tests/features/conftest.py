@@ -1,4 +1,4 @@
-"""The devices that rows are proved on."""
+"""Devices that feature tests run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams held back while a test looks at what is pending, and let go whatever becomes of the test.
+"""Streams held back while a test inspects pending work, and released however the test ends.
 
 A call that waits where it should not would wait for ever; so the stream is let go after `PATIENCE_S` all the same, and
 the test sees work that is done and should not be.

@@ -1,4 +1,4 @@
-"""Which rows a test proves, by its name; and on which devices it runs.
+"""Marks of feature tests: their rows, by test name, and their devices.
 
 ``test_b24_s20_inputs_stay_set`` proves rows B24 and S20. A test that asks for the fixture ``backend`` runs on the CPU
 and on the simulator; `on` says otherwise.

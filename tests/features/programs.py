@@ -1,4 +1,4 @@
-"""Programs and Methods for tests, made as their users make them."""
+"""Programs and Methods for feature tests, made through the public face."""
 
 from __future__ import annotations
 

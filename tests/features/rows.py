@@ -1,4 +1,4 @@
-"""The feature list: what Barracuda (B), Sentis (S) and ExecuTorch (E) offer, row by row, and what gpuexec makes of it.
+"""Feature list: what Barracuda (B), Sentis (S) and ExecuTorch (E) offer, and its state in gpuexec, row by row.
 
 A row's judgement: ``M`` gpuexec must have it, ``S`` it should, ``N`` it deliberately does not, ``T`` is a trap, where
 one of the three does otherwise than it says, and gpuexec decides. Names say the behaviour as gpuexec promises it.

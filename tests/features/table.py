@@ -1,4 +1,4 @@
-"""The feature list as a table: each row with its tests, by device, and what is left."""
+"""Feature table: each row with its tests, by device, and the rows that are open."""
 
 from __future__ import annotations
 

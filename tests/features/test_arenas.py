@@ -1,4 +1,4 @@
-"""Rows on a Method's memory: whose it is, what is taken and refused, and what is planned."""
+"""Rows on a Method's memory: ownership, accepted and refused buffers, planned memory."""
 
 from __future__ import annotations
 

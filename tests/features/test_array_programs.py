@@ -1,4 +1,4 @@
-"""Rows on array programs: functions traced to models, what they may be made of, and models as functions."""
+"""Rows on array programs: functions traced to models, supported Python, and models as functions."""
 
 from __future__ import annotations
 

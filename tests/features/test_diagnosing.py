@@ -1,4 +1,4 @@
-"""Rows on what models are held against: gaps by layer, and statistics of inner values."""
+"""Rows on comparison of models: gaps by layer, and statistics of inner values."""
 
 from __future__ import annotations
 

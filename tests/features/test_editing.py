@@ -1,4 +1,4 @@
-"""Rows on models made of models: composed, with pre- and post-processing baked in, with weights from other files."""
+"""Rows on model editing: composition, baked-in pre- and post-processing, weights from other files."""
 
 from __future__ import annotations
 

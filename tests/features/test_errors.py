@@ -1,4 +1,4 @@
-"""Rows on errors: classes with ExecuTorch's codes, that cross process borders and name node and value."""
+"""Rows on errors: classes with ExecuTorch's codes, picklable, with node and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on inputs: what is taken, what is checked before any work, and what stays set."""
+"""Rows on inputs: accepted forms, checks before any work, and inputs that stay set."""
 
 from __future__ import annotations
 

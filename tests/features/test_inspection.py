@@ -1,4 +1,4 @@
-"""Rows on looking at models: without their weights, made in code, as text."""
+"""Rows on inspection of models: without their weights, made in code, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on where a program comes from: loaders, what is checked of a file, and what is told where it does not hold."""
+"""Rows on program sources: loaders, checks of a file, and messages about bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on loading: sources, what a model tells of itself, dimensions, outputs, and everything refused at load."""
+"""Rows on loading: sources, model descriptions, dimensions, outputs, and refusals at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on memory of runs: what is used again, what is kept, what is given back, and what is told of it."""
+"""Rows on memory of runs: reuse, retention, release, and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on a Method: what is set, what is read, and what is refused."""
+"""Rows on a Method: setting, reading and refusals."""
 
 from __future__ import annotations
 

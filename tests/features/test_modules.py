@@ -1,4 +1,4 @@
-"""Rows on the easy forms: the Module, which loads when it is used, and the look-alike of ExecuTorch's runtime."""
+"""Rows on the simple interfaces: the Module, which loads on first use, and the look-alike of ExecuTorch's runtime."""
 
 from __future__ import annotations
 

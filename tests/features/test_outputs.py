@@ -1,4 +1,4 @@
-"""Rows on outputs: peeking, copying, and when a tensor has no content yet or speaks for it no longer."""
+"""Rows on outputs: peeking, copying, pending and stale tensors."""
 
 from __future__ import annotations
 

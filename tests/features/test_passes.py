@@ -1,4 +1,4 @@
-"""Rows on passes: what they do, that outputs keep their names and values, and that each has a switch."""
+"""Rows on passes: effects, unchanged names and values of outputs, and switches."""
 
 from __future__ import annotations
 

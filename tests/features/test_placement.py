@@ -1,4 +1,4 @@
-"""Rows on where a node runs: what the host needs, what falls back to it, what it reads, and how all of it is told."""
+"""Rows on placement of nodes: host values, host fallback, host reads, and reports of them."""
 
 from __future__ import annotations
 

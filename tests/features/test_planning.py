@@ -1,4 +1,4 @@
-"""Rows on planning memory: an arena is laid out before a run, and checked."""
+"""Rows on memory planning: arena layout before a run, and its verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on profiling: what layers take, what the host waits for, what memory is held, and what it is written down as."""
+"""Rows on profiling: layer times, host waits, memory, and exports."""
 
 from __future__ import annotations
 

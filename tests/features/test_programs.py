@@ -1,4 +1,4 @@
-"""Rows on programs: their methods, what is told of one before it is loaded, and the cases a file carries."""
+"""Rows on programs: methods, descriptions before loading, and cases in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on recordings: one run kept as an object, put on streams again and again; and what can't be one."""
+"""Rows on recordings: a run recorded once and submitted many times, and its limits."""
 
 from __future__ import annotations
 

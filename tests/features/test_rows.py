@@ -1,4 +1,4 @@
-"""The feature list and the tests agree, and the table says what is so."""
+"""Consistency of the feature list, its tests and the printed table."""
 
 from __future__ import annotations
 

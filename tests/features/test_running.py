@@ -1,4 +1,4 @@
-"""Rows on running a Method: whole or in steps, again and again, given up, and after a failure."""
+"""Rows on running a Method: whole or in steps, repeatedly, cancelled, and after a failure."""
 
 from __future__ import annotations
 

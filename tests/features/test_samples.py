@@ -1,4 +1,4 @@
-"""Rows on samples: Sentis's, as far as they are about running models, each a script here that a test runs."""
+"""Rows on samples: Sentis's samples about running models, as scripts that tests run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on what Methods of one program share: arenas, which make outputs stale, and state."""
+"""Rows on sharing between Methods of one program: arenas, stale outputs, and state."""
 
 from __future__ import annotations
 

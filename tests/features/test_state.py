@@ -1,4 +1,4 @@
-"""Rows on state: what a run leaves for the next, how it is looked at, set, given up and taken along."""
+"""Rows on state: carried between runs, read, set, reset and saved."""
 
 from __future__ import annotations
 

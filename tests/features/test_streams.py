@@ -1,4 +1,4 @@
-"""Rows on streams and other people's arrays: what comes in and goes out without a copy, and in whose order."""
+"""Rows on streams and foreign arrays: zero-copy inputs and outputs, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on weights: narrow ones, and what of them stays on the host."""
+"""Rows on weights: narrow types, and host copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows on Workers: making one, backends, preparing, closing, and one caller at a time."""
+"""Rows on Workers: construction, backends, preparation, closing, and exclusive use."""
 
 from __future__ import annotations
 

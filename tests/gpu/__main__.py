@@ -1,4 +1,4 @@
-"""Run every test marked ``gpu``, file by file in processes of their own, and go on whatever happens.
+"""Runner of tests marked ``gpu``: file by file in processes of their own, continuing after any failure.
 
     python -m tests.gpu [--out FOLDER] [arguments of pytest]
 

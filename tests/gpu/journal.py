@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down each test as it starts and ends, and ends a process whose GPU is lost.
+"""Pytest plugin that logs each test's start and end, and ends a process whose GPU is lost.
 
 What the journal names already is not run again, so a run that a fault, a crash or a hang cut short goes on with the
 next test when it is started anew.

@@ -1,4 +1,4 @@
-"""The runner of GPU tests goes on after a failure, a lost device, a crash and a hang. It needs no GPU for that."""
+"""The runner of GPU tests after a failure, a lost device, a crash and a hang. It needs no GPU for that."""
 
 from __future__ import annotations
 

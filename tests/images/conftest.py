@@ -1,4 +1,4 @@
-"""Where images are converted."""
+"""Devices that image conversion is tested on."""
 
 from __future__ import annotations
 

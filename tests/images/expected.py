@@ -1,4 +1,4 @@
-"""An image, and what its tensor is."""
+"""Reference conversion of an image to a tensor."""
 
 from __future__ import annotations
 

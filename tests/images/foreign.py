@@ -1,4 +1,4 @@
-"""Arrays another package has on a device, dense or by strides, filled on a stream of its own."""
+"""Arrays of another package on a device, dense or strided, filled on a stream of their own."""
 
 from __future__ import annotations
 

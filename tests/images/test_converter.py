@@ -1,4 +1,4 @@
-"""Images to tensors and back: in which order of bytes, by which strides, and what is kept."""
+"""Image conversion to tensors and back: byte order, strides, and lifetimes."""
 
 from __future__ import annotations
 

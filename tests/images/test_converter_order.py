@@ -1,4 +1,4 @@
-"""Whose memory images become, and who waits for whom."""
+"""Ownership of image memory, and stream order of conversions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no image, no transform and no room for either: refused before anything is written."""
+"""Refused images, transforms and buffers: nothing is written before the error."""
 
 from __future__ import annotations
 

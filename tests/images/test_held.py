@@ -1,4 +1,4 @@
-"""Images and tensors under way: makers and readers that are on no stream yet, work that failed, and what is held."""
+"""Images and tensors in flight: unscheduled producers and consumers, failed work, and references held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageTransform: which channels go where, what is refused, and models of it."""
+"""ImageTransform: channel mapping, refusals, and models of it."""
 
 from __future__ import annotations
 

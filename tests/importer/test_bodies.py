@@ -1,4 +1,4 @@
-"""Bodies of If, Loop and Scan: closed graphs, and names looked up inside out."""
+"""Bodies of If, Loop and Scan: closed graphs, and name look-up from inner to outer scopes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that do not fit their nodes, or are not supported: told with their place."""
+"""Refused bodies: unsupported, or in contradiction to their nodes; with the place in the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies back to ONNX: what they take is written as names of the graphs around them."""
+"""Export of bodies to ONNX: captures are written as names of the enclosing graphs."""
 
 from __future__ import annotations
 

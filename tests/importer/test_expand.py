@@ -1,4 +1,4 @@
-"""Functions of the model, and operators that ONNX defines by a body, become nodes."""
+"""Function expansion: functions of the model, and operators that ONNX defines by a body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph -> ONNX: what is written is what was read, in the newest form."""
+"""ONNX export: round trip of a graph in the newest form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients bound to the values they name: in bodies and functions, through edits, and written again."""
+"""Import of Gradient: values bound by name, in bodies and functions, through edits, and exported again."""
 
 from __future__ import annotations
 

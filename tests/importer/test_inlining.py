@@ -1,4 +1,4 @@
-"""Functions of a model are read by their own opset imports, and their values keep apart from those of the model."""
+"""Function inlining: each function's own opset imports, and unique value names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX -> Graph: inputs, names, attributes and old forms."""
+"""ONNX import: inputs, names, attributes and old forms."""
 
 from __future__ import annotations
 

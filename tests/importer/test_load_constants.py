@@ -1,4 +1,4 @@
-"""Initializers and constants of a file: read-only, of the content and type they say, or refused."""
+"""Import of initializers and constants: read-only, of the declared content and type, or refused."""
 
 from __future__ import annotations
 

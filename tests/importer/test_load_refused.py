@@ -1,4 +1,4 @@
-"""What is refused when a model is loaded, by name and all of it together."""
+"""Refusals at load: unsupported items by name, all reported together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained models: all operators are known, and another engine gets the recorded outputs from what the passes leave."""
+"""Import of trained models: known operators, and passes that keep another engine's recorded outputs."""
 
 from __future__ import annotations
 

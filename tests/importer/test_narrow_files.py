@@ -1,4 +1,4 @@
-"""Narrow elements in ONNX files: several to a byte or one, inside or beside, read and written."""
+"""Narrow elements in ONNX files: packed or not, internal or external, read and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms of operators that ONNX had before opset 7, as nodes of whole models."""
+"""Operator forms before opset 7, as nodes of whole models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other engines run a model and say which of them did."""
+"""Reference engines: a model run by one of them, which is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs chosen at load: inner values too, in the order asked for, and nothing that none of them needs."""
+"""Output selection at load: inner values too, in the order asked for, without unneeded nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model may come from, what is said of files that are none, and external data."""
+"""Model sources: files, bytes and external data, and errors for anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that contradict themselves or ask for the absurd: refused at load, by name, before anything is made of them."""
+"""Refusal of contradictory and oversized files: at load, by name, before anything is made of them."""
 
 from __future__ import annotations
 

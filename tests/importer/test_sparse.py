@@ -1,4 +1,4 @@
-"""Sparse tensors of a file are dense constants here; what contradicts itself is refused."""
+"""Sparse tensors: read as dense constants; contradictory ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages without the content of their large tensors."""
+"""Large-tensor stripping of protobuf messages."""
 
 from __future__ import annotations
 

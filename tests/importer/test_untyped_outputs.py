@@ -1,4 +1,4 @@
-"""Outputs and inputs that are declared by name only: their types come from whatever else tells them."""
+"""Undeclared types of outputs and inputs, inferred from the rest of the model."""
 
 from __future__ import annotations
 

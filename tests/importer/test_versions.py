@@ -1,4 +1,4 @@
-"""Every form that an operator of ONNX ever had is read: by an upgrade, or because it is like the newest."""
+"""Operator versions: every form of ONNX is read, by an upgrade or because it equals the newest."""
 
 from __future__ import annotations
 

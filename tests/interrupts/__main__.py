@@ -1,4 +1,4 @@
-"""Interrupt Workers at random times, and print what became of them.
+"""Interrupts of Workers at random times from the command line: a table of the outcomes.
 
 python -m tests.interrupts [--count 40] [--first 0] [--backend cpu simulator]
 """

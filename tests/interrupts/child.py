@@ -1,4 +1,4 @@
-"""The process in which Workers are interrupted: one line of JSON before and after each.
+"""Child process in which Workers are interrupted: one line of JSON before and after each.
 
 python -m tests.interrupts.child SETTINGS NUMBER...
 """

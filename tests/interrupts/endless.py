@@ -1,4 +1,4 @@
-"""A run without end, and interrupts where a caller waits for it."""
+"""An endless run, and interrupts where a caller waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt at a chosen point of a call: where the interpreter looks for signals, one after the other.
+"""KeyboardInterrupt at a chosen point of a call: each place where the interpreter checks for signals.
 
 Python raises what a signal handler raises as a function begins and as a call of a built-in function returns; a profile
 function is called at those very points. So a call has as many points as it makes calls, the same each time.

@@ -1,4 +1,4 @@
-"""A run without end is given up: by an interrupt of the call that began it, by close, and where the process ends."""
+"""Cancellation of an endless run: by an interrupt of its call, by close, and at the end of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call interrupted at each point where Python looks for signals: its Worker gives right results or is closed.
+"""Calls interrupted at each point where Python checks for signals: the Worker gives right results or is closed.
 
 Here every so many points, another one each; ``STEP = 1`` tries all of them.
 """

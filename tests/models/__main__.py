@@ -1,4 +1,4 @@
-"""Run every model of the folder that GPUEXEC_MODELS names, every case, and keep how they did.
+"""Model suite: every case of the models in the folder of GPUEXEC_MODELS, with results kept.
 
 python -m tests.models --device simulator -k 'bert|llama'
 """

@@ -1,4 +1,4 @@
-"""How far each model was from its reference, told at the end of a run."""
+"""Summary of each model's gap from its reference, printed at the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of models that GPUEXEC_MODELS names: models, cases, and how near a result must be."""
+"""Model folder of GPUEXEC_MODELS: models, cases, and tolerances."""
 
 from __future__ import annotations
 

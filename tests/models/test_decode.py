@@ -1,4 +1,4 @@
-"""gpt2 decoding token by token, its cache growing by one a step: few plans, no compiling, and the right logits."""
+"""Token-by-token decoding of gpt2 with a growing cache: few plans, no compilation, right logits."""
 
 from __future__ import annotations
 

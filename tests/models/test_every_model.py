@@ -1,4 +1,4 @@
-"""Every model of the folder, every case: near its reference, with nothing on the host that a device can do."""
+"""Model suite, every case: near the reference, with only unavoidable nodes on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real models, every case of the manifest: near the reference, in one segment, with nothing on the host."""
+"""Real models, every case of the manifest: near the reference, in one segment, without host nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real models that take several plans, loops or much shape arithmetic: every case of the manifest, and what is read."""
+"""Real models with several plans, loops or much shape arithmetic: results, and host reads."""
 
 from __future__ import annotations
 

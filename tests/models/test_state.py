@@ -1,4 +1,4 @@
-"""Streaming and decoding with state: equal to states fed by hand; caches are appended to, never copied."""
+"""Streaming and decoding with state: equal to states fed by hand, without copies of caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the kernels' tests any good? Kernels with one plausible mistake each, and whether something notices.
+"""Mutation testing of kernels: one plausible mistake each, and the tests that notice it.
 
     python -m tests.mutants             makes and tries them all, which takes hours
     python -m tests.mutants softmax.cu  those of some files

@@ -1,4 +1,4 @@
-"""Make mutants, try them, print the list."""
+"""Mutation testing from the command line: mutants made, tried and listed."""
 
 from __future__ import annotations
 

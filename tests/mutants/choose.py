@@ -1,4 +1,4 @@
-"""Which tests try a mutant: those that launch kernels of its file, spread over kernels and cases."""
+"""Test selection for a mutant: tests that launch kernels of its file, spread over kernels and cases."""
 
 from __future__ import annotations
 

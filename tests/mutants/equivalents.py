@@ -1,4 +1,4 @@
-"""Mutants that do what the kernel does, each with the reason why nothing can change: the list of equivalents.txt.
+"""Equivalent mutants, each with the reason: the list of equivalents.txt.
 
 An entry is four lines: the file, the line, the changed line, the reason. Where several lines of a file read the same,
 numbers behind its name say which are meant, from 0.

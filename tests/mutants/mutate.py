@@ -1,4 +1,4 @@
-"""Kernel source -> the same with one mistake: what a tired author might write and a compiler accepts."""
+"""Mutation of kernel source: one mistake that a compiler accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin of pytest that collects once and forks a process for each mutant, in which its tests run.
+"""Pytest plugin that collects once and forks a process for each mutant, in which its tests run.
 
 A fork, since a mutant may loop for ever, write where it must not, and lose its device. The child has its own folder of
 kernel sources with the mutant's line changed, opens its own devices, and stops at the first test that fails.

@@ -1,4 +1,4 @@
-"""What came of mutants, as results.txt keeps it: the rows of a file are replaced when it is tried again."""
+"""Results of mutation testing in results.txt: the rows of a file are replaced when it is tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try mutants: rows for the plugin, a process of pytest, and what came of each."""
+"""Trials of mutants: rows for the plugin, a pytest process, and the outcome of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the three forms of an operator make of inputs nobody chose: they agree, or refuse them in words.
+"""Agreement of an operator's infer, compute and lower on arbitrary inputs: equal results, or errors.
 
 1. ``infer`` accepts the inputs or says what it expected and got, and ``compute`` returns what was inferred. Only what
    depends on content may ``compute`` alone refuse, and it warns about nothing.

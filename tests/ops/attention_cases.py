@@ -1,4 +1,4 @@
-"""The tables of attention cases: sizes, attributes, masks, caches, and numbers that are none."""
+"""Attention cases: sizes, attributes, masks, caches, and non-finite numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of attention from random inputs, and what they must give: in double, or by a loop over rows."""
+"""Attention reference in double or by a loop over rows, and cases of random inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of operators: inputs that each takes, as ONNX's suite and the tables of cases have them."""
+"""Operator calls with accepted inputs, from ONNX's suite and the tables of cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A case of an operator: what it is given, the operator in its newest form, and what the oracle makes of it."""
+"""Operator cases: inputs, the operator in its newest form, and the expected outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test of operator cases runs on the host, on the simulator, checked and as blits; with ``-m gpu`` on a GPU."""
+"""Parametrization of operator cases: host, simulator, check mode and blits; with ``-m gpu`` a GPU."""
 
 from __future__ import annotations
 

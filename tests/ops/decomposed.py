@@ -1,4 +1,4 @@
-"""Cases of operators that a pass takes apart: the operator itself, and its parts on the host and by their kernels."""
+"""Cases of decomposed operators: the operator itself, and its parts on the host and by their kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run what ``lower`` emits on the simulator, launch by launch and without a planner: kernels on their own."""
+"""Direct execution of lowered commands on the simulator, launch by launch, without a planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For every operator registered, calls of it: from ONNX's suite, from the tables of cases of all tests, and by hand."""
+"""Calls of every registered operator: from ONNX's suite, from the tables of cases, and by hand."""
 
 from __future__ import annotations
 

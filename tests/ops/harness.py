@@ -1,4 +1,4 @@
-"""One operator case, all its checks.
+"""Harness of operator cases: all checks of one case.
 
 1. ``infer`` equals the specs of what ``compute`` returned.
 2. ``compute`` equals the oracle: onnx.reference, onnxruntime, or arrays worked out by hand.

@@ -1,4 +1,4 @@
-"""Odd inputs made of a call: other shapes, other types, and values at the edge of what a type holds."""
+"""Odd inputs derived from a call: other shapes, other types, and extreme values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers one element at a time, in double, as ONNX's equations say: what cases are compared with."""
+"""Reference recurrent layers, element by element in double, by ONNX's equations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running an operator over arrays that start at other elements than aligned ones, within buffers and as buffers."""
+"""Operators over arrays at unaligned addresses, within buffers and as buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs as they print."""
+"""Short text form of specs."""
 
 from __future__ import annotations
 

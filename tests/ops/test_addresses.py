@@ -1,4 +1,4 @@
-"""Every family of operators, in each type, over arrays that start at any element: kernels make the same bits of them.
+"""Unaligned arrays: every family of operators and type gives equal bits at any element offset.
 
 Check mode refuses an access that is not aligned to its width, which a simulator's CPU would let pass.
 """

@@ -1,4 +1,4 @@
-"""AlignAxes: what stands in front of operators that broadcast by an axis."""
+"""AlignAxes, the axis alignment before broadcasting operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Append: what it joins, what it refuses, and what it writes where a memory has room."""
+"""Append: results, refusals, and writes into a memory with capacity."""
 
 from __future__ import annotations
 

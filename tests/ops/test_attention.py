@@ -1,4 +1,4 @@
-"""Attention: by the reference, by a loop over rows, with a cache, and taken apart."""
+"""Attention: by the reference, by a loop over rows, with a cache, and decomposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If, Loop and Scan on the host: what they compute and infer, what they refuse, and branches made part of a graph."""
+"""If, Loop and Scan on the host: results, inference, refusals, and inlined branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which element types operators take, held against what ONNX's newest schemas allow."""
+"""Element types of operators, compared with ONNX's newest schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Einsum against NumPy's in double: what NumPy does not say itself (errors, orders) is said here."""
+"""Einsum against NumPy's in double; errors and contraction orders by hand."""
 
 from __future__ import annotations
 

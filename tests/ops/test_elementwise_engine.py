@@ -1,4 +1,4 @@
-"""What elementwise operators share on the host: large arrays are walked in blocks, with the same result."""
+"""Blockwise elementwise computation on the host: large arrays give the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators with an epilogue: to the bit what their parts give one after the other, on the host and on a device."""
+"""Fused epilogues: bit-equal to the separate operators, on the host and on a device."""
 
 from __future__ import annotations
 

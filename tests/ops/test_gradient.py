@@ -1,4 +1,4 @@
-"""What derivatives are made of, and what Gradient refuses; what it computes is shown by tests/passes."""
+"""Building blocks of derivatives, and refusals of Gradient; its results are tested in tests/passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness sees what is wrong: each of its checks fails on an operator or a case made to break it."""
+"""The operator harness: each check fails on an operator or a case made to break it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base device headers on the simulator: types.cuh, safe.cuh, index.cuh; and their packers in ops/strided.py."""
+"""Base device headers on the simulator: types.cuh, safe.cuh, index.cuh; and their packers in ops/strided.py."""
 
 from __future__ import annotations
 

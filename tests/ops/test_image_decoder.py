@@ -1,4 +1,4 @@
-"""ImageDecoder: files that Pillow wrote, decoded as what was written."""
+"""ImageDecoder: files written by Pillow, decoded exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that ONNX took out again: Affine and Crop by cases, all of them in models of old opsets."""
+"""Operators removed from ONNX: Affine and Crop by cases, all of them in models of old opsets."""
 
 from __future__ import annotations
 

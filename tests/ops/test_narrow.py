@@ -1,4 +1,4 @@
-"""Operators with narrow weights: the same as with the weight widened before, on the host and on a device."""
+"""Operators with narrow weights: equal to the operator on the widened weight, on the host and on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that move narrow elements keep their bits, and those that would compute with them refuse."""
+"""Data movement of narrow elements: bits are kept, and arithmetic is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts to and from narrow types, by hand in exact arithmetic, and what looks at floats of 8 bits."""
+"""Casts to and from narrow types, by hand in exact arithmetic, and queries of 8-bit floats."""
 
 from __future__ import annotations
 

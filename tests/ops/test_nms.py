@@ -1,4 +1,4 @@
-"""NonMaxSuppression, and what it is made of."""
+"""NonMaxSuppression and its component operators."""
 
 from __future__ import annotations
 

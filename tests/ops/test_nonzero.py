@@ -1,4 +1,4 @@
-"""NonZero, Compress, and what they are made of."""
+"""NonZero, Compress and their component operators."""
 
 from __future__ import annotations
 

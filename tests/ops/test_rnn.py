@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN against onnxruntime; what it does not run (other types, layout 1) is derived from what it does.
+"""LSTM, GRU and RNN against onnxruntime; types and layouts it lacks are derived from those it has.
 
 And against the equations, element by element, for any combination of what a layer may have.
 """

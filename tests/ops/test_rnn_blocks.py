@@ -1,4 +1,4 @@
-"""Blocks of a large recurrent layer: as many as the device planned for holds at once, whatever the result."""
+"""Grid size of a large recurrent layer: as many blocks as the device runs at once, with equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScatterElements, ScatterND, and Scatter of old."""
+"""ScatterElements, ScatterND and legacy Scatter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One plan serves every size of its class: no size of these operators needs other kernels or more room."""
+"""Size classes of operators: one plan's kernels and memory serve every size of the class."""
 
 from __future__ import annotations
 

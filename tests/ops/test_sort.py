@@ -1,4 +1,4 @@
-"""Keys whose order is that of the values, and the launches that sort rows of them."""
+"""Sort keys in the order of their values, and the launches that sort rows."""
 
 from __future__ import annotations
 

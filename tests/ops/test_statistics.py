@@ -1,4 +1,4 @@
-"""Statistics and Histogram, against sums that are exact."""
+"""Statistics and Histogram, against exact sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StridedView: what it shows, that it copies nothing, and what it refuses."""
+"""StridedView: its elements, the absence of copies, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that move elements take strings as they take numbers: the same elements come to the same places."""
+"""Data movement of strings: the same elements at the same places as with numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unique, and what it is made of."""
+"""Unique and its component operators."""
 
 from __future__ import annotations
 

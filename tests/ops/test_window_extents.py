@@ -1,4 +1,4 @@
-"""How many windows fit, and what they pad, beside counting them one by one."""
+"""Window extents and padding, against counting one by one."""
 
 from __future__ import annotations
 

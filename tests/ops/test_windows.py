@@ -1,4 +1,4 @@
-"""Windows over an input: what `Windows` says of taps and counts, against counting one by one."""
+"""Windows over an input: taps and counts of `Windows`, against counting one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far two implementations of an operator may differ, by its tolerance class."""
+"""Tolerances between implementations of an operator, by its tolerance class."""
 
 from __future__ import annotations
 

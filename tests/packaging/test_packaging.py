@@ -1,4 +1,4 @@
-"""The package as users get it: each way of installing it finds its kernels and runs a model, away from the checkout.
+"""Packaging: each way of installing finds the kernels and runs a model, away from the checkout.
 
 Nothing is downloaded: the packages that gpuexec needs are those of the environment the tests run in, linked into a
 folder that new environments see; gpuexec itself is not among them.

@@ -1,4 +1,4 @@
-"""Models with Gradients in double, and what their slopes are by differences."""
+"""Models with Gradients in double, and numerical derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in ONNX's text form as graphs, and a check that a pass changed nothing in what is computed."""
+"""Pass harness: models in ONNX's text form as graphs, and a check that a pass keeps the results."""
 
 from __future__ import annotations
 

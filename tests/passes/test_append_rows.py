@@ -1,4 +1,4 @@
-"""A Concat of a memory with new rows becomes an Append, and nothing else does."""
+"""The pass append_rows: a Concat of a memory with new rows becomes an Append, and nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule and all parts of derivatives, against differences in double."""
+"""Derivative rules, each with all its parts, against differences in double."""
 
 from __future__ import annotations
 

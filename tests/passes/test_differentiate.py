@@ -1,4 +1,4 @@
-"""What Gradients are about: names, stand-ins, order, what is held; what is refused; a network worked by hand."""
+"""Reverse-mode differentiation: names, order, kept values, refusals; a network worked by hand."""
 
 from __future__ import annotations
 

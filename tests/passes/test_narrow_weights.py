@@ -1,4 +1,4 @@
-"""Dequantised constants are read as they are stored, where kernels can; else they are widened while loading."""
+"""Narrow weights: dequantized constants stay narrow where kernels can read them, else are widened at load."""
 
 from __future__ import annotations
 

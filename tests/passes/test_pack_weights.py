@@ -1,4 +1,4 @@
-"""Weights of 4 bits in blocks stay packed where a product reads them; else they are widened while loading."""
+"""Packed 4-bit weights: kept in blocks where a product reads them, else widened at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers cut from a full rectangle of time and bytes: the smallest arena is as high as the rectangle, and full."""
+"""Hard arena instances: buffers cut from a full rectangle of time and bytes, which is the optimum."""
 
 from __future__ import annotations
 

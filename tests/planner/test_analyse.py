@@ -1,4 +1,4 @@
-"""Values that follow from shapes are known on the host; content of inputs is read only on demand, and noted."""
+"""Shape inference and host values: content of inputs is read only on demand, and noted."""
 
 from __future__ import annotations
 

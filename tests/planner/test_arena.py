@@ -1,4 +1,4 @@
-"""The packer against brute force, and its promises checked by code that shares nothing with it."""
+"""Arena packing against brute force, checked by independent code."""
 
 from __future__ import annotations
 

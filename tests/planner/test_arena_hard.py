@@ -1,4 +1,4 @@
-"""Instances as hard as they come: how far above the smallest arena the packer stays, and that work bounds it."""
+"""Arena packing of hard instances: distance from the optimum, and bounded work."""
 
 from __future__ import annotations
 

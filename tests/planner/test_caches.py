@@ -1,4 +1,4 @@
-"""Plans of memories that grow where they lie: one for every length, whatever is tied to it."""
+"""Plans of growing caches: one for every length."""
 
 from __future__ import annotations
 

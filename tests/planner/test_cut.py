@@ -1,4 +1,4 @@
-"""Where graphs are cut: what runs first, what is read, what the host computes, what is left for later."""
+"""Graph partition: the first subgraph, host reads, host computations, and the rest."""
 
 from __future__ import annotations
 

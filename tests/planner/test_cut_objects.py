@@ -1,4 +1,4 @@
-"""Strings and containers in a cut: host nodes on every target, in no plan, and content that is no part of a key."""
+"""Partition of strings and containers: host nodes on every target, in no plan, and content in no plan key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edges come from bytes: as many as needed, and not one more."""
+"""Dependency edges from byte ranges: all that are needed, and no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lowering may ask for, and what becomes of it."""
+"""The Emitter: requests of lowerings, and the resulting commands."""
 
 from __future__ import annotations
 

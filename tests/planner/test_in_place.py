@@ -1,4 +1,4 @@
-"""Outputs take the bytes of inputs that nobody reads afterwards; inputs are made where they are needed."""
+"""In-place outputs in the bytes of dead inputs, and inputs placed in their consumer's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edges suffice: a plan gives the same bits in every order they allow, and not in others."""
+"""Sufficiency of edges: a plan gives equal bits in every order they allow, and not in others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that a device could never hold are refused when they are made, with node, bytes and limit."""
+"""Plans too large for a device: refused when they are made, with node, bytes and limit."""
 
 from __future__ import annotations
 

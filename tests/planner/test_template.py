@@ -1,4 +1,4 @@
-"""A plan is a template for a size class; its variants give what exact plans give."""
+"""Plan templates of size classes: variants give what exact plans give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verify rejects what may not be run."""
+"""Plan verification: invalid plans are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where what is profiled runs."""
+"""Devices that profiled runs use."""
 
 from __future__ import annotations
 

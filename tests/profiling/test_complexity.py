@@ -1,4 +1,4 @@
-"""Operations and bytes by shapes alone, worked out by hand."""
+"""Static operation and byte counts, against hand counts."""
 
 from __future__ import annotations
 

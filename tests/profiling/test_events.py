@@ -1,4 +1,4 @@
-"""What a profiler hears of around the layers: phases, transfers, memory lent, ranges for NVIDIA's profilers."""
+"""Profiler events around layers: phases, transfers, allocations, NVTX ranges."""
 
 from __future__ import annotations
 

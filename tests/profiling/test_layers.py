@@ -1,4 +1,4 @@
-"""The layers of a plan: their bytes, and the work of nodes whose commands do not stand in a row."""
+"""Layers of a plan: their bytes, and the work of nodes with scattered commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profiler: what it tells of runs, by times that the device's events tell. No test looks at a clock."""
+"""The profiler: rows of runs by device timestamps. No test looks at a clock."""
 
 from __future__ import annotations
 

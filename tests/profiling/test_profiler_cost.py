@@ -1,4 +1,4 @@
-"""What profiling costs and changes: nothing while nobody profiles, and nothing that stays."""
+"""Cost and side effects of profiling: none without a profiler, and none that last."""
 
 from __future__ import annotations
 

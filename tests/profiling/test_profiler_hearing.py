@@ -1,4 +1,4 @@
-"""Whose runs a profiler hears of: contexts in each other, threads, Workers and Methods, and every way to run."""
+"""Scope of a profiler: nested contexts, threads, Workers and Methods, and every way to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile is written down as: a trace, tab-separated values, a DataFrame, a table."""
+"""Exports of a profile: trace, tab-separated values, DataFrame, table."""
 
 from __future__ import annotations
 

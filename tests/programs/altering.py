@@ -1,4 +1,4 @@
-"""Program files read back, and altered with hashes and offsets that fit."""
+"""Altered program files with correct hashes and offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of the user's for Methods of two layers, and what those give."""
+"""User memory for Methods of two layers, and their expected outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of one program, as its tests load and read them."""
+"""Methods of one program, shared by its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds of inputs: declared by shapes, told back, and checked."""
+"""Bounds of inputs: declared by shapes, reported, and checked."""
 
 from __future__ import annotations
 

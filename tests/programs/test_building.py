@@ -1,4 +1,4 @@
-"""Programs are built of models: shapes, plans, kernels and cases, or a refusal by name."""
+"""Program building: shapes, plans, kernels and cases, or an error by name."""
 
 from __future__ import annotations
 

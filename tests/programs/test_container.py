@@ -1,4 +1,4 @@
-"""Programs as files: the same comes back, of this release and of others."""
+"""Program files: round trip, and files of other releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad programs are refused by name or run. Here some hundreds; ``python -m tests.bad_programs`` tries thousands."""
+"""Fuzzing with bad programs: some hundreds here; ``python -m tests.bad_programs`` tries thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model where a program is expected, and a program where a model is: each names the call that reads it."""
+"""A model given as a program, and a program given as a model: errors that name the right call."""
 
 from __future__ import annotations
 

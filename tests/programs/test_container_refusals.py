@@ -1,4 +1,4 @@
-"""Program files that are cut, altered or newer: refused, and told by name."""
+"""Refusal of truncated, altered and newer program files."""
 
 from __future__ import annotations
 

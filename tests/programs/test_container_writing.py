@@ -1,4 +1,4 @@
-"""Program files as they are written: equal bytes, behind links, and never half a file."""
+"""Writing of program files: reproducible bytes, links followed, and never a partial file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders give the bytes asked for, from any thread, or a clear error."""
+"""Data loaders: the bytes asked for, from any thread, or a clear error."""
 
 from __future__ import annotations
 

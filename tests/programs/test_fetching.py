@@ -1,4 +1,4 @@
-"""A loader of a user's gives what was asked of it, or its fault is told; sources are opened by what they are."""
+"""Custom data loaders: checked results, reported errors, and selection by kind of source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of a limited graph end; what they give within the limit is what they gave before."""
+"""Limited loops: they end, with unchanged results within the limit."""
 
 from __future__ import annotations
 

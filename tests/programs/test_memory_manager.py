@@ -1,4 +1,4 @@
-"""What gives a Method memory: how much was given, and what is too much."""
+"""Memory managers of a Method: amounts allocated, and limits."""
 
 from __future__ import annotations
 

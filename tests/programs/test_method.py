@@ -1,4 +1,4 @@
-"""Methods: runs whole or in steps, outputs where they lie, and one caller at a time."""
+"""Methods: whole or stepwise runs, outputs in place, and exclusive use."""
 
 from __future__ import annotations
 

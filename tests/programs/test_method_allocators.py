@@ -1,4 +1,4 @@
-"""What is not planned for a Method: allocators of the user's give it, or nobody does."""
+"""Dynamic memory of a Method: the user's allocators, or a refusal without one."""
 
 from __future__ import annotations
 

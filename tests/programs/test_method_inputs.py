@@ -1,4 +1,4 @@
-"""Inputs of a Method: they stay set, lie in places of their own, and are refused before anything changes."""
+"""Inputs of a Method: they stay set, in buffers of their own, and are refused before anything changes."""
 
 from __future__ import annotations
 

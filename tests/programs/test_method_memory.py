@@ -1,4 +1,4 @@
-"""Memory of the user's under a Method: what is taken, and what is refused."""
+"""User memory of a Method: accepted and refused buffers."""
 
 from __future__ import annotations
 

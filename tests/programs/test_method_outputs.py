@@ -1,4 +1,4 @@
-"""Memory of the user's for outputs of a Method: bytes of their own, on its device."""
+"""User memory for outputs of a Method: separate bytes, on its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods over the same memory: they take turns, and what one runs makes the outputs of others stale."""
+"""Methods over the same memory: alternating runs, which make each other's outputs stale."""
 
 from __future__ import annotations
 

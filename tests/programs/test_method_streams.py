@@ -1,4 +1,4 @@
-"""A Method's runs in the order of a stream of the caller's, whole and in steps."""
+"""Methods on a caller's stream, whole and in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules: methods loaded when they are first used, results of one's own."""
+"""Modules: methods loaded on first use, and results that the caller owns."""
 
 from __future__ import annotations
 

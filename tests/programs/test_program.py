@@ -1,4 +1,4 @@
-"""Programs: built, saved, loaded, and what they tell of their methods before one is loaded."""
+"""Programs: built, saved, loaded, and described before a method is loaded."""
 
 from __future__ import annotations
 

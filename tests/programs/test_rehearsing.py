@@ -1,4 +1,4 @@
-"""The kernels of all parts of a method are found beforehand, for content and sizes other than those followed."""
+"""Rehearsal of methods: kernels of all parts are found beforehand, for other content and sizes too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of replays share: memory of somebody else's, and what a device was told."""
+"""Shared parts of replay tests: foreign memory, and logged device calls."""
 
 from __future__ import annotations
 

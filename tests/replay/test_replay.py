@@ -1,4 +1,4 @@
-"""Replays: recorded once and submitted again and again, as one graph, with memory of their own."""
+"""Replays: recorded once and submitted many times, as one graph, with memory of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How replays fail and end: closed, dropped, or with a device that is lost."""
+"""Failure and end of replays: closed, dropped, or with a lost device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submissions of a replay in the order of streams: nothing but streams and events says what waits for what."""
+"""Stream order of replay submissions: only streams and events order them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of a replay: where they are told to lie, and whose bytes they may not be."""
+"""Outputs of a replay: bound memory, and refused overlaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay refuses, with what it was recorded for; and what a capture of one holds."""
+"""Refusals of a replay: inputs that differ from the recorded ones; and captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where streams of the caller's are."""
+"""Devices with caller streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of other packages, and arrays that leave all order to them."""
+"""Foreign streams, and arrays whose order is left to them."""
 
 from __future__ import annotations
 

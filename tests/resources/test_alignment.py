@@ -1,4 +1,4 @@
-"""Arrays at any address, by every way in and out: copied on the device where kernels can't use them, and counted."""
+"""Unaligned arrays, by every way in and out: copied on the device where kernels need it, and counted."""
 
 from __future__ import annotations
 

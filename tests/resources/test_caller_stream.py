@@ -1,4 +1,4 @@
-"""A stream of the caller's on every call: our work comes after what is on it, and what comes on it after our work."""
+"""Caller's streams on every call: work is ordered after what is on them, and before what comes later."""
 
 from __future__ import annotations
 

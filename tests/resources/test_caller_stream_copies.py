@@ -1,4 +1,4 @@
-"""Copies and readbacks in the order of a stream of the caller's."""
+"""Copies and readbacks on a caller's stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of the user's is one Method's at a time, or of Methods that take turns."""
+"""Claims on user memory: exclusive, or shared by Methods that alternate."""
 
 from __future__ import annotations
 

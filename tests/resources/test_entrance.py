@@ -1,4 +1,4 @@
-"""Entrance: one caller at a time, and none once it is closed."""
+"""Exclusive entry: one caller at a time, and none after closing."""
 
 from __future__ import annotations
 

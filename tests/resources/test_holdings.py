@@ -1,4 +1,4 @@
-"""What memory is held and since when; what a run that is held open keeps; what a flush gives back."""
+"""Memory usage: bytes held and since when, by held-up runs too, and bytes released by a flush."""
 
 from __future__ import annotations
 

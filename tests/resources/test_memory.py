@@ -1,4 +1,4 @@
-"""Who owns which bytes: arenas that grow, frames that rotate, memory that runs out."""
+"""Ownership of memory: growing arenas, rotating frames, and running out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host may wait for: refused, counted, named; and left out where cost or content make it needless."""
+"""Implicit synchronizations: refused, counted, named; and avoided where they are needless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was never closed is told of, with the line that made it."""
+"""Warnings about unclosed objects, with the line that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on a device: one object, shared and waited for, there as long as anybody needs them."""
+"""Device weights: one shared object, with a lifetime by its users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readback: polled, awaited, blocked for; many at once, cancelled, in other threads, of data that has changed."""
+"""Readback: polled, awaited, blocking; many at once, cancelled, in other threads, of changed data."""
 
 from __future__ import annotations
 

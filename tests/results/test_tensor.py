@@ -1,4 +1,4 @@
-"""The Tensor: shape at once, elements only where they are, uploads, closing."""
+"""The Tensor: shape at once, elements once they are ready, uploads, closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Loop that is counted, and how models with bodies are loaded."""
+"""A counted Loop, and loading of models with bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as close: exact bits, ulps of the type, and rounding in proportion to what is summed."""
+"""Closeness of results: exact bits, ulps, and rounding in proportion to a sum's terms."""
 
 from __future__ import annotations
 

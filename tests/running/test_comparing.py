@@ -1,4 +1,4 @@
-"""Comparing every layer with NumPy: what goes wrong is named, what is right passes."""
+"""Layer-by-layer comparison with NumPy: wrong layers are named, right ones pass."""
 
 from __future__ import annotations
 

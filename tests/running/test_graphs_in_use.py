@@ -1,4 +1,4 @@
-"""A Worker's plans as graphs: from the fourth run on, patched for each run, closed when memory is given back."""
+"""Graphs of a Worker's plans: from the fourth run on, patched for each run, closed when memory is released."""
 
 from __future__ import annotations
 

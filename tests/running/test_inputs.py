@@ -1,4 +1,4 @@
-"""Inputs: their forms, their checks before any work, and how long they are the caller's."""
+"""Inputs: their forms, checks before any work, and how long they are borrowed."""
 
 from __future__ import annotations
 

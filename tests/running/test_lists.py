@@ -1,4 +1,4 @@
-"""Lists as inputs: several inputs, or one array as NumPy takes nested lists."""
+"""Lists as inputs: several inputs, or one array from nested lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loop and Scan on devices: plans are few, and results are those of other engines."""
+"""Loop and Scan on devices: few plans, and other engines' results."""
 
 from __future__ import annotations
 

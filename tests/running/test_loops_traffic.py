@@ -1,4 +1,4 @@
-"""What Loop and Scan copy: what is carried stays on the device, and a test alone is read."""
+"""Copies of Loop and Scan: carried values stay on the device, and only conditions are read."""
 
 from __future__ import annotations
 

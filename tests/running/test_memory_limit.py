@@ -1,4 +1,4 @@
-"""max_bytes: what never fits is refused beforehand with both numbers; what grows gives back before it goes beyond."""
+"""max_bytes: oversized plans are refused with both numbers, and growth releases memory first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with a budget: how many layers they hold, by times that the device's events tell. No test looks at a clock."""
+"""Budgeted steps: layers per step, by device timestamps. No test looks at a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that a program carries are taken over where lowering gives the same, and made anew where it does not."""
+"""Stored plans of a program: reused where lowering agrees, else made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Run: done, waited for, told apart."""
+"""The Run: done, waited for, distinguished."""
 
 from __future__ import annotations
 

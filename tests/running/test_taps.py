@@ -1,4 +1,4 @@
-"""Taps: statistics of inner values, taken on the device and told without waiting."""
+"""Taps: statistics of inner values, taken on the device and returned without waiting."""
 
 from __future__ import annotations
 

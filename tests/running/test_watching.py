@@ -1,4 +1,4 @@
-"""NaN and infinities: the node that made the first is named, whoever only passed them on is not."""
+"""NaN and infinity detection: the first node at fault is named, later ones are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are watched: how they end, what comes after them, and what watching holds."""
+"""Watched runs: their end, later runs, and memory held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that makes NaN and infinities of what it is given, and what watching a run of it tells."""
+"""A model with NaN and infinities, and the expected findings."""
 
 from __future__ import annotations
 

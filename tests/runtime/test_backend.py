@@ -1,4 +1,4 @@
-"""Which backend is chosen, and how honestly."""
+"""Backend selection, and its reported reason."""
 
 from __future__ import annotations
 

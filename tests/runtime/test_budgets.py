@@ -1,4 +1,4 @@
-"""What a kernel may take, by numbers alone."""
+"""Resource budgets of kernels, by numbers alone."""
 
 from __future__ import annotations
 

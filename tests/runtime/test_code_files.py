@@ -1,4 +1,4 @@
-"""Whose folders and files of compiled code are used, and which are not."""
+"""Ownership checks of folders and files of compiled code."""
 
 from __future__ import annotations
 

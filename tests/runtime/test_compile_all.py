@@ -1,4 +1,4 @@
-"""The gate over all kernels."""
+"""Offline compilation of all kernels."""
 
 from __future__ import annotations
 

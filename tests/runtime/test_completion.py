@@ -1,4 +1,4 @@
-"""One thread tells everybody."""
+"""Completion callbacks on one thread."""
 
 from __future__ import annotations
 

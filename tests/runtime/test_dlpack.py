@@ -1,4 +1,4 @@
-"""DLPack capsules: read from NumPy and read by NumPy, old and new, taken and left."""
+"""DLPack capsules: read from NumPy and by NumPy, versioned and not, consumed and unconsumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver probe, against stand-ins for libcuda."""
+"""NVIDIA driver detection, against stand-ins for libcuda."""
 
 from __future__ import annotations
 

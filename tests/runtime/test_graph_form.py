@@ -1,4 +1,4 @@
-"""When a recording is launched as a graph: after a few uses, where that costs the host less, and within some bytes."""
+"""The graph form of recordings: after a few uses, where it costs the host less, within a byte limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects kept until the work that touches them is done, and the stream for copies."""
+"""Deferred release of objects in use, and the copy stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: one compile per kernel whoever asks, damage found, no folder needed."""
+"""Kernel cache: one compile per kernel, damage found, no folder needed."""
 
 from __future__ import annotations
 

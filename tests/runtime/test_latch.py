@@ -1,4 +1,4 @@
-"""Waiting that may be interrupted anywhere: nobody else is harmed, and nobody is forgotten."""
+"""Interruptible waits: other waiters are not harmed and not missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of freed memory: who gets a block when, what runs out, what is kept, and who may give back from where."""
+"""Stream-ordered memory pool: reuse, exhaustion, limits, and return from any thread."""
 
 from __future__ import annotations
 

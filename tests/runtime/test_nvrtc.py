@@ -1,4 +1,4 @@
-"""Compiling CUDA C++ without a GPU."""
+"""NVRTC compilation without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings: packed once, patched where something changed."""
+"""Recordings: packed once, patched on change."""
 
 from __future__ import annotations
 

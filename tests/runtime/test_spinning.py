@@ -1,4 +1,4 @@
-"""Polling before a wait blocks: as long as the clock allows, with other threads let run in between."""
+"""Spin-waiting: bounded by the clock, with other threads let run in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned blocks come back, but never too early."""
+"""Pinned staging blocks: reused, but never too early."""
 
 from __future__ import annotations
 

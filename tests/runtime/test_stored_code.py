@@ -1,4 +1,4 @@
-"""Kernels that a program carries are found without a compiler, and only where they are today's kernels."""
+"""Stored kernels of a program: found without a compiler, only where they are current."""
 
 from __future__ import annotations
 

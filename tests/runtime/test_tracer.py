@@ -1,4 +1,4 @@
-"""The tracer writes down what it is told."""
+"""The tracer's log of device calls."""
 
 from __future__ import annotations
 

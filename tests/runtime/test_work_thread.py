@@ -1,4 +1,4 @@
-"""Threads that can't be started: an error that names the limit, and whatever wanted them goes on."""
+"""Work threads that can't be started: an error that names the limit, and users that go on."""
 
 from __future__ import annotations
 

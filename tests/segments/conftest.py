@@ -1,4 +1,4 @@
-"""Models whose runs take several plans, and where they run."""
+"""Models whose runs take several plans, and their devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of several plans: what depends on data is scheduled at once, and known when it is known."""
+"""Runs of several plans: data-dependent work scheduled at once, with sizes known later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of runs of several plans as inputs of others, before their shapes are known."""
+"""Pending outputs of runs of several plans, as inputs of others before their shapes are known."""
 
 from __future__ import annotations
 

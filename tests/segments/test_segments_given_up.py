@@ -1,4 +1,4 @@
-"""Runs of several plans that are cancelled at any step, or whose Worker is closed."""
+"""Cancellation of runs of several plans at any step, and closing of their Worker."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Long runs outside the tests: `make soak` looks for what grows, hangs or goes wrong only after long."""
+"""Soak tests outside the suite: `make soak` looks for growth, hangs and errors after long."""

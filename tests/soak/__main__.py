@@ -1,4 +1,4 @@
-"""Run for long, print what is held, and fail where something grows, hangs or goes wrong.
+"""Soak tests from the command line: memory held is printed, and growth, hangs and errors fail.
 
 python -m tests.soak [growth] [crowd] [--runs 10000] [--minutes 30] [--backend cpu simulator]
 """

@@ -1,4 +1,4 @@
-"""What a member of the crowd does beside its Worker: graphs, replays, sequences with a state, methods of a program."""
+"""Extra work of a soak thread beside its Worker: graphs, replays, stateful sequences, methods of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of runs of changing shapes: nothing may grow, and all is given back."""
+"""Soak test of thousands of runs of changing shapes: no growth, and all memory released."""
 
 from __future__ import annotations
 

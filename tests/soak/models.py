@@ -1,4 +1,4 @@
-"""The models that run for long, with inputs of changing shapes and the answers expected."""
+"""Models of soak tests, with inputs of changing shapes and the answers expected."""
 
 from __future__ import annotations
 

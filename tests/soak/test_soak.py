@@ -1,4 +1,4 @@
-"""What looks for growth and faults over hours finds them when they are there."""
+"""The soak tests' own detection of growth and faults."""
 
 from __future__ import annotations
 

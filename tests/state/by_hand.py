@@ -1,4 +1,4 @@
-"""A cache that its caller feeds from run to run, and the same model with the cache as its state."""
+"""A cache fed by its caller from run to run, and the same model with the cache as its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where state is held, a Worker that holds a sum, and a process without a seed of its own."""
+"""Devices of state tests, a Worker with a running sum, and a process without a seed of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that draw random numbers, and what runs of them drew."""
+"""Models with random operators, and the numbers their runs draw."""
 
 from __future__ import annotations
 

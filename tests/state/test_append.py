@@ -1,4 +1,4 @@
-"""State in append form: a cache that grows where it lies, against the same cache fed by hand."""
+"""State in append form: a cache that grows in place, against the same cache fed by hand."""
 
 from __future__ import annotations
 

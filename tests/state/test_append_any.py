@@ -1,4 +1,4 @@
-"""Any sequence of calls on a cache that grows leaves what it leaves where the cache is fed by hand."""
+"""Random sequences of calls on an append cache, against the cache fed by hand."""
 
 from __future__ import annotations
 

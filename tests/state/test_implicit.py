@@ -1,4 +1,4 @@
-"""Implicit memories: recurrent layers that start from nothing go on from where the run before left them."""
+"""Implicit memories: recurrent layers without initial state continue from the run before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers run by run: what repeats them, what makes them differ, and that every device draws the same."""
+"""Seeds of random operators: repetition, variation, and equality on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, programs and passes that keep what random numbers are drawn from."""
+"""Random state through models, programs and passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State in swap form: a run goes on from what the run before left."""
+"""State in swap form: a run continues from the state of the run before."""
 
 from __future__ import annotations
 

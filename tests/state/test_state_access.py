@@ -1,4 +1,4 @@
-"""What a caller does with the state: gets, sets, snapshots, forks, saves and loads it."""
+"""State access: get, set, snapshot, fork, save and load."""
 
 from __future__ import annotations
 

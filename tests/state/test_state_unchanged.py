@@ -1,4 +1,4 @@
-"""What leaves the state as it was: runs that fail, are cancelled or given up, and bad inputs."""
+"""State after failed, cancelled and refused runs: unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a model, upload its weights to a device that keeps nothing, and print what that took of the host: one line.
+"""Peak host memory of loading a model and uploading its weights, printed as one line.
 
 The device writes down and holds no bytes, so all that is resident is the host's own. Run by test_host_memory.py.
 

@@ -1,4 +1,4 @@
-"""Bars in a terminal while weights are on their way."""
+"""Progress bars in a terminal while weights are uploaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of weights that are written to or cut while a model that lies in them is in use."""
+"""Weight files written to or truncated while a model that maps them is in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with narrow weights: what is compressed, what comes of it, what a file of it says, and the gap told."""
+"""Weight compression: selection, results, files, and the reported gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes work out from weights in files: little is brought to the host for it, and views of files stay views."""
+"""Constant folding of weights in files: little host memory, and views of files stay views."""
 
 from __future__ import annotations
 

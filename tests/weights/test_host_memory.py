@@ -1,4 +1,4 @@
-"""What weights take of the host on their way to a device, measured in processes of their own."""
+"""Host memory of weight uploads, measured in processes of their own."""
 
 from __future__ import annotations
 

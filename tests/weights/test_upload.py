@@ -1,4 +1,4 @@
-"""Weights on their way to devices: piece by piece, whole or not at all, and from files that stay what they were."""
+"""Weight uploads: piecewise, whole or not at all, and from unchanged files."""
 
 from __future__ import annotations
 

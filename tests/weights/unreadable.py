@@ -1,4 +1,4 @@
-"""Work with models whose files are mapped such that to touch one of their pages ends the process.
+"""Models on mapped files whose pages end the process when touched.
 
 What is left then is what the package promises: content is read by ranges, and never through a map. Run by
 test_changed_files.py.

@@ -1,4 +1,4 @@
-"""Ways to spoil a model; importing them enters each in the table of `tests.bad_models.mutant`."""
+"""Mutations of models, registered in the table of `tests.bad_models.mutant` when imported."""
 
 from tests.bad_models.mutations import attributes, contents, files, graphs, sizes, types
 

@@ -1,4 +1,4 @@
-"""Attributes of nodes: removed, doubled, of another type, with absurd values."""
+"""Attribute mutations: removed, duplicated, of another type, with absurd values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initializers: dims and types that their content does not fill, content in other files, sparse ones."""
+"""Initializer mutations: dims and types that do not match content, external files, sparse tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of the file: flipped, cut, repeated; versions and names in its head."""
+"""File mutations: flipped, cut and repeated bytes; versions and names in the header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and names of the graph: missing, doubled, in a circle, unknown."""
+"""Graph mutations: missing, duplicated, cyclic and unknown nodes and names."""
 
 from __future__ import annotations
 

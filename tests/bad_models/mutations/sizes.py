@@ -1,4 +1,4 @@
-"""Small files that ask for much: depth, length, and what doubles again and again."""
+"""Size mutations: deep, long and exponentially growing models in small files."""
 
 from __future__ import annotations
 

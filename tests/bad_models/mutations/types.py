@@ -1,4 +1,4 @@
-"""What the model declares of its inputs and outputs: element types, dims, ranks."""
+"""Type mutations of declared inputs and outputs: element types, dims, ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and models that these tests share."""
+"""Sessions and models shared by these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the installed ONNX Runtime and its look-alike make of the same calls, side by side."""
+"""Comparison of the look-alike with the installed ONNX Runtime, call by call."""
 
 from __future__ import annotations
 

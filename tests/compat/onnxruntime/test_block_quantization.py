@@ -1,4 +1,4 @@
-"""Blocks of weights quantized by the look-alike and by the installed ONNX Runtime."""
+"""Block quantization of weights, compared with the installed ONNX Runtime."""
 
 from __future__ import annotations
 

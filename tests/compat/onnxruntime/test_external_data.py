@@ -1,4 +1,4 @@
-"""Weights outside of a model: given in place of its files, and written beside the graph as it was rewritten."""
+"""External weights: given in place of files, and written beside the optimized graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that are no plain arrays of numbers, as ONNX Runtime takes them: strings of any objects, maps of numbers."""
+"""Input conversion of sessions: strings of any objects, maps of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings and containers through the look-alike, beside onnxruntime itself."""
+"""Strings and containers through the look-alike, compared with onnxruntime."""
 
 from __future__ import annotations
 

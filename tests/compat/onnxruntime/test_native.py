@@ -1,4 +1,4 @@
-"""The compiled module's classes and what else ONNX Runtime's own tests use, beside the installed ONNX Runtime."""
+"""Classes of the compiled module, and other names that ONNX Runtime's own tests use, compared with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Providers, what concerns the process, and standing in for ``import onnxruntime``."""
+"""Execution providers, process-wide functions, and replacement of ``import onnxruntime``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own quantization over the look-alike: the same models come out, and give the same."""
+"""ONNX Runtime's quantization package over the look-alike: equal models and equal results."""
 
 from __future__ import annotations
 

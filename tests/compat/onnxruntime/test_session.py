@@ -1,4 +1,4 @@
-"""Sessions of the look-alike: loading, what they take, and what is given back."""
+"""Sessions of the look-alike: loading, inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of sessions and of runs: taken, bounded, refused, or named as ignored."""
+"""Options of sessions and of runs: effective, bounded, refused, or ignored with a warning."""
 
 from __future__ import annotations
 

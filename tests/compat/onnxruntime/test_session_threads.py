@@ -1,4 +1,4 @@
-"""Sessions used by many at once: threads, loops, and runs that are given up."""
+"""Concurrent use of sessions: threads, event loops, and cancelled runs."""
 
 from __future__ import annotations
 

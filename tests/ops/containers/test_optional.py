@@ -1,4 +1,4 @@
-"""Optionals: a tensor or a sequence, or nothing."""
+"""Optional: a tensor or a sequence, or nothing."""
 
 from __future__ import annotations
 

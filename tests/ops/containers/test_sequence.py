@@ -1,4 +1,4 @@
-"""Sequences made and changed one element at a time."""
+"""Sequence operators: construction and changes of single elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SequenceMap: a body for each element, run by the course of a run on every device, interpreted on the host alone."""
+"""SequenceMap: the body of each element run on every device, or interpreted on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor cut into a sequence, and a sequence joined to a tensor."""
+"""SplitToSequence and ConcatFromSequence."""
 
 from __future__ import annotations
 

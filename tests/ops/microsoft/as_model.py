@@ -1,4 +1,4 @@
-"""A case as a model of one node, run by Workers: what an operator made of other operators comes to."""
+"""Cases as one-node models, run by Workers, for operators made of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of operators that become others while a model is loaded: as a model of one node, loaded, planned and run.
+"""Cases of composite operators, as one-node models that are loaded, planned and run.
 
 1. ``infer`` equals the specs of what ``compute`` returned.
 2. ``compute`` is close to the oracle: onnxruntime, in float where it has no kernel of a narrower type, or arrays.

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's optimizers make of a model: the operators that are run here, and those left out, each with why.
+"""Operators emitted by ONNX Runtime's optimizers: those run here, and those left out, each with the reason.
 
 The lists follow docs/ContribOperators.md, the graph optimizer and the fusions of the transformer optimizer of
 onnxruntime 1.31. Operators of its quantizers are listed beside their tests.

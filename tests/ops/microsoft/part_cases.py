@@ -1,4 +1,4 @@
-"""Cases of the operators of ours that those of com.microsoft are made of."""
+"""Cases of the internal operators that com.microsoft's are composed of."""
 
 from __future__ import annotations
 

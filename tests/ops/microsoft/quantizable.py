@@ -1,4 +1,4 @@
-"""Small models for quantizers, and inputs of theirs."""
+"""Small models for quantizers, with their inputs."""
 
 from __future__ import annotations
 

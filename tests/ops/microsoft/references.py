@@ -1,4 +1,4 @@
-"""What operators without a kernel in onnxruntime's CPU provider shall give, by their documentation, in double."""
+"""Reference results in double, by documentation, for operators that onnxruntime has no CPU kernel for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays for cases, the same for the same shape and seed; and cases of operators that no file has."""
+"""Random arrays for cases, fixed by shape and seed; and cases of operators that no file has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft that others make up: activations, convolutions, products, normalisations, embeddings."""
+"""Composite operators of com.microsoft: activations, convolutions, products, normalizations, embeddings."""
 
 from __future__ import annotations
 

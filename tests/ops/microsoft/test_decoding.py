@@ -1,4 +1,4 @@
-"""Steps of decoding by GroupQueryAttention: which of them share a plan, and what of the total a plan follows from."""
+"""Decoding steps by GroupQueryAttention: shared plans, and the values that plans depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention of com.microsoft refuses: shapes that contradict each other, named with the node of the model."""
+"""Refusals of com.microsoft's attention: contradictory shapes, named with the node of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of com.microsoft are held to the inputs and outputs that their operators have."""
+"""Signatures of com.microsoft's operators: inputs and outputs of nodes are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FusedMatMul: operands turned by strides, and a factor."""
+"""FusedMatMul: transposed operands, and a factor."""
 
 from __future__ import annotations
 

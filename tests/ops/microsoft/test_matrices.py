@@ -1,4 +1,4 @@
-"""Inverse and Solve, by NumPy's and where there is none; and CropAndResize, by onnxruntime."""
+"""Inverse and Solve by NumPy, singular matrices included; CropAndResize by onnxruntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalised sums, in one launch: by onnxruntime, and their statistics in double."""
+"""SkipLayerNormalization and its kin: by onnxruntime, and their statistics in double."""
 
 from __future__ import annotations
 

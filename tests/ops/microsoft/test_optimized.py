@@ -1,4 +1,4 @@
-"""Models as ONNX Runtime's optimizers leave them: every operator they write, and whole models, beside onnxruntime."""
+"""Models optimized by ONNX Runtime: every operator they use, and whole models, compared with onnxruntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators of com.microsoft are made of, each by itself."""
+"""Internal operators that com.microsoft's are composed of."""
 
 from __future__ import annotations
 

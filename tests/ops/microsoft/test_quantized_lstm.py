@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM and the steps it is made of."""
+"""DynamicQuantizeLSTM and its step operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that onnxruntime's quantizers make of small ones: all operators are ours, and answers are onnxruntime's."""
+"""Models quantized by onnxruntime: supported operators, and onnxruntime's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CPU device of a test's own."""
+"""A fresh CPU device for each test."""
 
 from __future__ import annotations
 

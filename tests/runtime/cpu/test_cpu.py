@@ -1,4 +1,4 @@
-"""The CPU device: asynchronous streams, commands side by side, memory, and what it refuses."""
+"""The CPU device: asynchronous streams, commands side by side, memory, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of CPU runs reach who asked and nobody else."""
+"""Errors of CPU runs: raised to their own waiters only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for the code for real GPUs to launch, and bytes there and back."""
+"""Kernels to launch through the CUDA device, and copies to and from it."""
 
 from __future__ import annotations
 

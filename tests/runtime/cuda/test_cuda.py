@@ -1,4 +1,4 @@
-"""The code for real GPUs, over a stand-in for CuPy and the driver: what it calls."""
+"""The CUDA device over a stand-in for CuPy and the driver: the calls it makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every call of CuPy and of cuda.bindings that the package makes, resolved against what is installed. Needs no GPU.
+"""Calls of CuPy and of cuda.bindings, each resolved against what is installed. Needs no GPU.
 
 Calls are read from the sources, so a new one is checked without a new row here. Cython functions say their signature in
 the first line of their docstring.

@@ -1,4 +1,4 @@
-"""CUDA's statuses in our words."""
+"""CUDA error translation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for an event of a GPU: polled for a while, then blocked on. Statuses are CUDA's, by a stand-in."""
+"""CUDA events: waits that poll for a while, then block. Statuses come from a stand-in."""
 
 from __future__ import annotations
 

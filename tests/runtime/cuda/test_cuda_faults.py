@@ -1,4 +1,4 @@
-"""What becomes of errors in the code for real GPUs: faults, too little memory, and no device."""
+"""Errors of the CUDA device: faults, out of memory, and no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of GPUs: where it comes from, who gets it next, and what is given back, over a stand-in for CuPy."""
+"""Memory of the CUDA device: sources, reuse and release, over a stand-in for CuPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings on the code for real GPUs: submitted as launches and as graphs."""
+"""Recordings on the CUDA device: submitted as launches and as graphs."""
 
 from __future__ import annotations
 

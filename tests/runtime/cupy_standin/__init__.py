@@ -1,4 +1,4 @@
-"""CuPy and ``cuda.bindings.driver`` as far as gpuexec calls them, over another device.
+"""Stand-in for CuPy and ``cuda.bindings.driver``, as far as gpuexec calls them, over another device.
 
 So the code for real GPUs runs, with its handles, addresses and statuses, where there is no GPU. What is under it
 answers through gpuexec's own device protocol only. Statuses are CUDA's; a handle is an int, as there. The parameters of

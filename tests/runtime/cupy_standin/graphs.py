@@ -1,4 +1,4 @@
-"""Graphs: made, updated and launched in a random order that their edges allow."""
+"""Graphs of the stand-in: made, updated and launched in a random order that their edges allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels from modules, and their arguments as CUDA takes them."""
+"""Kernels of the stand-in, from modules, with arguments as CUDA takes them."""
 
 from __future__ import annotations
 

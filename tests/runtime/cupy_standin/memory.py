@@ -1,4 +1,4 @@
-"""The part of the runtime that gives memory and takes it back."""
+"""Memory allocation of the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices, streams, events and memory."""
+"""Devices, streams, events and memory of the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two modules as one thing over another device: what they are made of, and calls without an object of their own."""
+"""The stand-in's two modules over another device, with their module-level functions."""
 
 from __future__ import annotations
 

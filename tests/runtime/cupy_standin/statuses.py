@@ -1,4 +1,4 @@
-"""What CUDA answers with: statuses, errors, handles, and bytes at addresses."""
+"""Statuses, errors, handles and raw bytes of the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA arrays, the objects over them, and copies of rectangles."""
+"""CUDA arrays, texture and surface objects, and rectangle copies of the stand-in."""
 
 from __future__ import annotations
 

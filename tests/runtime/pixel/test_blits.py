@@ -1,4 +1,4 @@
-"""Blits as a GPU gets them: they read by textures, write by surfaces, and share nothing."""
+"""Blits as a GPU gets them: texture reads, surface writes, and no sharing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bytes lie in a texture, and which rectangles of texels a copy moves."""
+"""Layout of bytes in a texture, and rectangles of copies."""
 
 from __future__ import annotations
 

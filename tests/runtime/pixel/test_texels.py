@@ -1,4 +1,4 @@
-"""Texels: their lanes, and which bytes a thread writes of a texel that is not all its own."""
+"""Texels: their lanes, and partial writes by a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of this folder, compiled once, and the orders in which threads may take turns."""
+"""Compiled kernels of this folder, and the thread orders they run in."""
 
 from __future__ import annotations
 

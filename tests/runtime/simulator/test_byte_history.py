@@ -1,4 +1,4 @@
-"""Bytes remember their last write and the reads since, in few cells."""
+"""Access history of bytes: last write and reads since, in few cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels are found by content, whole or not at all, and built once."""
+"""Cache of shared objects: found by content, whole or not at all, built once."""
 
 from __future__ import annotations
 

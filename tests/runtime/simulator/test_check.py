@@ -1,4 +1,4 @@
-"""What check mode takes for ordered and for allowed, and what it says."""
+"""Check mode: its rules of order and access, and its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device as a whole: memory, kernels by table, faults that are final."""
+"""The simulator device: memory, kernels by table, final faults."""
 
 from __future__ import annotations
 

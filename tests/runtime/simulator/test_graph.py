@@ -1,4 +1,4 @@
-"""Graphs run in any order that their edges allow, and their commands can be exchanged."""
+"""Graphs of the simulator: random order within the edges, and updated commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's intrinsics answer as the device's do; half and bfloat16 round once, to nearest even."""
+"""CUDA intrinsics on the simulator; half and bfloat16 round once, to nearest even."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of each kind give the right numbers, in whatever order threads take turns."""
+"""Kernels of each kind on the simulator: right numbers in any order of threads."""
 
 from __future__ import annotations
 

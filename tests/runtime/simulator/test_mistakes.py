@@ -1,4 +1,4 @@
-"""What a kernel does wrong is an error that names the line and the thread."""
+"""Kernel mistakes: errors with line and thread."""
 
 from __future__ import annotations
 

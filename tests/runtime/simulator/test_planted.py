@@ -1,4 +1,4 @@
-"""Check mode finds each kind of bug in three unlike kernels by kind and lines, and nothing in right ones."""
+"""Planted bugs in three kernels: check mode finds each by kind and lines, and nothing in correct ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compilers that are here, and the fibers of x86-64 and of other CPUs, give the same bits."""
+"""Portability: installed compilers, and fibers of x86-64 and other CPUs, give the same bits."""
 
 from __future__ import annotations
 

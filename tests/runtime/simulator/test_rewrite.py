@@ -1,4 +1,4 @@
-"""Sources are rewritten where a host compiler can't read them, and keep their line numbers."""
+"""Source rewriting for a host compiler, with line numbers kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams are asynchronous: what the program does not order is wrong here, without luck and without sleeping."""
+"""Streams of the simulator: asynchronous, so that unordered work is wrong, without luck and without sleeping."""
 
 from __future__ import annotations
 

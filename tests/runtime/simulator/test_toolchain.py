@@ -1,4 +1,4 @@
-"""What is missing or wrong at build time is said in a line."""
+"""Toolchain errors: missing compilers and failed builds, in one line."""
 
 from __future__ import annotations
 

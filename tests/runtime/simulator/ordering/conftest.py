@@ -1,4 +1,4 @@
-"""A simulator that watches the order of what it is told."""
+"""A simulator with order checking."""
 
 from __future__ import annotations
 

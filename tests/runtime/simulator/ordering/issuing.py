@@ -1,4 +1,4 @@
-"""What tests of the order put on streams, and whether it may run at once."""
+"""Operations for order tests, and whether they may overlap."""
 
 from __future__ import annotations
 

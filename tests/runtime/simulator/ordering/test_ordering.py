@@ -1,4 +1,4 @@
-"""A missing wait is found whatever runs first: each kind is planted, and what is in order passes."""
+"""Missing waits: each kind is found whatever runs first, and ordered work passes."""
 
 from __future__ import annotations
 

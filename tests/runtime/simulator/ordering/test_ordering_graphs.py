@@ -1,4 +1,4 @@
-"""A missing edge of a graph is found, and its launches are ordered by their streams."""
+"""Missing edges of graphs, and stream order of graph launches."""
 
 from __future__ import annotations
 

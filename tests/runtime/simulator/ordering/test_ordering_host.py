@@ -1,4 +1,4 @@
-"""What the host touches or frees too early is found, and what it waited for or saw done is in order."""
+"""Premature host accesses and frees, and host order by waits and queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges of a plan suffice for the checker, and it and ``verify`` agree on what is missing once one is removed."""
+"""Edges of plans under the order checker, which agrees with ``verify`` on removed ones."""
 
 from __future__ import annotations
 

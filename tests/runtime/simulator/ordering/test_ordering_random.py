@@ -1,4 +1,4 @@
-"""Random programs over streams, events, graphs and the host: refused just where a slow oracle finds no path."""
+"""Random programs over streams, events, graphs and the host, against a slow oracle."""
 
 from __future__ import annotations
 

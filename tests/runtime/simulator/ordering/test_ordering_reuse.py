@@ -1,4 +1,4 @@
-"""Memory that is freed while work uses it still is used again in order, or the reuse is found."""
+"""Reuse of memory freed while in use: ordered, or found."""
 
 from __future__ import annotations
 
