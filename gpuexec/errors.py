@@ -132,7 +132,7 @@ def as_failure(error: BaseException, what: str) -> BaseException:
     """
     if isinstance(error, Exception):
         return error
-    failure = CancelledError(f"{what} was given up: its caller was interrupted ({type(error).__name__}).")
+    failure = CancelledError(f"{what} was cancelled: its caller was interrupted ({type(error).__name__}).")
     failure.__cause__ = error
     return failure
 

@@ -66,8 +66,8 @@ def decode_graph(data: Any, arrays: Sequence[Array]) -> Graph:
         rows = ", ".join(f"{name} ({node!r})" for name, node in sorted(unknown.items()))
         near = " ".join(filter(None, map(suggest_name, sorted(unknown))))
         raise UnsupportedError(
-            f"Graph {graph.name!r} uses operators that are not registered here: {rows}. Import the package that brings"
-            f" them, or use the version of gpuexec that wrote the program. {near}".rstrip()
+            f"Graph {graph.name!r} uses operators that are not registered here: {rows}. Import the package"
+            f" that registers them, or use the version of gpuexec that wrote the program. {near}".rstrip()
         )
     return graph
 

@@ -83,7 +83,7 @@ class FileSource:
         if self._path is None or not is_there:
             raise AccessError(
                 f"{self.name} is no longer where the model was loaded from, and its weights go to other processes by"
-                " its path. Save the model anew by Model.save, and send what load gives of that."
+                " its path. Save the model again by Model.save, and send what load gives of that."
             )
         return self._path, self.nbytes, self._written_ns
 
@@ -173,7 +173,7 @@ def map_again(name: str, path: str, nbytes: int, written_ns: int) -> mmap.mmap:
         raise AccessError(f"{path} can't be mapped: {error.strerror or error}.") from error
     mapped = view.obj
     if not isinstance(mapped, _Map) or (mapped.source.nbytes, mapped.source._written_ns) != (nbytes, written_ns):
-        raise AccessError(f"{path} changed since a model with weights in it was pickled. Pickle the model anew.")
+        raise AccessError(f"{path} changed since a model with weights in it was pickled. Pickle the model again.")
     return mapped
 
 

@@ -132,7 +132,9 @@ def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: 
     before, after = held.declared, output.declared
     assert before is not None, "inputs have types"
     if after is None:
-        message = f"Memory {held.name!r} ({before}) <- {output.name!r}: nothing tells the output's type before a run."
+        message = (
+            f"Memory {held.name!r} ({before}) <- {output.name!r}: the output's type can't be inferred before a run."
+        )
         raise InputError(message, value=output.name)
     names = f"Memory {held.name!r} ({before}) <- {output.name!r} ({after})"
     if before.dtype != after.dtype:

@@ -108,13 +108,13 @@ def _check_output(output: str, sources: Iterable[str]) -> None:
     """Check that the program can be written to its path, before any work is done.
 
     Raises:
-        InputError: It would take the place of a model, or the folder is not there.
+        InputError: It would overwrite a model, or the folder is not there.
     """
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"--output {output} is no file in a folder that is there.")
     if any(path.exists() and Path(source).exists() and path.samefile(source) for source in sources):
-        raise InputError(f"--output {output} would take the place of a model; name another file: model{SUFFIX}.")
+        raise InputError(f"--output {output} would overwrite a model; name another file: model{SUFFIX}.")
 
 
 def _name_models(items: Sequence[str]) -> dict[str, str]:

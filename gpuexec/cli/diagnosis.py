@@ -43,7 +43,7 @@ def add_diagnosis_arguments(parser: argparse.ArgumentParser) -> None:
         help="find the pass that makes the outputs differ from another engine's, or else the layer",
     )
     parser.add_argument(
-        "--engine", choices=ENGINES, help="who says what is expected (default: onnxruntime where it is installed)"
+        "--engine", choices=ENGINES, help="the reference engine (default: onnxruntime where it is installed)"
     )
 
 

@@ -30,7 +30,7 @@ _SIZES = ("FLOP", "bytes read", "bytes written", "weights")
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "profile", help="run a model and tell what each layer takes, with percentiles, or write a trace"
+        "profile", help="run a model and print the time of each layer, with percentiles, or write a trace"
     )
     add_arguments(parser)
     add_method_argument(parser)
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--trace", metavar="OUT.json", help="write a trace for chrome://tracing or Perfetto")
     parser.add_argument("--tsv", metavar="OUT.tsv", help="write every layer of every run, tab-separated")
     parser.add_argument("--nvtx", action="store_true", help="mark layers and phases for NVIDIA's profilers")
-    parser.add_argument("--static", action="store_true", help="only tell operations and bytes by shapes; run nothing")
+    parser.add_argument("--static", action="store_true", help="only print operations and bytes by shapes; run nothing")
     parser.set_defaults(main=main)
 
 
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
         print_summary(profiler.summarise(options.by, skip=options.warmup), options.by, limit, console)
         _print_events(console, profiler.events())
         print_host_rows(console, worker.report())
-        console.print(f"the host waited, read or computed {profiler.count_syncs()} times without being asked to")
+        console.print(f"{profiler.count_syncs()} implicit waits, reads or computations of the host")
     if options.trace:
         profiler.save_chrome_trace(options.trace)
         console.print(f"trace written to {options.trace}", markup=False)

@@ -19,7 +19,7 @@ def print_program(console: Console, path: str) -> None:
     major, minor = contents.version
     console.print(
         f"[bold]{escape(path)}[/bold]: format {major}.{minor}, by {escape(contents.writer) or 'unknown'}, "
-        f"{os.path.getsize(path):,} bytes, every part as it was written"
+        f"{os.path.getsize(path):,} bytes, all checksums match"
     )
     for note in contents.notes:
         console.print(note, style="dim", markup=False)

@@ -81,9 +81,9 @@ def main(options: argparse.Namespace) -> int:
             f"first run {first_ms:.1f} ms with these"
         )
         if report.plans_restored:
-            console.print(f"{report.plans_restored} of {report.plans} plans as the program brings them")
+            console.print(f"{report.plans_restored} of {report.plans} plans restored from the program")
         for why in report.plans_refused:
-            console.print(f"a plan of the program was made anew: {why}", markup=False)
+            console.print(f"a plan of the program was made again: {why}", markup=False)
         if options.repeat > 0:
             _time(console, worker, feeds, options.repeat)
         print_host_rows(console, worker.report())

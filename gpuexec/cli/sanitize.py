@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Run a kernel of a CUDA source on the CPU, in check mode, and show what it does wrong, with lines and threads: races
-within a block and between blocks, accesses out of bounds, misaligned or to freed memory, reads of shared memory that
-nobody wrote, divergent barriers, asynchronous copies that nobody waited for, wrong masks. No GPU is needed, but g++ or
-clang++.
+within a block and between blocks, accesses out of bounds, misaligned or to freed memory, reads of uninitialised shared
+memory, divergent barriers, asynchronous copies without a wait, wrong masks. No GPU is needed, but g++ or clang++.
 
 A race is found whether or not it shows in this run, if the accesses are made at all. Other seeds give other orders of
 threads, for what depends on them.
@@ -48,7 +47,7 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sanitize",
-        help="find races and stray accesses of a CUDA kernel, without a GPU",
+        help="find races and invalid accesses of a CUDA kernel, without a GPU",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -65,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
         return diagnose(options, backend, reason)
     console = Console(highlight=False, soft_wrap=True)
     contents = open_program(options.program)
-    console.print(f"{options.program}: every part as it was written, graphs and plans hold", markup=False)
+    console.print(f"{options.program}: all checksums match, graphs and plans are valid", markup=False)
     for note in contents.notes:
         console.print(note, style="dim", markup=False)
     names = list(contents.methods) if options.method is None else [options.method]

@@ -242,7 +242,7 @@ def _infer_outputs(node: NodeProto, schema: Any, types: Mapping[str, TypeProto])
     outputs = {name: found.get(name, TypeProto()) for name in node.output if name}
     for name, type in outputs.items():
         if not type.WhichOneof("value"):
-            message = f"{_label(node)}: ONNX can't tell the type of its output %{name}; give outputs_info."
+            message = f"{_label(node)}: ONNX can't infer the type of its output %{name}; give outputs_info."
             raise ModelError(message, node=node.name, value=name)
     return {name: _open_shape(type) for name, type in outputs.items()}
 
@@ -251,7 +251,7 @@ def _type_of(name: str, item: Any) -> TypeProto:
     """Return the ONNX type of a given value."""
     if item is None or (isinstance(item, (list, Mapping)) and not item):
         kind = "None" if item is None else f"an empty {'list' if isinstance(item, list) else 'dict'}"
-        raise InputError(f"Input %{name} is {kind}, which tells no type; declare it in a model: run_model.", value=name)
+        raise InputError(f"Input %{name} is {kind}, which has no type; declare it in a model: run_model.", value=name)
     if isinstance(item, list):
         return helper.make_sequence_type_proto(_open_shape(_type_of(name, item[0])))
     if isinstance(item, Mapping):

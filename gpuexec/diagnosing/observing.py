@@ -47,7 +47,7 @@ def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Arr
 def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
     """Return inputs by name, given as for `gpuexec.Worker.schedule`, as arrays of the host.
 
-    What random operators draw from is none: runs that are held against each other all draw from seed 0.
+    What random operators draw from is none: runs that are compared all draw from seed 0.
 
     Raises:
         InputError: There are too many, the model has memories, which start from elsewhere, or it takes or gives
@@ -80,7 +80,7 @@ def _check_numbers(model: Model) -> None:
     for port in (*model.inputs, *model.outputs):
         if is_host_object(port.spec.dtype):
             raise InputError(
-                f"{port.name!r} is {port.spec}: only tensors of numbers can be held against each other.",
+                f"{port.name!r} is {port.spec}: only tensors of numbers can be compared.",
                 value=port.name,
             )
 

@@ -75,8 +75,8 @@ class Verdict:
             return [
                 *told,
                 f"verdict: pass {self.culprit} changes the result.",
-                f"  first value that turns: {self.blame}",
-                f"  it made or dropped: {changed}",
+                f"  first value that changes: {self.blame}",
+                f"  nodes added (+) or removed (-): {changed}",
                 f"go on: load(..., disabled_passes=[{self.culprit!r}]) runs without it.",
             ]
         unchecked = f" ({len(self.unchecked)} layers were not checked: {', '.join(self.unchecked[:5])})"
@@ -84,13 +84,13 @@ class Verdict:
         if self.kind == "layer":
             return [
                 *told,
-                f"verdict: the passes are innocent; this layer is off, from the same inputs{rest}:",
+                f"verdict: the passes are correct; this layer is off, from the same inputs{rest}:",
                 f"  {self.blame}",
                 "go on: Worker(model, compare_with=BackendType.CPU) tells whether its kernel is at fault.",
             ]
         return [
             *told,
-            f"verdict: the passes are innocent, and no layer is off by itself{rest}.",
+            f"verdict: the passes are correct, and no layer is off by itself{rest}.",
             f"  furthest off: {self.blame}",
             "go on: verify --gap shows how errors add up along the chain.",
         ]

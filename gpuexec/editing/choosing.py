@@ -145,8 +145,7 @@ def _find_types(graph: Graph, values: Sequence[Value]) -> dict[Value, DeclaredSp
         if value not in types:
             node = graph.producers()[value]
             raise InputError(
-                f"Nothing tells the type of {value}, which {node} makes, before the model has run; choose a value"
-                " further on.",
+                f"The type of {value}, which {node} makes, can't be inferred before a run; choose a value further on.",
                 node=node.name,
                 value=value.name,
             )

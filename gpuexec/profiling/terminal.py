@@ -62,7 +62,7 @@ def print_table(console: Console, table: Table, spare: Sequence[str] = ()) -> No
     console.print(table, crop=False)
     if left_out:
         console.print(
-            f"left out for want of room: {', '.join(left_out)}; a wider terminal or a file has them",
+            f"left out to fit the width: {', '.join(left_out)}; a wider terminal or a file has them",
             style="dim",
             markup=False,
         )

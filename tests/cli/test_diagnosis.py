@@ -47,7 +47,7 @@ def test_what_is_off_says_how_to_go_on(
         assert main(["verify", *files, "--backend", "cpu", "--bisect"]) == 1
     text = capsys.readouterr().out
     assert "0 passes: OFF" in text
-    assert "verdict: the passes are innocent" in text
+    assert "verdict: the passes are correct" in text
     assert "Tanh 'tanh', value 'b'" in text
 
 

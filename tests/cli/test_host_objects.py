@@ -113,4 +113,4 @@ def test_what_holds_outputs_against_another_engine_refuses_host_objects(
     for extra in ([], ["--gap", "cpu"]):
         args = ["verify", str(tmp_path / "mixed.onnx"), "--input", str(tmp_path / "in.json"), *extra]
         assert main(args) != 0
-        assert "only tensors of numbers can be held against each other" in capsys.readouterr().err
+        assert "only tensors of numbers can be compared" in capsys.readouterr().err

@@ -55,13 +55,13 @@ def test_program_is_compiled_shown_verified_and_run(capsys: Out, tmp_path: Path)
 
     assert main(["verify", program, "--backend", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert "every part as it was written, graphs and plans hold" in text
+    assert "all checksums match, graphs and plans are valid" in text
     assert re.search(r"ok  forward case 0 \(cpu\) logits: maximum error 0, mean 0, allowed \S+ \+ \S+ relative", text)
 
     written = tmp_path / "out.npz"
     assert main(["run", program, "--backend", "cpu", "--output", str(written)]) == 0
     text = capsys.readouterr().out
-    assert "inputs: those of the program's first case" in text and "1 of 1 plans as the program brings them" in text
+    assert "inputs: those of the program's first case" in text and "1 of 1 plans restored from the program" in text
     assert np.load(written)["logits"].shape == (4, 10)
 
 
@@ -110,7 +110,7 @@ def test_several_models_are_methods_that_share_weights(capsys: Out, tmp_path: Pa
         (["compile", DIGITS, "-o", "{}/x.gxp", "--arch", "sm_99x9"], "Target 'sm_99x9' is unknown"),
         (["compile", DIGITS, "-o", "{}/absent/x.gxp", "--no-case"], "is no file in a folder that is there"),
         (["compile", "absent.onnx", "-o", "{}"], "is no file in a folder that is there"),
-        (["compile", DIGITS, "-o", DIGITS], "would take the place of a model"),
+        (["compile", DIGITS, "-o", DIGITS], "would overwrite a model"),
         (["run", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
         (["info", "{}/absent.gxp"], "There is no file"),
         (["verify", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),

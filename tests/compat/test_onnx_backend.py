@@ -200,7 +200,7 @@ def test_node_runs_by_itself(node: onnx.NodeProto, inputs: Any, options: dict[st
             helper.make_node("CastMap", ["x"], ["y"], domain="ai.onnx.ml"),
             [{}],
             gx.InputError,
-            "an empty dict, which tells no type",
+            "an empty dict, which has no type",
         ),
         (helper.make_node("Neg", ["x"], ["y"]), [None], gx.InputError, "is None"),
         (helper.make_node("Neg", ["x"], ["y"]), [np.zeros(2, complex)], gx.GpuexecError, "complex128"),

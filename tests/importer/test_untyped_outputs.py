@@ -118,7 +118,7 @@ def test_a_program_holds_cases_of_an_output_that_nothing_tells(tmp_path: Path) -
 
 
 def test_a_memory_needs_an_output_whose_type_is_told() -> None:
-    with pytest.raises(gx.InputError, match="nothing tells the output's type"):
+    with pytest.raises(gx.InputError, match="the output's type can't be inferred"):
         gx.load(named(UNTOLD, "y").SerializeToString()).bind_state({"y": "x"})
 
 

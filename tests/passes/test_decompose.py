@@ -1,3 +1,5 @@
+"""The pass decompose: operators split into parts, by what they become and by results."""
+
 from __future__ import annotations
 
 import numpy as np

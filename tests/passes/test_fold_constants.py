@@ -1,3 +1,5 @@
+"""The pass fold_constants: constant folding at load."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The pass fold_shapes: constant folding of shape arithmetic once every extent is known."""
+
 from __future__ import annotations
 
 import numpy as np

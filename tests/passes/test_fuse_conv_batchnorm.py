@@ -1,3 +1,5 @@
+"""The pass fuse_conv_batchnorm: BatchNormalization folded into Conv weights."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""The pass fuse_epilogues: fusion of a producer and the elementwise operators behind it."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""The pass group_heads: grouped-query attention without repeated keys and values."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""The pass inline_branches: an If with a constant condition replaced by its branch."""
+
 from __future__ import annotations
 
 import numpy as np

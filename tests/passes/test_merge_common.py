@@ -1,3 +1,5 @@
+"""The pass merge_common: common-subexpression elimination."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""The pass remove_dead: dead-code elimination."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The pass remove_noops: removal of operators without effect."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Pass pipeline: lists, switches, and errors of passes."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -10,7 +10,7 @@ from gpuexec.compat.onnxruntime.errors import NotImplemented, make_error
 _NO_SPARSE = "sparse tensors are not supported; give dense ones"
 _NO_ADAPTERS = "adapters of weights are not supported; write them into the model (Model.with_weights)"
 _NO_COMPILER = "models are compiled to program files (gpuexec compile)"
-_NO_PLUGINS = "there are no providers that are plugged in; name providers"
+_NO_PLUGINS = "there are no plug-in providers; name providers"
 _NO_PACKING = "quantise with ONNX Runtime itself, in a process where nothing stands in for it"
 # Missing names, and what to use instead.
 CLASSES = {
@@ -46,7 +46,7 @@ FUNCTIONS = {
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    raise make_error(NotImplemented, f"onnxruntime.{name} is not there in gpuexec: {why}.")
+    raise make_error(NotImplemented, f"onnxruntime.{name} is not supported by gpuexec: {why}.")
 
 
 class _Absent(type):

@@ -82,7 +82,7 @@ def promote(model: Model, names: frozenset[str]) -> Model:
     usable = {name for name in header.overridable if name in found and (found[name] in read or name in header.idle)}
     fixed = sorted(names - usable)
     if fixed:
-        raise make_error(InvalidArgument, f"{fixed[0]!r} is no input, nor an initializer that can be given anew.")
+        raise make_error(InvalidArgument, f"{fixed[0]!r} is no input, nor an initializer that can be overridden.")
     given = {old: Value(name, header.overridable[name]) for name, old in found.items()}
     # Sorted as the file has them, so that the same names give the same model.
     inputs = tuple(given[found[name]] for name in header.overridable if name in found)

@@ -132,7 +132,7 @@ class SessionOptions(_Options):
     _ignored = {  # noqa: RUF012
         "enable_cpu_mem_arena": "plans always have arenas",
         "enable_mem_pattern": "plans always have arenas",
-        "enable_mem_reuse": "plans always use memory again",
+        "enable_mem_reuse": "plans always reuse memory",
         "execution_order": "the planner chooses the order",
         "log_verbosity_level": "log lines have no degrees of verbosity",
         "use_per_session_threads": "sessions share the threads of a device",
@@ -203,7 +203,7 @@ class SessionOptions(_Options):
 
     def add_provider_for_devices(self, devices: object, options: Mapping[str, str]) -> None:
         """Refuse: there are no plug-in providers."""
-        raise make_error(NotImplemented, f"No providers are plugged in, got devices {devices!r}; use add_provider.")
+        raise make_error(NotImplemented, f"There are no plug-in providers, got devices {devices!r}; use add_provider.")
 
     def set_provider_selection_policy(self, policy: object) -> None:
         """Refuse: providers are chosen by name."""

@@ -126,7 +126,7 @@ class Runner:
                 with options.watching(run.cancel):
                     yield worker, run
             except CancelledError as error:
-                raise make_error(Fail, "The run was given up: RunOptions.terminate was set.", error) from error
+                raise make_error(Fail, "The run was cancelled: RunOptions.terminate was set.", error) from error
             except BaseException as error:
                 if is_interrupt(type(error)):
                     run.cancel()
