@@ -1,4 +1,4 @@
-"""An array program in plain NumPy around a trained net: pre- and post-processing that run where the net runs."""
+"""Array programs in plain NumPy around a trained net: pre- and post-processing that run where the net runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server in one event loop: clients ask one picture at a time, and whatever has piled up goes to the device together.
+"""An asyncio server with dynamic batching: requests of one picture each, run together as they arrive.
 
 Nobody blocks the loop: the server awaits its answers, and collects the next batch while the device is busy.
 """

@@ -1,4 +1,4 @@
-"""Greedy decoding with a cache that lies in one place: every step adds a row, and nothing else of it moves."""
+"""Greedy decoding with a KV cache that grows in place: every step appends a row, and nothing is copied."""
 
 from __future__ import annotations
 

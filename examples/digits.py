@@ -1,4 +1,4 @@
-"""The model and the pictures that the examples share: handwritten digits, and a small net that reads them."""
+"""Shared data of the examples: pictures of handwritten digits, and a small net that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution in parts: layers are put on the stream a few at a time, and something else is done in between."""
+"""Execution in parts: a few layers at a time are put on the stream, with other work in between."""
 
 from __future__ import annotations
 

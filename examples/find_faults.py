@@ -1,4 +1,4 @@
-"""What goes on inside: statistics of layers, the first NaN, and how far each layer is from NumPy's."""
+"""Debugging of results: statistics of layers, the first NaN, and each layer's gap from NumPy's."""
 
 from __future__ import annotations
 

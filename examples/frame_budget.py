@@ -1,4 +1,4 @@
-"""A budget of milliseconds for every frame: the net goes on by as many layers as fit."""
+"""A time budget for every frame: as many layers of the net are scheduled as fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Photos in, tensors out, and back: upside-down BGR bytes with padded rows become what the net wants, on the device."""
+"""Image conversion on the device: upside-down BGR bytes with padded rows to the net's tensors, and back."""
 
 from __future__ import annotations
 

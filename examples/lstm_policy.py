@@ -1,4 +1,4 @@
-"""A policy with an LSTM: its state stays on the device from step to step, and every episode has its own."""
+"""An LSTM policy whose state stays on the device from step to step, one state for each episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manual schedule beside a loop of frames: one layer a frame, flushed every 4 frames."""
+"""Manual scheduling beside a frame loop: one layer a frame, flushed every 4 frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a method in memory of one's own, step by step: load, ask what it needs, allocate, set, execute, read."""
+"""A method in user memory, step by step: load, query its needs, allocate, set, execute, read."""
 
 from __future__ import annotations
 

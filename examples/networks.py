@@ -1,4 +1,4 @@
-"""Small networks that the examples build in place: a policy with an LSTM, a detector with a memory, a decoder.
+"""Small networks of the examples: a policy with an LSTM, a detector with a memory, a decoder.
 
 Their weights are drawn at random, so what they say means nothing; how state passes from run to run is what matters.
 """

@@ -1,4 +1,4 @@
-"""Code written for ONNX Runtime, on gpuexec: only the import differs."""
+"""ONNX Runtime code on gpuexec: only the import differs."""
 
 from __future__ import annotations
 

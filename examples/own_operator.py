@@ -1,4 +1,4 @@
-"""A model with an operator that gpuexec does not have."""
+"""A model with a custom operator that gpuexec does not have."""
 
 from __future__ import annotations
 

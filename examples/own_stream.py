@@ -1,4 +1,4 @@
-"""Streams of one's own: CuPy and torch make the input and take the result, and nobody waits for the device.
+"""Foreign streams: CuPy and torch make the input and take the result, without a host wait.
 
 Without a GPU the same is shown on the simulator, whose streams run as asynchronously.
 """

@@ -1,4 +1,4 @@
-"""Where the time goes: layers and operators of a net, and a trace for Perfetto."""
+"""Profiling: time by layer and operator of a net, and a trace for Perfetto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading results back three ways: poll, await, block."""
+"""Readback of results three ways: poll, await, block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program in one file: built once, with its weights, plans and a case to check itself by; then run by anybody."""
+"""A program file: built once with weights, plans and a test case, then run without the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator of one's own: importing this module registers com.example.Snake, on every device."""
+"""A custom operator: importing this module registers com.example.Snake, on every device."""
 
 from __future__ import annotations
 

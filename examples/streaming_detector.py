@@ -1,4 +1,4 @@
-"""A detector fed block by block: what it remembers of the sound so far stays on the device."""
+"""A streaming detector with state: blocks of sound in, its memory kept on the device."""
 
 from __future__ import annotations
 

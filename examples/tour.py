@@ -1,4 +1,4 @@
-"""A tour of the house with the digits model: what each room hands to the next, from bytes to answer.
+"""A tour of the packages with the digits model: the data each passes to the next, from bytes to answer.
 
     python examples/tour.py            all rooms, one after the other
     python examples/tour.py plan run   some of them

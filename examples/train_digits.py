@@ -1,4 +1,4 @@
-"""Train the digits network of this folder in plain NumPy and export it as ONNX.
+"""Training of the digits network of this folder in plain NumPy, exported as ONNX.
 
 The data, ``data/digits.npz``, are 1797 handwritten digits of 8 x 8 pixels with values 0 to 16: the test part of
 "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998,

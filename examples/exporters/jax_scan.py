@@ -1,4 +1,4 @@
-"""Make ``models/jax_scan.onnx``: a recurrent cell scanned over a sequence, by jax2onnx.
+"""Exporter script for ``models/jax_scan.onnx``: a recurrent cell scanned over a sequence, by jax2onnx.
 
 Needs jax and jax2onnx: ``pip install jax jax2onnx``. Run it as ``python examples/exporters/jax_scan.py``.
 """

@@ -1,4 +1,4 @@
-"""Keeping what an exporter made: the model, and beside it inputs with the exporter's own outputs."""
+"""Storage of exported models: the model, and beside it inputs with the exporter's own outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make ``models/ndonnx_statistics.onnx``: an array program over the standard array API, by ndonnx.
+"""Exporter script for ``models/ndonnx_statistics.onnx``: a standard array API program, by ndonnx.
 
 Needs ndonnx: ``pip install ndonnx``. Run it as ``python examples/exporters/ndonnx_statistics.py``.
 """

@@ -1,4 +1,4 @@
-"""Make ``models/onnxscript_nodes.onnx``: ONNX's operators written as Python, with a loop, a branch and a function.
+"""Exporter script for ``models/onnxscript_nodes.onnx``: operators in Python with loop, branch and function.
 
 Needs onnxscript: ``pip install onnxscript``. Run it as ``python examples/exporters/onnxscript_nodes.py``.
 """

@@ -1,4 +1,4 @@
-"""Make two models by skl2onnx: principal components before a net of perceptrons, and a Gaussian process.
+"""Exporter script for two models of skl2onnx: principal components with perceptrons, and a Gaussian process.
 
 They go to ``models/skl2onnx_pipeline.onnx`` and ``models/skl2onnx_process.onnx``. Needs scikit-learn and skl2onnx:
 ``pip install scikit-learn skl2onnx``. Run it as ``python examples/exporters/skl2onnx_pipeline.py``.

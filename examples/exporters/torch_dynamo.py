@@ -1,4 +1,4 @@
-"""Make ``models/torch_dynamo.onnx``: an encoder block with attention, by torch.onnx's exporter over torch.export.
+"""Exporter script for ``models/torch_dynamo.onnx``: an encoder block with attention, by torch.export.
 
 Needs torch and onnxscript: ``pip install torch onnxscript``. Run it as ``python examples/exporters/torch_dynamo.py``.
 """

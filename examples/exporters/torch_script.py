@@ -1,4 +1,4 @@
-"""Make ``models/torch_script.onnx``: a small convolutional net, by torch.onnx's exporter over TorchScript.
+"""Exporter script for ``models/torch_script.onnx``: a small convolutional net, by torch.onnx's TorchScript.
 
 Needs torch: ``pip install torch``. Run it as ``python examples/exporters/torch_script.py``.
 """

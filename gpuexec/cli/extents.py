@@ -107,7 +107,7 @@ def array_of(port: ModelPort, given: Any) -> Any:
 def explain_assumed(assumed: Mapping[str, int]) -> str:
     """Return lines about assumed extents, and the arguments that set them."""
     items = " ".join(f"{name}={extent}" for name, extent in assumed.items())
-    return f"Extents of free dimensions were not given, so these were assumed: {items}. Give others: --dims {items}"
+    return f"No extents were given for free dimensions, so these were assumed: {items}. Give others: --dims {items}"
 
 
 def _guess(name: str, names: Sequence[str], found: Mapping[str, int], extent: int) -> int:
