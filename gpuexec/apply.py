@@ -67,7 +67,7 @@ def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[
 
     Raises:
         AccessError: The file of an input changed, or can't be read.
-        GpuexecError: What it raised; the caller adds the node.
+        GpuexecError: The exception it raised, converted; the caller adds the node.
     """
     first = inputs[0] if inputs else None
     viewed = int(operator.makes_views and first is not None and bool(first.flags.c_contiguous))

@@ -18,7 +18,7 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
 
     Args:
         spec: The input's spec.
-        role: What the input is for, as ONNX names it: ``"axes"``.
+        role: Role of the input, as ONNX names it: ``"axes"``.
         index: Position of the input, for the message and for finding its producer.
 
     Raises:
@@ -40,7 +40,7 @@ def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int)
 
     Args:
         spec: The input's spec, of one element.
-        role: What the input is for.
+        role: Role of the input.
         index: Position of the input.
         least: The smallest result.
 

@@ -127,8 +127,8 @@ def as_failure(error: BaseException, what: str) -> BaseException:
     """Return the error for waiters of failed work: the error itself, or a CancelledError in place of an interrupt.
 
     Args:
-        error: What ended it.
-        what: What was ended, for the message.
+        error: The exception that ended the work.
+        what: Name of the work, for the message.
     """
     if isinstance(error, Exception):
         return error

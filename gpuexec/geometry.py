@@ -37,7 +37,7 @@ def normalize_axis(axis: int, rank: int, *, inclusive: bool = False, name: str =
         axis: From ``-rank`` to ``rank - 1``.
         rank: How many axes there are.
         inclusive: Whether ``axis == rank`` is legal too, as it is where axes name gaps (Flatten).
-        name: What the message calls the argument.
+        name: Name of the argument in the message.
 
     Raises:
         InputError: The axis is out of range.
@@ -174,7 +174,7 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 
 def max_offset(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return ``sum((extent - 1) * |stride|)``: what an index into this view must be able to hold, in elements."""
+    """Return ``sum((extent - 1) * |stride|)``: the largest index into this view, in elements."""
     low, high = span(shape, strides)
     return max(0, high - 1 - low)
 

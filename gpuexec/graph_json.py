@@ -53,7 +53,7 @@ def decode_graph(data: Any, arrays: Sequence[Array]) -> Graph:
     """Return the graph that `encode_graph` described; it is not checked beyond its form.
 
     Args:
-        data: What it returned.
+        data: JSON data of a graph.
         arrays: Constants by number.
 
     Raises:

@@ -159,7 +159,7 @@ def list_needed(
 
     Args:
         nodes: In order.
-        outputs: What is wanted.
+        outputs: The wanted values.
         given: Values that are there already: what makes them is left out.
     """
     needed, kept = set(outputs), []

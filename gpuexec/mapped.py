@@ -52,7 +52,7 @@ class FileSource:
         self._written_ns = found.st_mtime_ns
 
     def check_unchanged(self) -> None:
-        """Check that nobody wrote to the file since it was opened.
+        """Check that the file has not been written to since it was opened.
 
         Raises:
             AccessError: Its size or its time of writing is another.

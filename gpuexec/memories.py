@@ -169,7 +169,7 @@ def bind_pairs(
         memories: Those there are.
         pairs: Input by output.
         capacity: Rows a memory has room for, of all or by input.
-        dims: What is declared of dimensions: the upper bound of one a memory grows along is its capacity.
+        dims: Declared dimensions: the upper bound of one a memory grows along is its capacity.
 
     Raises:
         InputError: A name is unknown or taken, or two don't fit; names both.

@@ -38,10 +38,10 @@ class Model:
 
     Attributes:
         graph: The graph after the load passes.
-        info: What the file says of itself: opset, producer, metadata.
+        info: Metadata of the file: opset, producer, properties.
         dims: Dimensions the caller fixed (an int) or bounded (low, high).
         disabled_passes: Names of passes to leave out, of those at load and those at plan.
-        memories: What a run leaves for the next. Their inputs and outputs are values of the graph, and not among
+        memories: State carried from run to run. Their inputs and outputs are values of the graph, and not among
             ``inputs`` and ``outputs``.
     """
 
@@ -124,7 +124,7 @@ class Model:
 
         Args:
             inputs: All that the part needs, but for weights and memories; inner values or inputs of the model.
-            outputs: What it makes.
+            outputs: The outputs of the part.
 
         Raises:
             InputError: There is none of that name, one is not needed, or one that is needed is not listed.
@@ -143,7 +143,7 @@ class Model:
         """Return this model with dimensions fixed (``{"batch": 1}``) or bounded, as by ``dims`` of `load`.
 
         Raises:
-            InputError: There is no such dimension, or what is declared of it is no extent.
+            InputError: There is no such dimension, or its value is no extent or range.
         """
         return self._edit(naming.bind(self._parts(), dims))
 
@@ -196,7 +196,7 @@ class Model:
     def compress_weights(self, kind: str, *, only: Only | None = None) -> Model:
         """Return this model with the weights of Conv, ConvTranspose, Gemm, MatMul and Gather stored in fewer bits.
 
-        Kernels widen them as they read them; no wide weight is made. Activations, and what is computed in, stay.
+        Kernels widen them as they read them; no wide weight is made. Types of activations and of arithmetic stay.
 
         Args:
             kind: ``"fp16"``: float32 as half. ``"int8"``: floats as integers with one scale for each channel,

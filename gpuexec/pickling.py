@@ -22,7 +22,7 @@ def not_picklable(cure: str) -> Callable[[_Kind], _Kind]:
     """Make pickle and copy refuse a class's instances, which hold memory and streams of their process.
 
     Args:
-        cure: What to send or to do instead; a sentence, the end of the message.
+        cure: The alternative, a sentence that ends the message.
     """
 
     def refuse(item: object, _: object) -> NoReturn:

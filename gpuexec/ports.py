@@ -14,7 +14,7 @@ class ModelPort:
     """An input or output of a model: name, dtype, and dims that may be free.
 
     An output whose type neither the model declares nor inference finds has the dtype ``gpuexec.spec.UNKNOWN``: the
-    first run tells it.
+    first run shows it.
     """
 
     name: str

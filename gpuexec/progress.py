@@ -15,7 +15,7 @@ class Progress:
 
     Attributes:
         stage: ``"read"``: from the model's file to the host; ``"upload"``: to a device.
-        name: What is on its way now.
+        name: Name of the current file or weight.
         done_nbytes: Bytes that have arrived.
         total_nbytes: Bytes in all, of this stage.
     """

@@ -17,12 +17,12 @@ class Report:
     """The runs of a Worker, with their plans and devices, as counts and names.
 
     ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
-    although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` what the caller waited
-    for without having asked by name: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout
-    came from a program; ``plans_refused`` says why others of its plans were made again. ``graphs`` are the plans
-    launched as one graph now, ``graphs_refused`` how many the device had no memory for, which go on as launches.
-    ``profiled`` runs had a profiler, and were put on the stream as launches, layer by layer. ``device_copies`` are
-    inputs and outputs of the caller's that are copied on the device for where they start. Times in milliseconds.
+    although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` implicit waits of the
+    caller: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout came from a program;
+    ``plans_refused`` says why others of its plans were made again. ``graphs`` are the plans launched as one graph now,
+    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
+    and were put on the stream as launches, layer by layer. ``device_copies`` are inputs and outputs of the caller's
+    that are copied on the device for where they start. Times in milliseconds.
     """
 
     backend: str

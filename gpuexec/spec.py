@@ -22,7 +22,7 @@ Dim = int | str | None  # an extent, a named free dimension, or a nameless one
 class DTypeRow:
     """One element type: ONNX TensorProto code, name, NumPy dtype, the CUDA C++ type it is stored as.
 
-    What is narrower than 8 bits, or a float of 8, has a kind of its own: nothing computes with it but conversions
+    Types narrower than 8 bits, and floats of 8, have kinds of their own: only conversions compute with them
     (`gpuexec.ops.narrow_types`). An element is a byte of storage, of which the low bits count and the others are 0.
     """
 

@@ -50,7 +50,7 @@ def parse_argument(text: str, rng: np.random.Generator) -> KernelArgument:
     """Parse the text of an argument; see SYNTAX.
 
     Raises:
-        InputError: It says none; the message has the text, and what is wrong with it.
+        InputError: It is not valid; the message has the text and the reason.
     """
     try:
         return KernelArgument(text, _parse(text, rng))

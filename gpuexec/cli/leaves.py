@@ -20,7 +20,7 @@ def list_leaves(name: str, value: Any) -> dict[str, Array]:
     """Return the tensors within a value, by path: ``scores[0]``, ``scores[0]['cat']``.
 
     Args:
-        name: What it is called.
+        name: Name of the value.
         value: An array or scalar, a list, a dict, or None.
     """
     if value is None:

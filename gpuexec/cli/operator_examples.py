@@ -72,7 +72,7 @@ def find_examples(cls: type[Operator]) -> tuple[Example, ...]:
 def takes(op: Operator, inputs: Sequence[TensorSpec | None], wants_content: bool = False) -> bool:
     """Return whether an operator accepts inputs; with ``wants_content``, also if that depends on their content.
 
-    What asks for content first may still refuse a type afterwards.
+    An operator that asks for content first may still refuse a type afterwards.
     """
     try:
         infer_specs(op, inputs)

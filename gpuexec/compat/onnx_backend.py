@@ -129,7 +129,7 @@ class GpuexecBackend(base.Backend):
 
         Args:
             node: Its optional inputs and outputs that are not wanted have the name ``""``.
-            inputs: What the named inputs are, in their order, or a dict by name.
+            inputs: Values of the named inputs, in their order, or a dict by name.
             device: As for `prepare`.
             outputs_info: (dtype, shape) of each named output; by default what ONNX infers from the inputs.
             options: ``opset_version`` says which form of the operator is meant (default: the newest).

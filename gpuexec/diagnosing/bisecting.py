@@ -61,7 +61,7 @@ def bisect(
         at_load: The passes to try first.
         at_plan: Those to try after them, once the specs of inputs are known.
         rtol: The share of an output's largest magnitude that an error may be.
-        atol: What it may be beside.
+        atol: Absolute tolerance added to it.
 
     Raises:
         ModelError: No other engine runs the model.

@@ -28,7 +28,7 @@ class GapRow:
     """The gap of one value from its reference.
 
     Attributes:
-        node, operator, value: What made it, and its name.
+        node, operator, value: Its node and operator, and its name.
         accumulated: Where both sides went their own way from the model's inputs on; None where the other side has no
             value of that name and shape.
         alone: Where the layer was given the same inputs on both sides; None where the reference can't compute it.
@@ -93,13 +93,13 @@ def measure_gap(
     The other side's values are all kept on the host meanwhile.
 
     Args:
-        model: What to measure; without memories.
+        model: The model to measure, without memories.
         inputs: As for `gpuexec.Worker.schedule`, of the host.
         backend: Where it runs.
         against: ``BackendType.CPU``: NumPy. ``"onnxruntime"`` or ``"reference"`` (onnx's evaluator): that engine, given
             the model as it was read, before passes. A Model: values of the same name, on the same backend; what it
             makes of a layer's inputs is computed by NumPy.
-        rtol: The tolerance of which gaps tell the share, relative; None: RTOL, or, behind a layer that gave half or
+        rtol: The relative tolerance that gaps are a share of; None: RTOL, or, behind a layer that gave half or
             bfloat16, as many of their roundings as may add up.
         atol: The same, absolute; None: ATOL, or likewise, of the largest element.
 

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 def observe(model: Model, inputs: object, backend: Backend, look: Observe) -> dict[str, Array]:
     """Run a model and call ``look`` with each node and its arrays, in order, once the device is done with it.
 
-    All values are kept while the run lasts, so that nothing overwrites what is to be looked at. Nodes that the host
+    All values are kept while the run lasts, so that nothing overwrites the observed values. Nodes that the host
     computes by itself (shapes, what has no kernel) are not shown; of a loop, the nodes of its body are, trip by trip.
 
     Returns:
@@ -47,7 +47,7 @@ def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Arr
 def name_inputs(model: Model, inputs: object) -> dict[str, Array]:
     """Return inputs by name, given as for `gpuexec.Worker.schedule`, as arrays of the host.
 
-    What random operators draw from is none: runs that are compared all draw from seed 0.
+    The state of random operators does not count as one: runs that are compared all draw from seed 0.
 
     Raises:
         InputError: There are too many, the model has memories, which start from elsewhere, or it takes or gives

@@ -51,7 +51,7 @@ class Verdict:
         kind: ``"close"``: outputs agree. ``"pass"``: a pass turns them. ``"layer"``: a layer is off by itself.
             ``"unexplained"``: outputs are off without passes, and no layer is.
         engine, backend: The reference engine, and the backend under test.
-        trials: What was tried, in order.
+        trials: The trials, in order.
         culprit: The pass, where it is one.
         blame: The first node that turned, or is off; where nothing is, the layer that is furthest off.
         unchecked: Layers that the engine can't run by themselves.

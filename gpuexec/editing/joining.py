@@ -25,8 +25,8 @@ def join(first: Parts, second: Parts, connections: Connections | None, *, keeps_
     dimensions, unless a connection says that they are one.
 
     Args:
-        first: What runs first.
-        second: What takes its outputs.
+        first: The model that runs first.
+        second: The model that takes its outputs.
         connections: Inputs of the second by output of the first; None where there is one of each.
         keeps_first: Whether it is the first whose names stay where both have one.
 

@@ -47,7 +47,7 @@ def bind(parts: Parts, dims: DeclaredDims) -> Parts:
     """Return parts with extents or ranges for dimensions, overriding those declared before.
 
     Raises:
-        InputError: There is no such dimension, or what is declared of it is no extent.
+        InputError: There is no such dimension, or its value is no extent or range.
     """
     if not isinstance(dims, Mapping):
         raise InputError(f"bind takes extents by dimension, {{'batch': 1}}, got a {type(dims).__name__}.")

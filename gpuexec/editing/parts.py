@@ -57,8 +57,8 @@ def take_apart(source: Graph, graph: Graph, memories: Sequence[Memory], dims: De
     """Return the editable parts of a model.
 
     Args:
-        source: What was read.
-        graph: What the load passes made of it.
+        source: The graph as it was read.
+        graph: The graph after the load passes.
         memories: Of the model.
         dims: Declared of its dimensions.
     """
@@ -78,7 +78,7 @@ def put_together(
     """Run the load passes over the parts; return the graph and its memories.
 
     Args:
-        parts: What to make it of.
+        parts: The parts.
         disabled: Passes to leave out.
         known: A graph whose constants are used where a new one has the same name and content, so that what lies of
             them on devices serves both.

@@ -16,7 +16,7 @@ def find_values(graph: Graph, names: Sequence[str], what: str) -> list[Value]:
     Args:
         graph: Where to look; a value's name comes before a node's.
         names: Each at most once.
-        what: What the names are for, for messages.
+        what: Name of the operation, for messages.
 
     Raises:
         InputError: There is no such value, or it is listed twice; or nothing is listed.
@@ -75,7 +75,7 @@ def keep_needed(graph: Graph, outputs: Sequence[Value], given: frozenset[Value] 
     """Return the graph with these outputs, and only the nodes, inputs and constants they need.
 
     Args:
-        graph: What to take from.
+        graph: The graph to reduce.
         outputs: Values of it.
         given: Values that are there already; what only they need goes too.
     """

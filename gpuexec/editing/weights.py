@@ -41,7 +41,7 @@ def replace_weights(graph: Graph, arrays: Mapping[str, Array]) -> Graph:
     """Return the graph with other content for constants, of the same type and shape.
 
     Args:
-        graph: As it was read: what passes work out from weights is not among its constants.
+        graph: The graph as it was read: constants that passes compute from weights are not in it.
         arrays: By name, at least one; what a body holds goes by its name there.
 
     Raises:

@@ -67,7 +67,7 @@ class Exposed:
     Attributes:
         graph: The graph.
         nodes: Its original nodes, without those added for observation.
-        rows: What has statistics, in the order of its words.
+        rows: The values with statistics, in the order of their words.
         words: The output that joins them; None where there are none.
         counts: The output that joins the histograms of those rows that have one.
         tensors: Outputs that are copies of those values wanted whole.
@@ -88,7 +88,7 @@ class Exposure:
     Attributes:
         keeps_all: All values are outputs.
         watches: NaN and infinities are looked for in every value.
-        taps: What statistics are taken of.
+        taps: The requested statistics.
     """
 
     keeps_all: bool = False
@@ -107,7 +107,7 @@ class Exposure:
         """Return an equivalent graph with the observed values as additional outputs, after those it has.
 
         Args:
-            graph: What is planned.
+            graph: The graph to be planned.
             untold: Those of its inputs and weights that no tap has reported before.
         """
         exposed = self._add_statistics(graph, untold) if self.has_statistics else Exposed(graph, graph.nodes)

@@ -70,7 +70,7 @@ def find_nonfinite(
     """Return the first node of a graph that made a NaN or infinity, if one did.
 
     Args:
-        exposed: What was looked at.
+        exposed: The instrumented graph.
         words: Of its rows, ``[rows, WORDS]``.
         given: The model's inputs: NaN there are the caller's.
         find_spec: Returns shape and dtype of a row's value, where they are known.

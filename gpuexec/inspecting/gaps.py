@@ -30,7 +30,7 @@ class Gap:
         snr_db: ``10 log10(sum expected^2 / sum (got - expected)^2)``: infinite where there is no error, ``-inf`` where
             there is nothing but error.
         max_ulp: Largest distance counted in floating-point numbers of the dtype; of integers, the largest difference.
-        share: The largest error as a share of what is allowed there, ``ATOL + RTOL * |expected|``: close up to 1.
+        share: The largest error as a share of the tolerance there, ``ATOL + RTOL * |expected|``: close up to 1.
         nonfinite: Elements that differ where one of the two is no finite number.
     """
 

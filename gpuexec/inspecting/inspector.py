@@ -19,7 +19,7 @@ class Inspector:
     """Inspection settings for runs that begin now.
 
     Attributes:
-        exposure: What is looked at.
+        exposure: The observed values.
         raises: A NaN or infinity that a node makes ends the run with an error.
         reducers: Of the caller's own, by the name of the tap.
     """

@@ -37,7 +37,7 @@ def count_work(model: Model, inputs: Mapping[str, object] | None = None) -> tupl
     """Return the cost of each node of a model, in order. Bodies of branches and loops are not counted.
 
     Args:
-        model: What to look at.
+        model: The model.
         inputs: A shape (a tuple) or an array by input; arrays where shapes follow from content. Inputs of fixed shape
             need not be given.
 

@@ -63,7 +63,7 @@ def describe_layers(
         number: Of the plan.
         plan: At the upper end of its class.
         commands: Those of the size at hand.
-        graph: What was planned.
+        graph: The planned graph.
         specs: Of its values, at that size.
     """
     nodes = {node.name: node for node in graph.nodes}

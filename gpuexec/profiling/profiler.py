@@ -145,7 +145,7 @@ class Profiler:
     def find_total(self, prefix: str = "", *, skip: int = 0) -> Summary | None:
         """Return the total per run of all layers whose names begin with a prefix; None where there are none.
 
-        The names exporters give are paths, so that a prefix stands for a module: ``"/encoder/layer.0/"``.
+        The names exporters give are paths, so that a prefix denotes a module: ``"/encoder/layer.0/"``.
         """
         return find_total(self.rows(), prefix, skip)
 

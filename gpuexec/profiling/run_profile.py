@@ -55,9 +55,9 @@ class RunProfile:
     Args:
         profiler: Whose run it is.
         number: Among the profiler's runs.
-        model: The name of what is run.
+        model: Name of the model.
         device: Where.
-        stream: What it is put on.
+        stream: The stream it is put on.
         read_memory: Returns the bytes held, by purpose; None: memory is not recorded.
     """
 

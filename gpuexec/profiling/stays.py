@@ -34,7 +34,7 @@ def list_stays(plan: Plan, made_by: Mapping[str, Sequence[str]]) -> list[Stay]:
     """Return the lifetimes of a plan's temporaries.
 
     Args:
-        plan: What to look at.
+        plan: The plan.
         made_by: Names of the values each node makes. What no other node reads is a node's scratch memory.
     """
     commands, origins = plan.segment.commands, plan.segment.origins

@@ -1,7 +1,7 @@
 """Operation counts of operators by formula: floating point (or integer) operations, from shapes alone.
 
-A multiplication and an addition are two. What only moves elements counts 0; an operator without a formula counts None.
-Elementwise functions count one each, however many instructions they take.
+A multiplication and an addition are two. Operators that only move elements count 0; an operator without a formula
+counts None. Elementwise functions count one each, however many instructions they take.
 """
 
 from __future__ import annotations

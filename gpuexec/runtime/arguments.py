@@ -21,7 +21,7 @@ class PackedArguments:
 
     Args:
         values: NumPy scalars, ``bytes`` for structs (aligned to 16), and None for pointers, which are set later.
-        command: What the launch is in a plan, if it is in one: it says which bytes are read and written.
+        command: The plan's Launch, if there is one: it says which bytes are read and written.
         origin: The node it stems from.
     """
 

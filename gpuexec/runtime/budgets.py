@@ -118,7 +118,7 @@ def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Use
     """Yield a sentence for each budget that a compiled kernel exceeds.
 
     Args:
-        kernel: What the compiler made.
+        kernel: The compiled kernel.
         source: Its file.
         architecture: ``"sm_90"``.
         use: How plans launch it, where that is known.

@@ -19,7 +19,7 @@ Callback = Callable[[BaseException | None], None]
 class WatcherThread(threading.Thread):
     """A thread that waits for events and reports them.
 
-    What it has seen orders nothing for other threads, which look for themselves.
+    Having seen an event orders nothing for other threads, which must check events themselves.
     """
 
 

@@ -72,7 +72,7 @@ def probe(library: Library | None = None) -> Driver:
     """Detect the driver and its GPUs; a missing driver is a result, never an exception.
 
     Args:
-        library: What to ask instead of the machine's libcuda.
+        library: A replacement for the machine's libcuda.
     """
     if library is None:
         library, reason = _load()

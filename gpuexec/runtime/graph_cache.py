@@ -28,7 +28,7 @@ class GraphCache:
         capacity_bytes: None: as GPUEXEC_GRAPH_BYTES says. 0: no graphs.
 
     Attributes:
-        refused: How many graphs the device had no memory for; their recordings go on as streams of launches.
+        refused: How many graphs the device had no memory for; their recordings stay streams of launches.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:

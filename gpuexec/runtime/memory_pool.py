@@ -80,7 +80,7 @@ class MemoryPool:
     Args:
         source: Where memory comes from when no block fits, and where it goes.
         create_event: Returns an event of the device.
-        most_cached_nbytes: How much idle memory is kept; what is more goes back to the source.
+        most_cached_nbytes: Limit of idle memory; more is released to the source.
     """
 
     def __init__(self, source: Source, create_event: Callable[[], Event], most_cached_nbytes: int) -> None:
@@ -103,7 +103,7 @@ class MemoryPool:
         """Return a block of at least ``nbytes``; its content is undefined.
 
         Args:
-            nbytes: What is needed.
+            nbytes: The bytes needed.
             stream: The one stream on which the block is used first, or which others wait for; None: it may be used
                 anywhere at once.
 

@@ -165,7 +165,7 @@ class PreparedSegment:
 
     Attributes:
         commands: In plan order.
-        alignment: What every address bound must be a multiple of. A wide access elsewhere ends a GPU's context, and a
+        alignment: Alignment that every bound address must have. A wide access elsewhere ends a GPU's context, and a
             simulator's CPU would let it pass.
     """
 

@@ -115,7 +115,7 @@ def record_segment(
 
     Args:
         device: Where it is issued.
-        segment: What is issued.
+        segment: The commands.
         memory: The places of the buffers that are not bound at submit.
         graphs: Where its graph is counted, which is made after a few submissions and used when that costs the host less
             than launches. None: the graph is used from the first submission on.

@@ -18,7 +18,7 @@ def spin(is_done: Callable[[], bool], limit_us: float, clock: Callable[[], float
     The interpreter's lock is given up between polls, so that a thread which has to run first gets to run.
 
     Args:
-        is_done: What is polled; what it raises comes out.
+        is_done: The function polled; its exceptions are passed on.
         limit_us: For how long; 0: not at all.
         clock: Clock in seconds.
 

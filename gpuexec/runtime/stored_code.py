@@ -70,7 +70,7 @@ class StoredCode:
             kernel: Which.
             text: Its source, flattened; code of any other source is none of it.
             architecture: The device's: ``"sm_90"``.
-            options: What it must have been compiled with.
+            options: The compiler options it must have been compiled with.
         """
         fitting = [each for each in self.kernels if runs_on(each.architecture, architecture)]
         made_by = {(each.architecture, each.compiler) for each in fitting}

@@ -173,7 +173,7 @@ class TracerDevice:
     """A device that writes rows to ``log`` while ``is_writing``.
 
     Args:
-        target: What plans are made for, by name.
+        target: Target of plans, by name.
         launch_ms: Duration of a kernel launch for timed events (None: no time); nothing is waited for.
         multiprocessors: Of the device planned for; None: as the smallest of the architecture.
     """

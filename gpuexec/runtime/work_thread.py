@@ -137,7 +137,7 @@ class WorkThread:
     """A queue of work run in order by a thread that starts with the first item and sleeps when idle.
 
     Knows no stream, so that a stream forgotten by all can end it. Work must not raise. An interrupt in `put` loses at
-    most the work of that call: what is left to do stands in one place, and tokens in the queue only wake the thread.
+    most the work of that call: unfinished work is stored in one place, and tokens in the queue only wake the thread.
 
     Args:
         name: The thread's.

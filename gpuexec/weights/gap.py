@@ -25,7 +25,7 @@ class WeightRow:
 
     Attributes:
         node: Its name.
-        operator: What it computes, as ONNX calls it.
+        operator: Its operator, as ONNX names it.
         weight: The gap between the wide weight and the value of the narrow one; None where the first is not in the
             model any more.
         output: The gap of what it makes, inputs being what each of the models makes them.
@@ -76,8 +76,8 @@ def measure_weights(
     """Run both models on the host with the same inputs, and measure the gaps between their values.
 
     Args:
-        model: What `Model.compress_weights` was called on.
-        compressed: What it returned.
+        model: The model before `Model.compress_weights`.
+        compressed: The model after it.
         inputs: Arrays by name. None: normal floats, integers of 0 and 1, of extent 1 where a dimension is free.
             Memories begin as zeros.
         seed: Of such inputs.

@@ -135,7 +135,7 @@ def make_error(kind: type[GpuexecError], message: str, source: GpuexecError | No
 
     Args:
         kind: A class of this module.
-        message: What is wrong.
+        message: The error's text.
         source: The original error; its node and value are the new one's.
     """
     assert issubclass(kind, Status)
@@ -148,7 +148,7 @@ def translating(invalid: type[InvalidArgument] = InvalidArgument) -> Iterator[No
     """Convert errors of `gpuexec.errors` to ONNX Runtime's within the context.
 
     Args:
-        invalid: What an InputError becomes.
+        invalid: The class that an InputError becomes.
     """
     try:
         yield

@@ -85,7 +85,7 @@ def warn_once(message: str, severity: int = -1) -> None:
     """Warn, unless the same warning was given before in this process.
 
     Args:
-        message: What is left aside.
+        message: Text about an ignored option.
         severity: The severity from which on a session speaks; -1: the default.
     """
     if (severity if severity >= 0 else _default_severity) > WARNING:

@@ -19,7 +19,7 @@ class SessionProfile:
     """Profile of a session's runs, written to a file once.
 
     Args:
-        prefix: What the file's name begins with.
+        prefix: Prefix of the file's name.
         provider: The name of the provider that runs the nodes.
     """
 

@@ -35,9 +35,9 @@ class Runner:
     """Runs a model on a provider, for many callers at once.
 
     Args:
-        model: What to run.
+        model: The model.
         provider: Where.
-        most: How many runs may go on at once.
+        most: Largest number of concurrent runs.
         is_strict: Refuse, but on the CPU, a model for which the host has to read or compute.
         profiler: Profiler of all runs.
     """

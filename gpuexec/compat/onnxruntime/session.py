@@ -49,7 +49,7 @@ class InferenceSession(DescribesModel):
         providers: Where to run: names or (name, options), those preferred first; the first that works here. None:
             those of the options, or else the GPU where one works, else the CPU.
         provider_options: Options for each provider, where ``providers`` are names.
-        kwargs: What else ONNX Runtime takes is ignored with a warning.
+        kwargs: Further arguments of ONNX Runtime, ignored with a warning.
 
     Raises:
         InvalidArgument: The arguments don't fit together.

@@ -47,7 +47,7 @@ class SimulatorDevice:
 
     Args:
         instantiations: The table: all name expressions of a kernel file, by its name. A file is compiled once with all.
-        target: Whose limits hold.
+        target: Architecture whose limits apply.
         schedule: In which order threads, blocks and unordered nodes of graphs take turns. With ``"random"`` every
             launch has another order, all of them decided by the seed. Unordered nodes do in every schedule but
             ``"reverse"``, for a missing edge to show.

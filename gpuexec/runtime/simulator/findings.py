@@ -93,7 +93,7 @@ def read_findings(raw: Sequence[RawFinding], module: Path, grid: Extent, block: 
     """Return findings with source locations; of several at the same lines the first is kept.
 
     Args:
-        raw: What the runtime library wrote down.
+        raw: The records of the runtime library.
         module: The shared object the kernel is in.
         grid: Blocks of the launch.
         block: Threads of a block.

@@ -113,7 +113,7 @@ class Grid(NamedTuple):
         block: Threads of a block, all at least 1.
         shared_bytes: Dynamic shared memory.
         shared_limit: The most shared memory a block may have.
-        is_cooperative: Whether blocks may meet at a barrier of the grid.
+        is_cooperative: Whether blocks may wait at a barrier of the grid.
         is_checked: Whether the kernel was compiled for check mode.
         ranges: In check mode, what the kernel may touch; None: all memory of the device.
     """

@@ -147,8 +147,8 @@ class Function:
             shared_bytes: Dynamic shared memory.
             arguments: Address of the argument addresses.
             schedule: The order of turns.
-            target: Whose limits hold.
-            is_cooperative: Whether blocks may meet at a barrier of the grid.
+            target: Architecture whose limits apply.
+            is_cooperative: Whether blocks may wait at a barrier of the grid.
             ranges: In check mode, what the kernel may touch; None: all memory of the device.
 
         Raises:
@@ -184,8 +184,8 @@ class Function:
             arguments: Arrays (or None for a null pointer) for pointers, NumPy scalars, bytes for structs.
             shared_bytes: Dynamic shared memory.
             schedule: None: forward.
-            target: Whose limits hold; None: sm_90.
-            is_cooperative: Whether blocks may meet at a barrier of the grid.
+            target: Architecture whose limits apply; None: sm_90.
+            is_cooperative: Whether blocks may wait at a barrier of the grid.
 
         Raises:
             KernelError: The launch does not fit the kernel, or the kernel broke a rule.

@@ -86,7 +86,7 @@ def make_copy(
         source: Address.
         nbytes: How many.
         on_device: Which of the two addresses are the device's.
-        keep: What must stay alive until the copy has run.
+        keep: Objects that must stay alive until the copy has run.
         origin: The node it stems from.
 
     Raises:

@@ -69,7 +69,7 @@ class Ordering:
     """The clocks of a device's streams, and the access history of its memory. Thread-safe.
 
     Args:
-        spaces: What memory is called, and the blocks of it that are alive.
+        spaces: Live blocks of memory, by name of the memory.
         is_alive: Whether the device works: once it is lost, nothing uses its memory any more.
         is_on: Whether anything is checked at all.
     """

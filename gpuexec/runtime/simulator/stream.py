@@ -1,6 +1,6 @@
 """Streams and events of the simulator, on worker threads.
 
-What is not ordered by a stream or a wait is not ordered.
+Work that no stream or wait orders runs in any order.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _STRONG = 1
 def find_missing(path: Path) -> list[str]:
     """Return the symbols that a shared object needs and this process lacks, in the order of its table.
 
-    What the object's libraries have is there already where the runtime library is: it is linked with the same ones.
+    Symbols of the object's libraries are loaded with the runtime library, which is linked with the same ones.
     """
     process = ctypes.CDLL(None)
     return [name for name in list_undefined(path.read_bytes()) if not hasattr(process, name)]

@@ -11,7 +11,7 @@ class Timeline:
     Attributes:
         number: Of the stream, in messages.
         tick: Operations so far.
-        known: How far the stream is behind others: what is put on it comes after that many of theirs.
+        known: The stream's clock of other streams: later work on it comes after that many of their operations.
         seen: How many the host knows to be done.
     """
 
