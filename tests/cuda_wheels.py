@@ -1,4 +1,4 @@
-"""The wheels of CUDA (CuPy, cuda.bindings, NVRTC): tests that need them are skipped where they are not installed."""
+"""CUDA wheels (CuPy, cuda.bindings, NVRTC), and skips of tests where they are not installed."""
 
 from __future__ import annotations
 

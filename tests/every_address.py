@@ -1,4 +1,4 @@
-"""Every family of operators at every offset of 1 to 15 elements, in check mode: prints what differs, and counts.
+"""Alignment check from the command line: each operator family at offsets of 1 to 15 elements, in check mode.
 
 python -m tests.every_address
 

@@ -1,4 +1,4 @@
-"""The registry, and reading content."""
+"""The operator registry, and host values required by operators."""
 
 from __future__ import annotations
 

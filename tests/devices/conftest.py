@@ -1,4 +1,4 @@
-"""The devices of this suite: those of a process, and the code for GPUs over a stand-in for CuPy and the driver."""
+"""Devices of this suite: those of a process, and the CUDA device over a stand-in for CuPy and the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams by handle and by object on a GPU's device, over a stand-in for CuPy where there is no GPU."""
+"""CUDA streams by handle and by object, over a stand-in for CuPy where there is no GPU."""
 
 from __future__ import annotations
 

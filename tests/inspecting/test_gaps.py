@@ -1,4 +1,4 @@
-"""Gaps in numbers: worked by hand, for every kind of element."""
+"""Numeric gaps, worked by hand, for every kind of element."""
 
 from __future__ import annotations
 

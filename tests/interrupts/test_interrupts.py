@@ -1,4 +1,4 @@
-"""Interrupts at random times. Here 20 on the CPU; ``python -m tests.interrupts --count 500`` tries more."""
+"""Interrupts of Workers at random times: 20 on the CPU here; ``python -m tests.interrupts --count 500`` tries more."""
 
 from __future__ import annotations
 

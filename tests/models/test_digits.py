@@ -1,4 +1,4 @@
-"""The package's own model on digits it was not trained on."""
+"""The digits model on pictures it was not trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mutator, the list of equivalents, and a handful of mutants that must be caught."""
+"""Mutation testing itself: the mutator, the list of equivalents, and mutants that must be caught."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where, Clip, Cast, CastLike, BitCast, Identity, and the variadic folds."""
+"""Selection and casts: Where, Clip, Cast, CastLike, BitCast, Identity, and the variadic folds."""
 
 from __future__ import annotations
 

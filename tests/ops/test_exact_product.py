@@ -1,4 +1,4 @@
-"""Products of integers by floats that hold them exactly: pieces, slabs, and what no float holds."""
+"""Exact products of integers in floats: pieces, slabs, and products too large for any float."""
 
 from __future__ import annotations
 

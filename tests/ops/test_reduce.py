@@ -1,4 +1,4 @@
-"""Reductions against onnx.reference; by hand where its answer is not ours to follow."""
+"""Reductions against onnx.reference; worked by hand where its answer is not followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs: one type for one output and for several, by position and by name."""
+"""Outputs by position and by name: one type for one output and for several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees drawn at random, in both forms that the standard has, and a walk through them one row at a time."""
+"""Random trees in both forms of the standard, and a row-by-row reference walk through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Worker over a model of ai.onnx.ml serves any number of rows, by plans of the same commands."""
+"""Row counts of ai.onnx.ml models: one Worker serves any number, by plans of the same commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator of ai.onnx.ml comes back from an ONNX file and from a program file, and gives the same."""
+"""Round trip of ai.onnx.ml operators through ONNX files and program files."""
 
 from __future__ import annotations
 

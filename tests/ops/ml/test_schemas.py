@@ -1,4 +1,4 @@
-"""Attributes of the operators of ai.onnx.ml, and their defaults, are those of the standard."""
+"""Attributes of ai.onnx.ml operators and their defaults, against the standard's schemas."""
 
 from __future__ import annotations
 
