@@ -29,7 +29,7 @@ MAPPED_NBYTES = 1 << 12
 _PIECE_NBYTES = 1 << 24
 # Alignment of content read from a file, enough for every element type.
 _ALIGNMENT = 64
-# What `hold` read, by its array.
+# Content read by `hold`, by its array.
 _held: dict[int, Array] = {}
 
 

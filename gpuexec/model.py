@@ -255,7 +255,7 @@ class Model:
         return self._edit(parts, self.disabled_passes | other.disabled_passes)
 
     def _parts(self) -> Parts:
-        # Keys of random operators are given anew to whatever becomes of the parts.
+        # Keys of random operators are assigned again to the edited graph.
         source, graph = without_keys(self.info.graph), without_keys(self.graph)
         keys = {*find_keys(self.graph)} - {*find_keys(source)}
         return take_apart(source, graph, [each for each in self.memories if each.input not in keys], self.dims)

@@ -30,7 +30,7 @@ _BLITS, _HOST = "blits", "host"
 _COLUMNS = (("operator", None), ("versions", 11), ("on a device", 20), ("on GPU_PIXEL", 22), ("types of inputs", None))
 # Domains of operators that passes put into graphs: no file has them.
 _INNER = ("gpuexec", "test")
-# What `shorten` writes: a letter and a width, or a word for types that come together.
+# Abbreviations of `shorten`: a letter and a width, or a word for types that come together.
 _POWERS = "float8e8m0"  # a scale, and apart from the other floats of 8 bits
 _FAMILIES = (("i", "int", (2, 4, 8, 16, 32, 64)), ("u", "uint", (2, 4, 8, 16, 32, 64)), ("f", "float", (16, 32, 64)))
 _GROUPS = {

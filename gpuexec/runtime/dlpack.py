@@ -35,7 +35,7 @@ MAX_VERSION = (1, 0)
 _READ_ONLY = 1
 _FLOAT, _BFLOAT, _BOOL = 2, 4, 6
 _CODES = {"int": 0, "uint": 1, "float": _FLOAT, "bool": _BOOL}
-# DLPack 1.1 has a code for each float of 8 bits. What is narrower shares bytes there, and has one of its own here.
+# DLPack 1.1 has a code for each float of 8 bits. Narrower elements share bytes there, and take a byte each here.
 _FLOAT8_CODES = {"float8e4m3fn": 10, "float8e4m3fnuz": 11, "float8e5m2": 12, "float8e5m2fnuz": 13, "float8e8m0": 14}
 _NEW, _OLD = b"dltensor_versioned", b"dltensor"
 _USED = {_NEW: b"used_dltensor_versioned", _OLD: b"used_dltensor"}

@@ -328,7 +328,7 @@ ABSENT: dict[str, Callable[[], Any]] = {
     "ModelCompiler": lambda: ours.ModelCompiler("a", "b"),
     "get_ep_devices": lambda: ours.get_ep_devices(),
     "Sparse tensors": lambda: hold(ours, X).as_sparse_tensor(),
-    "plugged in": lambda: ours.SessionOptions().add_provider_for_devices([], {}),
+    "plug-in": lambda: ours.SessionOptions().add_provider_for_devices([], {}),
     "policy": lambda: ours.SessionOptions().set_provider_selection_policy(3),
 }
 
