@@ -1,8 +1,9 @@
-"""The Operator protocol, its registry, and tolerance classes.
+"""The Operator protocol, the facts on a class, the registry, and tolerance classes.
 
 An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and
 dtypes, ``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a
-test may compare, ``uses_all_cores`` how the CPU backend may schedule ``compute``.
+test may compare, ``uses_all_cores`` how the CPU backend may schedule ``compute``; what passes and profilers ask
+(operations, types kept, derivatives, blits, epilogues) stands on the class too.
 
     @operator("Softmax")
     @dataclass(frozen=True, slots=True)
@@ -49,6 +50,28 @@ class Tolerance(Enum):
     EXACT = "exact"
     ROUNDING = "rounding"
     REDUCTION = "reduction"
+
+
+class Derivative(Enum):
+    """How derivatives pass backwards through an operator.
+
+    RULE: by its rule in `gpuexec.passes.derivatives`. PARTS: as through the operators it is made of, which are said
+    there or by its `decompose`. ZERO: not at all, since shapes, signs and places alone are taken of the inputs.
+    REFUSED: a Gradient through it is an error that names it.
+    """
+
+    RULE = "rule"
+    PARTS = "parts"
+    ZERO = "zero"
+    REFUSED = "refused"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownInput:
+    """Element type and content of an input as far as they are known before shapes are; None: not known."""
+
+    dtype: np.dtype[Any] | None = None
+    content: Array | None = None
 
 
 class Emitter(Protocol):
@@ -132,6 +155,49 @@ class Operator:
     # An example call, in the syntax of `gpuexec.cli.operator_examples`: "float32[1,1,4,4] kernel_shape=(2,2)". `gpuexec
     # ops` derives element types and blits from it; operators on tensors of one type and of like extents need none.
     example: ClassVar[str] = ""
+    # Operations (a multiplication and an addition are two) for each element of the first output, or of the first
+    # input; 0: elements are moved, None: there is no formula. What takes another formula has its own `count_flops`.
+    flops_per_output: ClassVar[int | None] = None
+    flops_per_input: ClassVar[int | None] = None
+    # Whether the first output always is of the first input's element type.
+    keeps_dtype: ClassVar[bool] = False
+    # Whether every run gives another result.
+    is_random: ClassVar[bool] = False
+    derivative: ClassVar[Derivative] = Derivative.REFUSED
+    # Positions of inputs by which there is no derivative, where there is one by others.
+    fixed_inputs: ClassVar[tuple[int, ...]] = ()
+    # Whether what `lower` launches has blits (`gpuexec.ops.pixel`), for some types at least.
+    has_blits: ClassVar[bool] = False
+    # The fewest axes of a result that its kernels take an epilogue for (`gpuexec.ops.fused`); None: they take none.
+    epilogue_rank: ClassVar[int | None] = None
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether outputs move with inputs, and not by steps alone."""
+        return self.derivative is not Derivative.ZERO
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Return how many operations a call takes; None where there is no formula.
+
+        Args:
+            inputs: Specs; None: absent.
+            outputs: Specs; None: not wanted.
+        """
+        if self.flops_per_input is not None:
+            return self.flops_per_input * count_elements(inputs, 0)
+        return None if self.flops_per_output is None else self.flops_per_output * count_elements(outputs, 0)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the element type of the first output by those of the inputs; None: it is not known."""
+        return dtypes[0] if self.keeps_dtype and dtypes else None
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether the first output always equals the first input, which is given.
+
+        Args:
+            inputs: What is known of them; None: absent.
+        """
+        return False
 
     def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether ``lower`` supports such inputs; where not, the node runs on the host.
@@ -159,6 +225,12 @@ class Operator:
         it and return it, or return fresh arrays; the caller copies what is not already in place.
         """
         raise TypeError(f"{type(self).__name__} lacks compute")
+
+
+def count_elements(specs: Sequence[TensorSpec | None], index: int) -> int:
+    """Return the elements of one of several tensors; 0 where it is absent."""
+    spec = specs[index] if index < len(specs) else None
+    return 0 if spec is None else spec.size
 
 
 # ---------------------------------------------------------------- registry

@@ -27,11 +27,6 @@ _CURRENT: ContextVar[Tracer] = ContextVar("tracer")
 # Constants of up to this many bytes are shared where they are equal.
 _SHARED_BYTES = 256
 
-# Operators with another result each time.
-_RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-
 
 class Tracer:
     """Recorder of what a function does to symbolic arrays."""
@@ -181,7 +176,7 @@ class Tracer:
                     )
                 spec = self.trials.declare(value, otherwise[index])
             arrays.append(SymbolicArray(self, value, *spec))
-        if op.name not in _RANDOM:
+        if not op.is_random:
             self.scope.results[key] = tuple(array.copy() for array in arrays)
         return tuple(arrays)
 

@@ -38,6 +38,9 @@ class AffineGrid(Operator):
     align_corners: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[2,2,3] int64[4]=2,3,4,5"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, theta: TensorSpec, size: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, extents..., axes]``.

@@ -32,6 +32,9 @@ class Append(Operator):
     capacity: int
     memory: str
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, held: TensorSpec, rows: TensorSpec) -> tuple[TensorSpec, ...]:
         """Add the extents of the axis.

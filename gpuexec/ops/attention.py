@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator
 from gpuexec.ops.attention_host import Rule, attend
 from gpuexec.ops.attention_launch import FLOATS, MASK_TYPES, Operands, launch_attention
 from gpuexec.ops.checks import check_dtype
@@ -30,6 +30,7 @@ from gpuexec.ops.heads import (
     split_slot,
 )
 from gpuexec.ops.layout import Slots, window
+from gpuexec.ops.softmax import SOFTMAX_FLOPS
 from gpuexec.spec import TensorSpec, dtype_row
 
 _LENGTH = np.dtype(np.int64)
@@ -56,6 +57,8 @@ class _Attention(Operator):
     scale: float | None = None
     softcap: float = 0.0
     softmax_precision: int | None = None
+    keeps_dtype = True
+    has_blits = False
 
     def _infer(
         self, q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None, lengths: TensorSpec | None
@@ -80,6 +83,19 @@ class _Attention(Operator):
             raise InputError(f"{self.name} expects nonpad_kv_seqlen of shape {[batch]}, got {lengths}.")
         shape = (batch, heads, queries, columns) if q.rank == 4 else (batch, queries, heads * columns)
         return q.with_shape(shape), q.with_shape((batch, heads, queries, keys))
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count scores, the softmax, and the sum of values; of this form all keys are an input."""
+        return self._count(inputs, outputs, 0)
+
+    def _count(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], past: int) -> int:
+        q, k = inputs[0], inputs[1]
+        if q is None or k is None:
+            return 0
+        keys = past + k.shape[-2]
+        heads = q.shape[1] if q.rank == 4 else self.q_num_heads or 1
+        products = 2 * keys * (q.size + count_elements(outputs, 0))
+        return products + SOFTMAX_FLOPS * q.shape[0] * heads * q.shape[-2] * keys
 
     def _check_attributes(self) -> None:
         for name in ("left_window_size", "right_window_size"):
@@ -146,6 +162,7 @@ class Attention(_Attention):
     """
 
     example = "float32[1,2,3,4] float32[1,2,3,4] float32[1,2,3,4] bool[3,3]"
+    derivative = Derivative.PARTS
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of y, present keys, present values and scores.
@@ -164,6 +181,11 @@ class Attention(_Attention):
         v = self._extend("value", v, past_value)
         y, scores = self._infer(q, k, v, mask, lengths)
         return y, k.with_shape(k.shape), v.with_shape(v.shape), scores
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count as over all keys: those of the past, and the new ones."""
+        past = inputs[4] if len(inputs) > 4 else None
+        return self._count(inputs, outputs, past.shape[-2] if past is not None and past.rank > 1 else 0)
 
     def _extend(self, role: str, new: TensorSpec, past: TensorSpec | None) -> TensorSpec:
         shape = split_shape(self.name, role.title(), new.shape, self.kv_num_heads)

@@ -14,7 +14,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.team import BLOCK_THREADS
@@ -50,6 +50,11 @@ class BatchNormalization(Operator):
     training_mode: int = 0
     per_activation: int = 0
     example = "float32[2,3,4] float32[3] float32[3] float32[3] float32[3]"
+    flops_per_output = 2  # scale and shift, worked out beforehand
+    keeps_dtype = True
+    derivative = Derivative.PARTS
+    has_blits = True
+    epilogue_rank = 1
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of y, running mean and running variance.

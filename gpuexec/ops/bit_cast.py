@@ -23,6 +23,8 @@ class BitCast(Operator):
     to: int
     tolerance = Tolerance.EXACT
     example = "bool[2] to=2 | int16[2] to=5 | float32[2] to=6 | int64[2] to=11"
+    flops_per_output = 0
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for.

@@ -38,6 +38,9 @@ class CausalConvWithState(Operator):
     activation: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[1,2,6] float32[2,1,4]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of the output and the state it leaves.

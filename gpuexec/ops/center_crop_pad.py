@@ -26,6 +26,9 @@ class CenterCropPad(Operator):
 
     axes: tuple[int, ...] = ()
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Set the extents.

@@ -49,6 +49,9 @@ class Col2Im(Operator):
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[2,8,6] int64[2]=4,3 int64[2]=2,2"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, image_shape: TensorSpec, block_shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, *image_shape]``.

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue, locate
 from gpuexec.graphs import Graph, Node, Value, list_needed
-from gpuexec.operator import Array, Operator, Tolerance, build, decompose, operator, qualified
+from gpuexec.operator import Array, Derivative, Operator, Tolerance, build, decompose, operator, qualified
 from gpuexec.ops.elementwise_cast import Identity
 from gpuexec.ops.interpret import compute_graph, infer_graph
 from gpuexec.ops.shape import Constant
@@ -89,6 +89,8 @@ class Composite(Operator):
     __slots__ = ()
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
+    flops_per_output = None  # its parts count, which take its place while a model is loaded
+    derivative = Derivative.PARTS
     inputs: ClassVar[int] = 8  # the most there may be
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:

@@ -55,6 +55,7 @@ class If(Operator):
     else_branch: Graph
     tolerance = Tolerance.REDUCTION
     takes_containers = True
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         sizes = [(len(branch.inputs), len(branch.outputs)) for branch in bodies(self)]
@@ -94,6 +95,7 @@ class Loop(Operator):
     carried: int
     tolerance = Tolerance.REDUCTION
     takes_containers = True
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         fixed = 2 + self.carried

@@ -18,7 +18,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Tolerance, count_elements, operator
 from gpuexec.ops.conv_host import convolve, convolve_transposed
 from gpuexec.ops.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.layout import Slots
@@ -43,6 +43,10 @@ class Conv(Convolution):
     """Convolution: ``y[n, o] = b[o] + sum over c, t of w[o, c, t] * x[n, c, window + t]``, by groups of channels."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 3
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
@@ -53,6 +57,12 @@ class Conv(Convolution):
         x, w = _check_inputs(self, inputs, out_axis=0)
         check_channels(self.name, x, x.shape[1], w, self.group)
         return (TensorSpec((x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the weights of one output channel for each output."""
+        w = inputs[1]
+        weights = 0 if w is None else prod(w.shape[1:])
+        return count_elements(outputs, 0) * (2 * weights + (len(inputs) > 2 and inputs[2] is not None))
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Convolve; half and bfloat16 in float, rounded once."""
@@ -87,6 +97,10 @@ class ConvTranspose(Convolution):
     output_padding: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 3
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, extents...]``.
@@ -101,6 +115,13 @@ class ConvTranspose(Convolution):
                 f"a multiple of group={self.group}, got {x}."
             )
         return (TensorSpec((x.shape[0], w.shape[1] * self.group, *self.windows(x.shape, w.shape).extents), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the weights that each input is spread by."""
+        w = inputs[1]
+        weights = 0 if w is None else prod(w.shape[1:])
+        bias = count_elements(outputs, 0) if len(inputs) > 2 and inputs[2] is not None else 0
+        return 2 * count_elements(inputs, 0) * weights + bias
 
     def windows(self, x_shape: Sequence[int], w_shape: Sequence[int]) -> Windows:
         """Return the windows over the output, one for each position of the input."""

@@ -21,7 +21,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, Walk, join
@@ -89,6 +89,10 @@ class Concat(Operator):
     axis: int
     tolerance = Tolerance.EXACT
     example = "float32[2,3] float32[2,3] axis=0"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Add the extents of the axis."""
@@ -105,6 +109,10 @@ class Concat(Operator):
                 )
         total = sum(x.shape[axis] for x in inputs)
         return (first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :])),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether there is one input."""
+        return len(inputs) == 1
 
     def compute(self, *inputs: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
         """Copy each input to its place."""
@@ -131,6 +139,10 @@ class Tile(Operator):
     """Repetition of the input along each axis."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec, repeats: TensorSpec) -> tuple[TensorSpec, ...]:
         """Multiply the extents."""
@@ -163,6 +175,9 @@ class EyeLike(Operator):
     dtype: int | None = None
     k: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    derivative = Derivative.ZERO
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for."""

@@ -17,7 +17,7 @@ from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
@@ -44,6 +44,9 @@ class Cumulative(Operator):
     functor: ClassVar[str]
     function: ClassVar[np.ufunc]
     identity: ClassVar[int]
+    flops_per_input = 1
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec, axis: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""
@@ -91,6 +94,7 @@ class CumSum(Cumulative):
     functor: ClassVar[str] = "Sum"
     function: ClassVar[np.ufunc] = np.add
     identity: ClassVar[int] = 0
+    derivative = Derivative.RULE
 
 
 @operator("CumProd")

@@ -48,6 +48,9 @@ class DeformConv(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
     example = "float32[1,1,2,2] float32[1,1,1,1] float32[1,2,2,2]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(
         self,

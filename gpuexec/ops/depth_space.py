@@ -9,7 +9,7 @@ from typing import Any
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import contiguous_strides
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.layout import Slots, reshaped, window
 from gpuexec.spec import TensorSpec
 
@@ -26,6 +26,10 @@ class DepthToSpace(Operator):
     mode: str = "DCR"
     tolerance = Tolerance.EXACT
     example = "float32[1,8,2,3] blocksize=2"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Divide the channels and multiply the plane."""
@@ -74,6 +78,10 @@ class SpaceToDepth(Operator):
     mode: str = "DCR"
     tolerance = Tolerance.EXACT
     example = "float32[1,2,4,6] blocksize=2"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Multiply the channels and divide the plane."""

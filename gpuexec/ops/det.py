@@ -37,6 +37,9 @@ class Det(Operator):
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return a number for each matrix.

@@ -13,7 +13,7 @@ from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar
 from gpuexec.ops.elementwise_cast import convert, convert_commands, widen_narrow
 from gpuexec.ops.narrow_types import FLOAT8, is_narrow
@@ -42,6 +42,12 @@ class Dropout(Operator):
     stream: int | None = None
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = 0
+    keeps_dtype = True
+    is_random = True
+    derivative = Derivative.RULE
+    fixed_inputs = (1,)
+    has_blits = True
 
     def infer(
         self,
@@ -65,6 +71,11 @@ class Dropout(Operator):
             _read_ratio(ratio)
         check_key(key)
         return TensorSpec(x.shape, x.dtype), TensorSpec(x.shape, np.dtype(np.bool_))
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether ``training_mode`` is absent, or known to be false."""
+        training = inputs[2] if len(inputs) > 2 else None
+        return training is None or (training.content is not None and not training.content.any())
 
     def compute(
         self,

@@ -34,6 +34,8 @@ class DynamicQuantizeLinear(Operator):
     """
 
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, x: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of bytes, scale and zero point.

@@ -18,7 +18,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, broadcast, coalesce
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, build, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.einsum_equation import Contraction, Equation, Labels, measure, order_contractions, parse
 from gpuexec.ops.einsum_host import contract, diagonal, sum_to
@@ -49,6 +49,11 @@ class Einsum(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
     example = "float32[2,3] float32[3,4] equation='ij,jk'"
+    flops_per_output = None
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 0
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the extents of the output's labels.

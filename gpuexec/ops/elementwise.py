@@ -19,7 +19,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator
 from gpuexec.ops.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise_engine import (
     FLOATS,
@@ -63,6 +63,8 @@ class Row:
         widened: Integers that it takes too, computed in double and truncated.
         hosted: Types of host objects that its NumPy form takes too.
         example: See `Operator`; wanted where an attribute is required.
+        derivative: See `Operator`.
+        neutral: The second input that changes nothing, sign included.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Row:
     widened: tuple[DType, ...] = ()
     hosted: tuple[DType, ...] = ()
     example: str = ""
+    derivative: Derivative = Derivative.RULE
+    neutral: float | None = None
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -104,6 +108,8 @@ class Elementwise(Operator):
     source: ClassVar[str]
     template: ClassVar[str]
     arity: ClassVar[int]
+    flops_per_output = 1
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast the shapes; the inputs must agree in dtype."""
@@ -147,6 +153,14 @@ class Elementwise(Operator):
         if self.arity == 1:
             scalars = [np.float64(value) for value in (*self.parameters(), 0.0, 0.0)[:2]]
         launch_units(emit, kernel, slots, y, scalars)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether the second input is the neutral number, of rank 0, so that it stretches nothing."""
+        neutral, second = self.row.neutral, inputs[1] if len(inputs) > 1 else None
+        array = None if second is None else second.content
+        if neutral is None or array is None or array.ndim or array != neutral:
+            return False
+        return array.dtype.kind in "iu" or bool(np.signbit(array.astype(np.float64))) == bool(np.signbit(neutral))
 
     def pick_form(self) -> Form:
         """Return the form that the attribute ``choice`` names.
@@ -203,6 +217,8 @@ def add_table(rows: Sequence[Row], source: str, template: str, arity: int, modul
             "arity": arity,
             "tolerance": row.tolerance,
             "example": row.example,
+            "keeps_dtype": row.result is None,
+            "derivative": row.derivative,
         }
         cls = dataclasses.make_dataclass(
             row.name, fields, bases=(Elementwise,), namespace=namespace, frozen=True, slots=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.operator import Array, Tolerance
+from gpuexec.operator import Array, Derivative, Tolerance
 from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS
 from gpuexec.spec import STRING, dtypes_of
@@ -43,27 +43,30 @@ def _shift_right(a: Array, amount: Array, out: Array) -> None:
     np.copyto(out, np.where(inside, np.right_shift(a, np.where(inside, amount, 0)), beyond))
 
 
-def _exact(name: str, function: np.ufunc) -> Row:
-    return Row(name, NUMBERS, Form(function, name), storage=unsigned_storage, tolerance=EXACT)
+def _exact(name: str, function: np.ufunc, neutral: float) -> Row:
+    return Row(name, NUMBERS, Form(function, name), storage=unsigned_storage, tolerance=EXACT, neutral=neutral)
 
 
 def _logical(name: str, function: np.ufunc) -> Row:
-    return Row(name, (BOOL,), Form(function, f"Bitwise{name}"), storage=unsigned_storage, tolerance=EXACT)
+    form = Form(function, f"Bitwise{name}")
+    return Row(name, (BOOL,), form, storage=unsigned_storage, tolerance=EXACT, derivative=Derivative.ZERO)
 
 
 def _bitwise(name: str, function: np.ufunc) -> Row:
-    return Row(name, INTEGERS, Form(function, name), storage=unsigned_storage, tolerance=EXACT)
+    form = Form(function, name)
+    return Row(name, INTEGERS, form, storage=unsigned_storage, tolerance=EXACT, derivative=Derivative.REFUSED)
 
 
 def _compare(name: str, function: np.ufunc, functor: str, is_swapped: bool = False) -> Row:
-    return Row(name, NUMBERS, Form(function, functor), result=BOOL, tolerance=EXACT, is_swapped=is_swapped)
+    form, zero = Form(function, functor), Derivative.ZERO
+    return Row(name, NUMBERS, form, result=BOOL, tolerance=EXACT, is_swapped=is_swapped, derivative=zero)
 
 
 ROWS = (
-    _exact("Add", np.add),
-    _exact("Sub", np.subtract),
-    _exact("Mul", np.multiply),
-    Row("Div", NUMBERS, Form(_divide, "Div"), tolerance=EXACT),
+    _exact("Add", np.add, -0.0),  # adding 0.0 makes 0.0 of -0.0
+    _exact("Sub", np.subtract, 0.0),
+    _exact("Mul", np.multiply, 1.0),
+    Row("Div", NUMBERS, Form(_divide, "Div"), tolerance=EXACT, neutral=1.0),
     Row(
         "Mod",
         NUMBERS,
@@ -71,6 +74,7 @@ ROWS = (
         (("fmod", 0),),
         choice="fmod",
         tolerance=EXACT,
+        derivative=Derivative.REFUSED,
     ),
     Row("PRelu", _SLOPED, Form(_prelu, "PRelu"), tolerance=EXACT, is_unidirectional=True),
     _logical("And", np.logical_and),
@@ -87,6 +91,7 @@ ROWS = (
         choice="direction",
         tolerance=EXACT,
         example="int32[2] int32[2] direction='LEFT'",
+        derivative=Derivative.REFUSED,
     ),
     Row(
         "Equal",
@@ -96,6 +101,7 @@ ROWS = (
         result=BOOL,
         tolerance=EXACT,
         hosted=(STRING,),
+        derivative=Derivative.ZERO,
     ),
     _compare("Less", np.less, "Less"),
     _compare("LessOrEqual", np.less_equal, "LessOrEqual"),

@@ -11,7 +11,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, launch_units, require_inputs
 from gpuexec.ops.narrow_types import (
     check_rounding,
@@ -133,6 +133,9 @@ class _Conversion(Operator):
     tolerance = Tolerance.EXACT
     saturate: int
     round_mode: str
+    flops_per_output = 0
+    derivative = Derivative.RULE
+    has_blits = True
 
     def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
         """Launch once; a view where the type stays."""
@@ -171,6 +174,21 @@ class Cast(_Conversion):
         _check_elements("Cast", x.dtype, dtype_row(self.to).numpy)
         return (TensorSpec(x.shape, dtype_row(self.to).numpy),)
 
+    @property
+    def has_slope(self) -> bool:
+        """Whether it is a cast to floats."""
+        return dtype_row(self.to).kind not in ("int", "uint", "bool")
+
+    def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
+        """Return the type asked for."""
+        return dtype_row(self.to).numpy
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether the input is of that type already."""
+        # NOTE: to NumPy, None equals float64.
+        x = inputs[0]
+        return x is not None and x.dtype is not None and x.dtype == dtype_row(self.to).numpy
+
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Convert."""
         (x,) = inputs
@@ -196,6 +214,16 @@ class CastLike(_Conversion):
         _check_elements("CastLike", x.dtype, like.dtype)
         return (TensorSpec(x.shape, dtype_row(like.dtype).numpy),)
 
+    def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
+        """Return the second input's."""
+        return dtypes[1]
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether both types are known, and the same."""
+        # NOTE: to NumPy, None equals float64.
+        x, like = (None if given is None else given.dtype for given in inputs)
+        return x is not None and like is not None and x == like
+
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Convert."""
         x, like = inputs
@@ -211,11 +239,19 @@ class Identity(Operator):
     makes_views = True
     tolerance = Tolerance.EXACT
     takes_containers = True
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""
         (x,) = require_inputs("Identity", inputs, 1)
         return (TensorSpec(x.shape, x.dtype),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return that it is one."""
+        return True
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Return the input."""

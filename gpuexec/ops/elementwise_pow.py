@@ -11,7 +11,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.elementwise_engine import FLOATS, NUMBERS, DType, apply, launch_units, require_inputs
 from gpuexec.spec import TensorSpec, dtype_row
@@ -31,6 +31,10 @@ class Pow(Operator):
     """
 
     tolerance = Tolerance.ROUNDING
+    flops_per_output = 1
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast; the dtype is the base's."""

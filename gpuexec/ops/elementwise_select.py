@@ -13,7 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, launch_units, require_inputs
 from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
 
@@ -30,6 +30,9 @@ class Where(Operator):
 
     tolerance = Tolerance.EXACT
     example = "bool[2] float32[2] float32[2]"
+    flops_per_output = 1
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast; a and b agree in dtype."""
@@ -65,6 +68,10 @@ class Clip(Operator):
     """min(max(x, low), high): NaN stays, and where the bounds cross, high wins. Bounds are tensors of one element."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 1
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Tolerance, upgrade
+from gpuexec.operator import Array, Derivative, Tolerance, upgrade
 from gpuexec.ops.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
@@ -143,16 +143,32 @@ def _erf_into(x: Array, out: Array) -> None:
 ROWS = (
     Row("Abs", NUMBERS, Form(np.abs, "Abs"), tolerance=EXACT),
     Row("Neg", SIGNED, Form(np.negative, "Neg"), storage=unsigned_storage, tolerance=EXACT),
-    Row("Sign", NUMBERS, Form(np.sign, "Sign"), tolerance=EXACT),
+    Row("Sign", NUMBERS, Form(np.sign, "Sign"), tolerance=EXACT, derivative=Derivative.ZERO),
     Row("Relu", SIGNED, Form(_relu, "Relu"), tolerance=EXACT),
-    Row("Not", (BOOL,), Form(np.logical_not, "LogicalNot"), storage=unsigned_storage, tolerance=EXACT),
-    Row("BitwiseNot", INTEGERS, Form(np.invert, "BitwiseNot"), storage=unsigned_storage, tolerance=EXACT),
+    Row(
+        "Not",
+        (BOOL,),
+        Form(np.logical_not, "LogicalNot"),
+        storage=unsigned_storage,
+        tolerance=EXACT,
+        derivative=Derivative.ZERO,
+    ),
+    Row(
+        "BitwiseNot",
+        INTEGERS,
+        Form(np.invert, "BitwiseNot"),
+        storage=unsigned_storage,
+        tolerance=EXACT,
+        derivative=Derivative.REFUSED,
+    ),
     Row("Sqrt", FLOATS, Form(np.sqrt, "Sqrt"), tolerance=EXACT),
     Row("Reciprocal", FLOATS, Form(_reciprocal, "Reciprocal"), tolerance=EXACT),
-    Row("Floor", FLOATS, Form(np.floor, "Floor"), tolerance=EXACT),
-    Row("Ceil", FLOATS, Form(np.ceil, "Ceil"), tolerance=EXACT),
-    Row("Round", FLOATS, Form(np.rint, "Round"), tolerance=EXACT),
-    Row("IsNaN", FLOATS, Form(_is_nan, "IsNaN"), result=BOOL, tolerance=EXACT, narrow=FLOAT8),
+    Row("Floor", FLOATS, Form(np.floor, "Floor"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row("Ceil", FLOATS, Form(np.ceil, "Ceil"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row("Round", FLOATS, Form(np.rint, "Round"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row(
+        "IsNaN", FLOATS, Form(_is_nan, "IsNaN"), result=BOOL, tolerance=EXACT, narrow=FLOAT8, derivative=Derivative.ZERO
+    ),
     Row(
         "IsInf",
         FLOATS,
@@ -161,6 +177,7 @@ ROWS = (
         result=BOOL,
         tolerance=EXACT,
         narrow=FLOAT8,
+        derivative=Derivative.ZERO,
     ),
     Row("Exp", FLOATS, Form(np.exp, "Exp")),
     Row("Log", FLOATS, Form(np.log, "Log")),
@@ -188,13 +205,13 @@ ROWS = (
     ),
     Row("Celu", FLOATS, Form(_celu, "Celu"), (("alpha", 1.0),)),
     Row("HardSigmoid", FLOATS, Form(_hard_sigmoid, "HardSigmoid"), (("alpha", 0.2), ("beta", 0.5)), tolerance=EXACT),
-    Row("HardSwish", FLOATS, Form(_hard_swish, "HardSwish"), tolerance=EXACT),
+    Row("HardSwish", FLOATS, Form(_hard_swish, "HardSwish"), tolerance=EXACT, derivative=Derivative.PARTS),
     Row("ThresholdedRelu", FLOATS, Form(_thresholded_relu, "ThresholdedRelu"), (("alpha", 1.0),), tolerance=EXACT),
     Row("Softsign", FLOATS, Form(_softsign, "Softsign"), tolerance=EXACT),
     Row("Softplus", FLOATS, Form(_softplus_into, "Softplus")),
     # Compositions cancel, so that a last bit of a function inside weighs more than 4 ulp of what comes out.
-    Row("Mish", FLOATS, Form(_mish, "Mish"), tolerance=REDUCTION),
-    Row("Swish", FLOATS, Form(_swish, "Swish"), (("alpha", 1.0),), tolerance=REDUCTION),
+    Row("Mish", FLOATS, Form(_mish, "Mish"), tolerance=REDUCTION, derivative=Derivative.PARTS),
+    Row("Swish", FLOATS, Form(_swish, "Swish"), (("alpha", 1.0),), tolerance=REDUCTION, derivative=Derivative.PARTS),
     Row(
         "Gelu",
         FLOATS,
@@ -202,6 +219,7 @@ ROWS = (
         (("approximate", "none"),),
         choice="approximate",
         tolerance=REDUCTION,
+        derivative=Derivative.PARTS,
     ),
     Row(
         "Shrink",
@@ -209,6 +227,7 @@ ROWS = (
         Form(_shrink, "Shrink"),
         (("bias", 0.0), ("lambd", 0.5)),
         tolerance=EXACT,
+        derivative=Derivative.REFUSED,
     ),
 )
 

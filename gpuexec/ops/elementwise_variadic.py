@@ -12,7 +12,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, count_elements, operator
 from gpuexec.ops.elementwise_engine import FLOATS, NUMBERS, DType, apply, launch_units, require_same_dtype
 from gpuexec.spec import TensorSpec, accumulator, dtype_row
 
@@ -34,6 +34,9 @@ class _Fold(Operator):
     dtypes: ClassVar[tuple[DType, ...]]
     divides: ClassVar[bool] = False
     tolerance = Tolerance.EXACT
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast all inputs, of which there is at least one."""
@@ -44,6 +47,14 @@ class _Fold(Operator):
             )
         dtype = require_same_dtype(self.name, specs, self.dtypes)
         return (TensorSpec(broadcast(*(spec.shape for spec in specs)), dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count a step for each input behind the first."""
+        return count_elements(outputs, 0) * max(1, len(inputs) - 1)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether there is one input."""
+        return len(inputs) == 1
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Fold; half and bfloat16 stay float32 until the end."""

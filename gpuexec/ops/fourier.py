@@ -38,6 +38,9 @@ class DFT(Operator):
     onesided: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[1,8,2] int64[]=8"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(
         self, x: TensorSpec | None, dft_length: TensorSpec | None = None, axis: TensorSpec | None = None
@@ -107,6 +110,9 @@ class STFT(Operator):
     onesided: int = 1
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[2,40,1] int64[]=7 - int64[]=8"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(
         self,

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, operator
+from gpuexec.operator import Array, Emitter, Operator, count_elements, operator
 from gpuexec.ops import narrow
 from gpuexec.ops.batch_norm import BatchNormalization
 from gpuexec.ops.conv import Conv, ConvTranspose
@@ -33,23 +33,22 @@ from gpuexec.spec import TensorSpec
 
 DOMAIN = "gpuexec"
 _SHAPES_KEPT = 64
-_NARROWED = {"Conv": 3, "ConvTranspose": 3, "Gemm": 2, "MatMul": 0}
-# By name, each with the fewest axes that its result has.
-PRODUCERS: dict[str, tuple[type[Operator], int]] = {
-    cls.name: (cls, rank)
-    for cls, rank in (
-        (Conv, 3),
-        (ConvTranspose, 3),
-        (Gemm, 2),
-        (MatMul, 0),
-        (Einsum, 0),
-        (FusedMatMul, 0),
-        (BatchNormalization, 1),
-        (InstanceNormalization, 2),
-        (GroupNormalization, 2),
-        (LayerNormalization, 1),
-        (RMSNormalization, 1),
-        *((getattr(narrow, f"Narrow{name}"), rank) for name, rank in _NARROWED.items()),
+# Each says by `epilogue_rank` from how many axes on its result can be finished.
+PRODUCERS: dict[str, type[Operator]] = {
+    cls.name: cls
+    for cls in (
+        Conv,
+        ConvTranspose,
+        Gemm,
+        MatMul,
+        Einsum,
+        FusedMatMul,
+        BatchNormalization,
+        InstanceNormalization,
+        GroupNormalization,
+        LayerNormalization,
+        RMSNormalization,
+        *(getattr(narrow, f"Narrow{name}") for name, form in narrow.FORMS.items() if form.weight > 0),
     )
 }
 
@@ -110,6 +109,11 @@ class Fused(Operator):
         for step in self.parts.steps:
             (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
         return (value,)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Count what the producer does, and an operation of each step for each element."""
+        made = self.parts.producer.count_flops(self.split(inputs), outputs)
+        return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Compute one after the other, in the memory of one result where shapes stay."""
@@ -206,11 +210,13 @@ def _make(producer: type[Operator]) -> None:
         "of": producer,
         "tolerance": producer.tolerance,
         "uses_all_cores": producer.uses_all_cores,
+        "keeps_dtype": producer.keeps_dtype,
+        "has_blits": producer.has_blits,
     }
     name = fused_name(producer.name).rpartition(".")[2]
     made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)
     globals()[name] = operator(name, DOMAIN)(made)
 
 
-for _producer, _ in PRODUCERS.values():
+for _producer in PRODUCERS.values():
     _make(_producer)

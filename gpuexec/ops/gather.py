@@ -19,7 +19,7 @@ from gpuexec.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 from gpuexec.ops.strided import MAX_RANK, join, pack_fast_div64
@@ -40,6 +40,10 @@ class Gather(Operator):
 
     axis: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
         """Replace the axis by the shape of the indices."""
@@ -105,6 +109,10 @@ class GatherND(Operator):
 
     batch_dims: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
         """Join the outer shape of the indices and the shape of a slice."""
@@ -158,6 +166,10 @@ class GatherElements(Operator):
 
     axis: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, data: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the shape of the indices."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gpuexec.errors import InputError, UnsupportedError
 from gpuexec.geometry import broadcast_strides, contiguous_strides, normalize_axis, permute
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import convert_commands
@@ -35,6 +35,7 @@ class Gradient(Operator):
     xs: tuple[str, ...]
     y: str
     zs: tuple[str, ...] = ()
+    flops_per_output = None
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of the values differentiated by.
@@ -64,6 +65,10 @@ class SumTo(Operator):
     """Sum over the axes that the shape of the second input, which is not read, would be stretched along."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_input = 1
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec | None, like: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's type in the other's shape.
@@ -100,6 +105,10 @@ class SwapAxes(Operator):
     first: int
     second: int
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec with two extents exchanged."""
@@ -133,6 +142,10 @@ class MatrixOf(Operator):
 
     role: str
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def __post_init__(self) -> None:
         """Check the role.
@@ -170,6 +183,9 @@ class Widen(Operator):
     """Conversion of half and bfloat16 to float; float and double stay."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = 0
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the shape in the type that sums are made in."""

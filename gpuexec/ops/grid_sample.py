@@ -56,6 +56,9 @@ class GridSample(Operator):
     padding_mode: str = "zeros"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[1,1,2,2] float32[1,2,2,2] mode='nearest'"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, grid: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, positions...]``.

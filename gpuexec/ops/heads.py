@@ -66,6 +66,9 @@ class SplitHeads(Operator):
 
     heads: int | None = None
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Divide the last axis."""

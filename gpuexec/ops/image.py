@@ -67,6 +67,8 @@ class _Transform(Operator):
     antialias: int = 0
     to: int = 1
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = True
 
 
 @operator("ImageToTensor", "gpuexec")

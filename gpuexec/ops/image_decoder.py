@@ -36,6 +36,8 @@ class ImageDecoder(Operator):
     tolerance = Tolerance.EXACT
     host_reason = "images are decoded by Pillow"
     example = "uint8[64]"
+    flops_per_output = None
+    keeps_dtype = True
 
     def __post_init__(self) -> None:
         if self.pixel_format not in _CHANNELS:

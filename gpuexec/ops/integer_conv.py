@@ -49,6 +49,8 @@ class ConvInteger(Convolution):
     """Convolution of ``x - x_zero_point`` with ``w - w_zero_point`` in int32."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
 
     def infer(
         self,
@@ -88,6 +90,8 @@ class QLinearConv(Convolution):
     channels_last: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "uint8[2,3,6,6] float32[] uint8[] int8[4,3,3,3] float32[4] int8[4] float32[] uint8[] int32[4]"
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]`` of the type of y_zero_point.

@@ -54,6 +54,8 @@ class MatMulInteger(Operator):
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     uses_all_cores: ClassVar[bool] = True
+    flops_per_output = None
+    has_blits = False
 
     def infer(
         self,
@@ -96,6 +98,8 @@ class QLinearMatMul(Operator):
         "uint8[9] float32[] uint8[] int8[9] float32[] int8[] float32[] uint8[] | float8e5m2[9] float32[] float8e5m2[] "
         "float8e5m2[9] float32[] float8e5m2[] float32[] float8e5m2[]"
     )
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec, of the type of y_zero_point.

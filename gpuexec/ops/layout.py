@@ -26,7 +26,7 @@ from gpuexec.geometry import (
     try_view,
 )
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.spec import TensorSpec
 
@@ -70,6 +70,9 @@ class View(Operator):
 
     __slots__ = ()
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias the input's bytes."""
@@ -84,6 +87,7 @@ class Reshape(View):
     """Input under the shape of the second input, where 0 copies an extent and -1 takes what is left."""
 
     allowzero: int = 0
+    derivative = Derivative.RULE
 
     def infer(self, x: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Resolve 0 and -1."""
@@ -100,6 +104,7 @@ class Flatten(View):
     """Input as a matrix: the axes before ``axis`` joined into one, and the others into another."""
 
     axis: int = 1
+    derivative = Derivative.RULE
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Multiply the extents on each side."""
@@ -119,6 +124,8 @@ class Flatten(View):
 class Squeeze(View):
     """Input without the given axes, which must have extent 1; without axes, without all of extent 1."""
 
+    derivative = Derivative.RULE
+
     def infer(self, x: TensorSpec, axes: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Drop the axes."""
         return (x.with_shape(_squeeze(x.shape, None if axes is None else require_ints(axes, "axes", 1))),)
@@ -132,6 +139,8 @@ class Squeeze(View):
 @dataclass(frozen=True, slots=True)
 class Unsqueeze(View):
     """Input with axes of extent 1 inserted; ``axes`` count in the output."""
+
+    derivative = Derivative.RULE
 
     def infer(self, x: TensorSpec, axes: TensorSpec) -> tuple[TensorSpec, ...]:
         """Insert the axes."""
@@ -151,10 +160,18 @@ class Transpose(Operator):
 
     perm: tuple[int, ...] | None = None
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Reorder the extents."""
         return (x.with_shape(permute(x.shape, self._order(x.rank))),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether all axes stay where they are."""
+        return self.perm is not None and self.perm == tuple(range(len(self.perm)))
 
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Reorder the strides; always a view."""
@@ -176,6 +193,10 @@ class Expand(Operator):
     """Input broadcast against a shape; either may stretch."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast both ways."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise import Form, Row, add_table
 from gpuexec.ops.elementwise_engine import FLOATS
 from gpuexec.ops.layout import Slots, window
@@ -27,7 +27,14 @@ def _affine(x: Array, alpha: float, beta: float, out: Array) -> None:
 
 
 LEGACY_ROWS = (
-    Row("Affine", FLOATS, Form(_affine, "ScaleAndShift"), (("alpha", 1.0), ("beta", 0.0)), tolerance=Tolerance.EXACT),
+    Row(
+        "Affine",
+        FLOATS,
+        Form(_affine, "ScaleAndShift"),
+        (("alpha", 1.0), ("beta", 0.0)),
+        tolerance=Tolerance.EXACT,
+        derivative=Derivative.REFUSED,
+    ),
 )
 globals().update(add_table(LEGACY_ROWS, "elementwise_unary.cu", "unary", 1, __name__))
 
@@ -43,6 +50,9 @@ class Crop(Operator):
     border: tuple[int, ...] = (0, 0, 0, 0)
     scale: tuple[int, ...] = ()
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the cropped spec.

@@ -48,6 +48,9 @@ class LinearAttention(Operator):
     update_rule: str = "gated_delta"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[2,4,32] float32[2,4,32] float32[2,4,32] q_num_heads=4 kv_num_heads=4 update_rule='linear'"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of the output and the last state, which has the type of the past one, else the query's.

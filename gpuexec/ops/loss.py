@@ -19,7 +19,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, build, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
@@ -43,6 +43,10 @@ class _Loss(Operator):
     has_softmax: ClassVar[bool] = False
     ignore_index: int | None = None
     reduction: str = "mean"
+    flops_per_output = None
+    keeps_dtype = True
+    derivative = Derivative.PARTS
+    has_blits = False
 
     def _infer(self, x: TensorSpec | None, labels: TensorSpec | None, weights: TensorSpec | None) -> TensorSpec:
         x = check_dtype(self.name, x, _FLOATS, "scores" if self.has_softmax else "input")

@@ -31,6 +31,9 @@ class LpNormalization(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     axis: int = -1
     p: int = 2
+    flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

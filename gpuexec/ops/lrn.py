@@ -37,6 +37,9 @@ class LRN(Operator):
     bias: float = 1.0
     tolerance = Tolerance.REDUCTION
     example = "float32[2,3,4] size=3"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

@@ -17,7 +17,7 @@ from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast, broadcast_strides, coalesce, contiguous_strides
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator, upgrade
 from gpuexec.ops.elementwise_cast import truncate
 from gpuexec.ops.exact_product import multiply_exactly
 from gpuexec.ops.layout import Slots
@@ -33,6 +33,10 @@ class MatMul(Operator):
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 0
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -47,6 +51,11 @@ class MatMul(Operator):
         if a.shape[-1] != b.shape[max(b.rank - 2, 0)]:
             raise InputError(f"MatMul expects as many columns on the left as rows on the right, got {a} and {b}.")
         return (TensorSpec((*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns), a.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count a product and a sum for each element of the output and of the axis summed over."""
+        a = inputs[0]
+        return 0 if a is None else 2 * count_elements(outputs, 0) * a.shape[-1]
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Multiply; half and bfloat16 in float, rounded once."""
@@ -109,6 +118,10 @@ class Gemm(Operator):
     transB: int = 0  # noqa: N815
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 2
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -132,6 +145,12 @@ class Gemm(Operator):
                 raise InputError(f"Gemm expects C of type {a.dtype.name}, got {c}.")
             broadcast_strides(c.shape, (0,) * c.rank, (rows, columns))
         return (TensorSpec((rows, columns), a.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the product as MatMul does, and a sum with C where there is one."""
+        a = inputs[0]
+        depth = 0 if a is None else a.shape[0 if self.transA else 1]
+        return count_elements(outputs, 0) * (2 * depth + (len(inputs) > 2 and inputs[2] is not None))
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Multiply in the accumulator's type, scale, add, round once."""

@@ -40,6 +40,9 @@ class MaxUnpool(Operator):
     strides: tuple[int, ...] = ()
     tolerance = Tolerance.EXACT
     example = "float32[1,1,2,2] int64[1,1,2,2] int64[4]=1,1,4,4 kernel_shape=(2,2) strides=(2,2)"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(
         self, x: TensorSpec, indices: TensorSpec, output_shape: TensorSpec | None = None

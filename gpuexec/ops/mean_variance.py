@@ -31,6 +31,9 @@ class MeanVarianceNormalization(Operator):
 
     axes: tuple[int, ...] = (0, 2, 3)
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

@@ -27,6 +27,8 @@ class MelWeightMatrix(Operator):
     output_datatype: int = 1
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "int64[]=8 int64[]=16 int64[]=8192 float32[]=0 float32[]=4096"
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the matrix's spec.

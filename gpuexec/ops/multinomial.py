@@ -39,6 +39,9 @@ class Multinomial(Operator):
     seed: float | None = None
     stream: int | None = None
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    is_random = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return rows of ``sample_size`` classes.

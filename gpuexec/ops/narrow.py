@@ -32,12 +32,16 @@ BLOCK_NBYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Signature of an operator with a weight: position of the weight, number of inputs, and position of a bias."""
+    """Signature of an operator with a weight: position of the weight, number of inputs, and position of a bias.
+
+    ``has_blits``: see `Operator`.
+    """
 
     consumer: type[Any]
     weight: int
     inputs: int
     bias: int | None = None
+    has_blits: bool = True
 
 
 FORMS = {
@@ -47,7 +51,7 @@ FORMS = {
         Form(Gemm, 1, 3, 2),
         Form(Conv, 1, 3, 2),
         Form(ConvTranspose, 1, 3, 2),
-        Form(Gather, 0, 2),
+        Form(Gather, 0, 2, has_blits=False),
     )
 }
 
@@ -90,6 +94,11 @@ class Narrowed(Operator):
         given[self.form.weight] = TensorSpec(weight.shape, self.wide)
         inferred: tuple[TensorSpec, ...] = self.consumer.infer(*_trim(given))
         return inferred
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Count what the operator does that it stands for."""
+        counted: int | None = self.consumer.count_flops(self._split(inputs)[0], outputs)
+        return counted
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
         """Compute with a block of the weight at a time."""
@@ -212,6 +221,9 @@ def _make(form: Form) -> None:
         "__module__": __name__,
         "form": form,
         "uses_all_cores": consumer.uses_all_cores,
+        "keeps_dtype": consumer.keeps_dtype and form.weight > 0,
+        "has_blits": form.has_blits,
+        "epilogue_rank": consumer.epilogue_rank,
     }
     made = dataclasses.make_dataclass(
         f"Narrow{consumer.__name__}", fields, bases=(Narrowed,), namespace=namespace, frozen=True, slots=True

@@ -18,7 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import Node, Value
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype, require_ints
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.ops.nonzero import add_up_counts, cut
@@ -39,6 +39,7 @@ class BoxSelection(Operator):
 
     center_point_box: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = None
 
     def check(self, boxes: TensorSpec, scores: TensorSpec, *thresholds: TensorSpec | None) -> None:
         """Check shapes and types.
@@ -87,6 +88,7 @@ class NonMaxSuppression(BoxSelection):
     """
 
     example = "float32[1,6,4] float32[1,1,6] int64[1]=2"
+    derivative = Derivative.PARTS
 
     def infer(
         self,
@@ -124,6 +126,8 @@ class NonMaxSuppression(BoxSelection):
 @dataclass(frozen=True, slots=True)
 class SelectBoxes(BoxSelection):
     """Rows of NonMaxSuppression, then rows of zeros, and the number of rows that are kept."""
+
+    has_blits = False
 
     def infer(
         self,

@@ -19,7 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graphs import Node, Value
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_computed, check_dtype, require_ints
 from gpuexec.ops.gather import Gather
 from gpuexec.ops.layout import Reshape, Slots, read_ints
@@ -44,6 +44,8 @@ class NonZero(Operator):
     """Coordinates of all nonzero elements in order: ``[rank, count]``. NaN is not zero."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    derivative = Derivative.ZERO
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count, if the content is known."""
@@ -65,6 +67,9 @@ class Compress(Operator):
     axis: int | None = None
     tolerance = Tolerance.EXACT
     example = "float32[2,3] bool[6]"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.PARTS
 
     def infer(self, x: TensorSpec, condition: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count, if the condition is known."""
@@ -89,6 +94,8 @@ class Compact(Operator):
     """Flat positions of all nonzero elements in order, then zeros, and their number."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    has_blits = False
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return specs as long as the input."""
@@ -115,6 +122,9 @@ class Unravel(Operator):
     """Coordinates of flat positions in a tensor of the given shape, an axis per row."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, positions: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a spec with a row per axis."""

@@ -18,7 +18,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape, broadcast_strides, normalize_axis
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
@@ -120,6 +120,10 @@ class _TrailingNormalization(Operator):
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = 1
+    flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
+    derivative = Derivative.PARTS
+    has_blits = True
+    epilogue_rank = 1
 
     def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
         axis = normalize_axis(self.axis, x.rank)
@@ -168,6 +172,8 @@ class LayerNormalization(_TrailingNormalization):
 
     Mean and InvStdDev come in the type ``stash_type`` names; the work is done in float, or double for doubles.
     """
+
+    keeps_dtype = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of y, mean and inverse deviation.

@@ -13,7 +13,7 @@ from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import Shape
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.norm import Affine, NormalizedRows, inverse_deviation, mean_over
 from gpuexec.spec import TensorSpec, accumulator, dtypes_of
@@ -26,6 +26,11 @@ class _ChannelNormalization(Operator):
     """Normalisation of ``[n, channels, ...]`` over space, with scale and bias per channel."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
+    keeps_dtype = True
+    derivative = Derivative.PARTS
+    has_blits = True
+    epilogue_rank = 2
 
     def _check(self, inputs: Sequence[TensorSpec | None], entries: int | None = None) -> TensorSpec:
         x = check_dtype(self.name, inputs[0], _FLOATS)

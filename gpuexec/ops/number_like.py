@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.shape import store_commands
 from gpuexec.spec import TensorSpec
@@ -20,6 +20,10 @@ class NumberLike(Operator):
 
     value: float
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.ZERO
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec with its content."""

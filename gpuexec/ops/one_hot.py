@@ -34,6 +34,8 @@ class OneHot(Operator):
 
     axis: int = -1
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    has_blits = True
 
     def infer(self, indices: TensorSpec, depth: TensorSpec, values: TensorSpec) -> tuple[TensorSpec, ...]:
         """Insert the depth at the axis."""

@@ -16,7 +16,8 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.mapped import bring
+from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64
@@ -54,6 +55,11 @@ class Pad(Operator):
 
     mode: str = "constant"
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    fixed_inputs = (2,)
+    has_blits = True
 
     def infer(
         self,
@@ -71,6 +77,11 @@ class Pad(Operator):
                 raise InputError(f"Pad expects a constant_value of the type of {x}, got {constant_value}.")
             require_const(constant_value, "constant_value", 2)
         return (x.with_shape(tuple(axis.output for axis in plan)),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether all pads are known to be 0."""
+        pads = inputs[1]
+        return pads is not None and pads.content is not None and not bring(pads.content).any()
 
     def compute(
         self, x: Array, pads: Array, constant_value: Array | None = None, axes: Array | None = None, out: Any = None

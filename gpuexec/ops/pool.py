@@ -15,7 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
@@ -49,6 +49,9 @@ class MaxPool(Operator):
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "float32[1,1,4,4] kernel_shape=(2,2)"
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]`` for values and int64 indices.
@@ -59,6 +62,10 @@ class MaxPool(Operator):
         x = _check_input(self, inputs, MAX_DTYPES)
         shape = (*x.shape[:2], *_windows(self, x.shape).counts)
         return TensorSpec(shape, x.dtype), TensorSpec(shape, _INT64)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the elements of the window for each output."""
+        return count_elements(outputs, 0) * prod(self.kernel_shape)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Take maxima along one axis after the other; tap by tap where indices are wanted."""
@@ -97,6 +104,9 @@ class AveragePool(Operator):
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[1,1,4,4] kernel_shape=(2,2)"
+    keeps_dtype = True
+    derivative = Derivative.PARTS
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
@@ -106,6 +116,10 @@ class AveragePool(Operator):
         """
         x = _check_input(self, inputs, FLOATS)
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the elements of the window for each output."""
+        return count_elements(outputs, 0) * prod(self.kernel_shape)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Add the taps one after the other, divide once; half and bfloat16 in float."""
@@ -142,6 +156,8 @@ class LpPool(Operator):
     strides: tuple[int, ...] = ()
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[1,1,4,4] kernel_shape=(2,2)"
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
@@ -153,6 +169,10 @@ class LpPool(Operator):
         if self.p < 1:
             raise InputError(f"LpPool expects p of at least 1, got {self.p}.")
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the elements of the window for each output."""
+        return count_elements(outputs, 0) * prod(self.kernel_shape)
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Add powers tap by tap, take the root once; half and bfloat16 in float."""

@@ -56,6 +56,8 @@ class DequantizeLinear(Operator):
     output_dtype: int = 0
     tolerance = Tolerance.EXACT
     example = "int8[4,3] float32[3] output_dtype=1"
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec, scale: TensorSpec, zero: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Keep the shape.
@@ -101,6 +103,8 @@ class QuantizeLinear(Operator):
     saturate: int = 1
     tolerance = Tolerance.EXACT
     example = "float32[2] float32[] uint8[]"
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec, scale: TensorSpec, zero: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Keep the shape.

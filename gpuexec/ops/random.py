@@ -55,6 +55,9 @@ class Drawing(Operator):
     stream: int | None = None
     tolerance = Tolerance.EXACT
     distribution: ClassVar[Distribution]
+    flops_per_output = None
+    is_random = True
+    has_blits = True
 
     def find_shape(self) -> tuple[int, ...] | None:
         """Return the shape of an attribute; None: that of the input, which precedes the key."""
@@ -171,6 +174,9 @@ class Bernoulli(Operator):
     stream: int | None = None
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = None
+    is_random = True
+    has_blits = True
 
     def infer(self, x: TensorSpec, key: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the input's shape, in ``dtype`` if it is given."""

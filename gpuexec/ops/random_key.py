@@ -32,6 +32,9 @@ class NextKey(Operator):
     """Key of the next run; with an index, such as the number of a trip, one for this run and that index."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, key: TensorSpec, index: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the key's spec."""

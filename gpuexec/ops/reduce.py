@@ -22,7 +22,7 @@ from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import convert_commands
@@ -64,6 +64,7 @@ class ReductionRow:
     axes_input_since: int = 18
     keeps_single: bool = False
     widened: tuple[np.dtype[Any], ...] = ()
+    derivative: Derivative = Derivative.RULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class Reduction(Operator):
     row: ClassVar[ReductionRow]
     keepdims: int = 1
     noop_with_empty_axes: int = 0
+    flops_per_input = 1
+    keeps_dtype = True
+    has_blits = True
     example = "float32[2,3] int64[1]=1"
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
@@ -121,12 +125,12 @@ ROWS = (
     ReductionRow("ReduceMean", "Sum", host.fold_mean, _NUMBERS, finish=Finish.MEAN, keeps_single=True),
     ReductionRow("ReduceMax", "Max", host.fold_max, _ORDERED, Tolerance.EXACT, keeps_single=True),
     ReductionRow("ReduceMin", "Min", host.fold_min, _ORDERED, Tolerance.EXACT, keeps_single=True),
-    ReductionRow("ReduceProd", "Prod", host.fold_prod, _NUMBERS, keeps_single=True),
-    ReductionRow("ReduceL1", "SumMagnitude", host.fold_l1, _NUMBERS),
+    ReductionRow("ReduceProd", "Prod", host.fold_prod, _NUMBERS, keeps_single=True, derivative=Derivative.REFUSED),
+    ReductionRow("ReduceL1", "SumMagnitude", host.fold_l1, _NUMBERS, derivative=Derivative.PARTS),
     ReductionRow("ReduceL2", "SumSquare", host.fold_l2, _NUMBERS, finish=Finish.ROOT),
-    ReductionRow("ReduceSumSquare", "SumSquare", host.fold_sum_square, _NUMBERS),
+    ReductionRow("ReduceSumSquare", "SumSquare", host.fold_sum_square, _NUMBERS, derivative=Derivative.PARTS),
     # Until opset 27 these two took integers.
-    ReductionRow("ReduceLogSum", "Sum", host.fold_log_sum, _NUMBERS, finish=Finish.LOG),
+    ReductionRow("ReduceLogSum", "Sum", host.fold_log_sum, _NUMBERS, finish=Finish.LOG, derivative=Derivative.PARTS),
     ReductionRow("ReduceLogSumExp", "LogSumExp", host.fold_log_sum_exp, _FLOATS, widened=_WHOLE),
 )
 
@@ -137,6 +141,7 @@ def _register(row: ReductionRow) -> type[Reduction]:
         "__doc__": f"{row.name}: see `Reduction`.",
         "row": row,
         "tolerance": row.tolerance,
+        "derivative": row.derivative,
         "__module__": __name__,
     }
     cls = operator(row.name)(type(row.name, (Reduction,), body))

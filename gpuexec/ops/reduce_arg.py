@@ -13,7 +13,7 @@ from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.reduce import SOURCE, launch_rows
 from gpuexec.ops.reduce_host import reduced_shape
@@ -32,6 +32,9 @@ class ArgExtremum(Operator):
     axis: int = 0
     keepdims: int = 1
     select_last_index: int = 0
+    flops_per_input = 1
+    derivative = Derivative.ZERO
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the int64 spec with the axis gone, or of extent 1.

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops import reduce_host as host
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.reduce import SOURCE, Finish, launch_rows
@@ -26,6 +26,9 @@ class GlobalPool(Operator):
 
     _fold: ClassVar[Callable[..., Array]]
     _kernel: ClassVar[Callable[..., tuple[Any, ...]]]  # CUDA type -> name expression, then the scalars after the team's
+    flops_per_input = 1
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[n, channels, 1, ...]``.
@@ -58,6 +61,7 @@ class GlobalAveragePool(GlobalPool):
     """Mean over space."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    derivative = Derivative.PARTS
 
     def _fold(self, x: Array, axes: tuple[int, ...]) -> Array:
         return host.fold_mean(x, axes)
@@ -72,6 +76,7 @@ class GlobalMaxPool(GlobalPool):
     """Maximum over space; NaN wins."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    derivative = Derivative.PARTS
 
     def _fold(self, x: Array, axes: tuple[int, ...]) -> Array:
         return host.fold_max(x, axes)

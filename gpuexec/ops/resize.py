@@ -19,7 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_floats, require_ints
 from gpuexec.ops.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
 from gpuexec.ops.strided import MAX_RANK, pack_fast_div64
@@ -61,6 +61,11 @@ class Resize(Operator):
     mode: str = "nearest"
     nearest_mode: str = "round_prefer_floor"
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    fixed_inputs = (1, 2, 3)
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the resized spec.

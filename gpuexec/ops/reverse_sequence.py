@@ -12,7 +12,7 @@ from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import pack_fast_div64
@@ -35,6 +35,10 @@ class ReverseSequence(Operator):
     batch_axis: int = 1
     time_axis: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec, lengths: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, count_elements, operator, upgrade
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.rnn_host import (
     Activation,
@@ -62,6 +63,8 @@ class Recurrent(Operator):
     states: ClassVar[int] = 1
     peepholes: ClassVar[int] = 0
     splits_bias: ClassVar[bool] = False
+    keeps_dtype = True
+    has_blits = False
 
     def make_step(self, r: Array, recurrent_bias: Array, peepholes: Array | None, bound: Sequence[Activation]) -> Step:
         """Return the step function of one direction, by its weights and activations."""
@@ -103,6 +106,12 @@ class Recurrent(Operator):
             raise InputError(f"{name} expects a type among {', '.join(t.name for t in DTYPES)}, got {x}.")
         y = (batch, steps, directions, hidden) if self.layout else (steps, directions, batch, hidden)
         return (TensorSpec(y, x.dtype), *(TensorSpec(state, x.dtype) for _ in range(self.states)))
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count both products of each step: by the weights of the input, and by those of the state."""
+        x = inputs[0]
+        steps = 0 if x is None else prod(x.shape[:2])
+        return 2 * steps * (count_elements(inputs, 1) + count_elements(inputs, 2))
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Run the layer; half and bfloat16 in float, rounded once at the end."""

@@ -54,6 +54,9 @@ class RoiAlign(Operator):
     spatial_scale: float = 1.0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     example = "float32[2,3,4,4] float32[5,4] int64[5]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, rois: TensorSpec, batch_indices: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[regions, channels, output_height, output_width]``.
@@ -113,6 +116,9 @@ class MaxRoiPool(Operator):
     spatial_scale: float = 1.0
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "float32[1,1,4,4] float32[1,5] pooled_shape=(1,1)"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, rois: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[regions, channels, *pooled_shape]``.

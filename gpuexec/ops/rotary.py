@@ -42,6 +42,9 @@ class RotaryEmbedding(Operator):
     rotary_embedding_dim: int = 0
     tolerance = Tolerance.EXACT
     example = "float32[2,3,4,8] float32[50,4] float32[50,4] int64[2,4]"
+    flops_per_output = 3
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

@@ -35,6 +35,7 @@ class Scan(Operator):
     scan_output_directions: tuple[int, ...] = ()
     tolerance = Tolerance.REDUCTION
     takes_containers = True
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         fixed = self.states + self.num_scan_inputs

@@ -22,7 +22,7 @@ from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_computed
 from gpuexec.ops.gather import INDEX_TYPES, resolve_indices
 from gpuexec.ops.layout import Slots
@@ -55,6 +55,10 @@ class ScatterElements(Operator):
     reduction: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "float32[8] int64[8] float32[8]"
+    flops_per_output = None
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = False
 
     def infer(self, data: TensorSpec, indices: TensorSpec, updates: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of data."""
@@ -109,6 +113,10 @@ class ScatterND(Operator):
     reduction: str = "none"
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "float32[3,4] int64[2] float32[]"
+    flops_per_output = None
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = False
 
     def infer(self, data: TensorSpec, indices: TensorSpec, updates: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of data."""

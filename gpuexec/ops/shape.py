@@ -17,7 +17,7 @@ from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import require_ints, require_scalar
 from gpuexec.ops.layout import Slots, read_ints
 from gpuexec.spec import STRING, TensorSpec, accumulator, dtype_row, dtypes_of
@@ -86,6 +86,9 @@ class Shape(Operator):
     start: int = 0
     end: int | None = None
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    derivative = Derivative.ZERO
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec with its content."""
@@ -112,6 +115,9 @@ class Size(Operator):
     """Number of elements as int64."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    derivative = Derivative.ZERO
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec with its content."""
@@ -140,6 +146,8 @@ class Constant(Operator):
     value_ints: tuple[int, ...] | None = None
     tolerance = Tolerance.EXACT
     example = "value=('float32',(1,),'00000000')"
+    flops_per_output = 0
+    has_blits = True
 
     def __post_init__(self) -> None:
         freeze_value(self)
@@ -180,6 +188,9 @@ class ConstantOfShape(Operator):
 
     value: Literal | None = None
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    derivative = Derivative.ZERO
+    has_blits = True
 
     def __post_init__(self) -> None:
         freeze_value(self)
@@ -210,6 +221,9 @@ class Range(Operator):
     """Numbers from ``start`` to before ``limit`` by ``delta``: element i is start + i * delta."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, start: TensorSpec, limit: TensorSpec, delta: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count the elements; all three scalars must be known."""

@@ -33,6 +33,8 @@ class CosineWindow(Operator):
     output_datatype: int = 1
     periodic: int = 1
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, size: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return ``[size]``.

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axes, normalize_axis, slice_axis, split_at
 from gpuexec.graphs import RawNode
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
 from gpuexec.spec import TensorSpec
@@ -27,6 +27,10 @@ class Slice(Operator):
     makes_views = True
     tolerance = Tolerance.EXACT
     example = "float32[4,5] int64[1]=1 int64[1]=3"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(
         self,
@@ -85,6 +89,10 @@ class Split(Operator):
     num_outputs: int | None = None
     tolerance = Tolerance.EXACT
     example = "float32[6] int64[3]=1,2,3"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec, split: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a spec for each part."""

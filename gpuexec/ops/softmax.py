@@ -17,12 +17,13 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import normalize_axis
 from gpuexec.graphs import RawNode
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.team import BLOCK_THREADS, choose_team
 from gpuexec.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 
 _SOURCE = "softmax.cu"
+SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
 _FLOATS = dtypes_of("float")
 instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax", "hardmax") for t in _FLOATS])
 
@@ -39,6 +40,8 @@ class RowMap(Operator):
     _launch: ClassVar[Any]  # CUDA type -> name expression, then the scalars after the team's
     axis: int = -1
     flatten: int = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
@@ -88,6 +91,8 @@ class Softmax(RowMap):
     """``exp(x) / sum(exp(x))`` along an axis. A row whose maximum is not finite gives NaN."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = SOFTMAX_FLOPS
+    derivative = Derivative.RULE
 
     def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
         powers = _subtract_largest(x, axis, buffer)
@@ -105,6 +110,8 @@ class LogSoftmax(RowMap):
     """``x - log(sum(exp(x)))`` along an axis."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = SOFTMAX_FLOPS
+    derivative = Derivative.RULE
 
     def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
         shifted = _subtract_largest(x, axis, buffer)
@@ -121,6 +128,7 @@ class Hardmax(RowMap):
     """1 at the first maximum along an axis, 0 elsewhere."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = None
 
     def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
         result = np.zeros_like(x)

@@ -51,6 +51,8 @@ class Statistics(Operator):
     moments: int = 1
     floats_only: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a spec of a size that does not depend on the input."""
@@ -107,6 +109,8 @@ class Histogram(Operator):
 
     bins: int = 64
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec, words: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a spec of a size that does not depend on the input."""

@@ -23,6 +23,9 @@ class StridedView(Operator):
     strides: tuple[int, ...]
     start: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the window's spec.

@@ -27,6 +27,9 @@ class SwiGLU(Operator):
 
     alpha: float = 1.0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the inputs' spec.

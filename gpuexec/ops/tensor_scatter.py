@@ -40,6 +40,9 @@ class TensorScatter(Operator):
     axis: int = -2
     mode: str = "linear"
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = False
 
     def infer(
         self, past: TensorSpec, update: TensorSpec, write_indices: TensorSpec | None = None

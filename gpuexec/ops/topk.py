@@ -44,6 +44,9 @@ class TopK(Operator):
     largest: int = 1
     sorted: int = 1
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, k: TensorSpec) -> tuple[TensorSpec, ...]:
         """Shorten the axis to K."""

@@ -37,6 +37,8 @@ class _Optimizer(Operator):
     groups: ClassVar[int]
     kernel: ClassVar[str]
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of parameters and optimizer states.

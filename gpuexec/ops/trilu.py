@@ -12,7 +12,7 @@ from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.strided import join, pack_fast_div64
 from gpuexec.spec import TensorSpec
@@ -32,6 +32,10 @@ class Trilu(Operator):
 
     upper: int = 1
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
 
     def infer(self, x: TensorSpec, k: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""

@@ -18,7 +18,7 @@ from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graphs import Node, Value
 from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_computed
 from gpuexec.ops.layout import Slots, window
 from gpuexec.ops.nonzero import compact, cut
@@ -39,6 +39,8 @@ class UniqueRows(Operator):
     axis: int | None = None
     sorted: int = 1
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
 
     def view(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the extents before, along and behind the axis; a tensor without axis is one long axis."""
@@ -90,6 +92,8 @@ class Unique(UniqueRows):
     They stand in rising order, NaN last, or in that of their first occurrence if not ``sorted``.
     """
 
+    derivative = Derivative.PARTS
+
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count, if the content is known."""
         check_computed(self.name, x)
@@ -108,6 +112,8 @@ class Unique(UniqueRows):
 @dataclass(frozen=True, slots=True)
 class FindUnique(UniqueRows):
     """Outputs of Unique, each as long as the input and with zeros at the end, and the number of distinct elements."""
+
+    has_blits = False
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return specs as long as the input."""

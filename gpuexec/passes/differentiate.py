@@ -14,7 +14,7 @@ from gpuexec.errors import ModelError, UnsupportedError, locate
 from gpuexec.graphs import Array, Graph, Node, Value, list_needed
 from gpuexec.operator import build, decomposition_for
 from gpuexec.ops.gradient import Gradient
-from gpuexec.passes.derivatives import FIXED_INPUTS, OF_ALL_OUTPUTS, PARTS, RULES, Tape, has_slope
+from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES, Tape
 from gpuexec.spec import dtype_row
 
 
@@ -125,12 +125,12 @@ def _pass_back(tape: Tape, path: Sequence[Node], slopes: dict[Value, Value], mov
         moving: Values that depend on those differentiated by; values that follow from them are added.
     """
     for node in path:
-        if moving.intersection(node.inputs) and has_slope(node):
+        if moving.intersection(node.inputs) and node.operator.has_slope:
             moving.update(value for value in node.outputs if value is not None)
     for node in reversed(path):
         outputs = [None if value is None else slopes.get(value) for value in node.outputs]
         is_passed = any(slope is not None for slope in outputs) and moving.intersection(node.inputs)
-        if not is_passed or not has_slope(node):
+        if not is_passed or not node.operator.has_slope:
             continue
         if node.operator.name not in RULES and node.operator.name not in OF_ALL_OUTPUTS:
             _pass_back_parts(tape, node, slopes, moving)
@@ -143,7 +143,7 @@ def _pass_back(tape: Tape, path: Sequence[Node], slopes: dict[Value, Value], mov
 def _apply_rule(tape: Tape, node: Node, slopes: Sequence[Value | None], moving: set[Value]) -> Iterable[Value | None]:
     """Return the derivatives by a node's inputs."""
     name = node.operator.name
-    for index in FIXED_INPUTS.get(name, ()):
+    for index in node.operator.fixed_inputs:
         if index < len(node.inputs) and node.inputs[index] in moving:
             raise UnsupportedError(f"{node} has no derivative here by its input {node.inputs[index]}.")
     if name in OF_ALL_OUTPUTS:

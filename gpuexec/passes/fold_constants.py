@@ -21,10 +21,6 @@ GROWTH = 4
 FREE_NBYTES_IN_ALL = 1 << 26
 # Limit of results made of content in files, so that a model's weights are not read to the host.
 COPIED_NBYTES = 1 << 26
-# Every run gives another result.
-RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial"} | {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -61,7 +57,7 @@ def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Val
     Nodes with bodies stay: their running time is unknown. So do those that make sequences, optionals or maps, which
     no file holds as constants.
     """
-    if node.operator.name in RANDOM or bodies(node.operator):
+    if node.operator.is_random or bodies(node.operator):
         return None
     limit = max(FREE_NBYTES, GROWTH * sum(0 if array is None else array.nbytes for array in arrays))
     try:

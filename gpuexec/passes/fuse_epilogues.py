@@ -108,9 +108,9 @@ class _Fusing:
     def _begin(self, position: int, node: Node) -> None:
         value, *others = node.outputs
         has_others = any(other is not None and (other in self._readers or other in self._outputs) for other in others)
-        if node.operator.name not in PRODUCERS or value is None or value in self._outputs or has_others:
+        rank = node.operator.epilogue_rank if node.operator.name in PRODUCERS else None
+        if rank is None or value is None or value in self._outputs or has_others:
             return
-        rank = PRODUCERS[node.operator.name][1]
         chain = _Chain([node], [value], rank, position, self._waits_for(node), len(self._readers.get(value, ())))
         self._open[value] = chain
         self._chains.append(chain)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from gpuexec.graphs import Array, Graph, Node, Value, bodies
 from gpuexec.mapped import bring
-from gpuexec.passes.fold_constants import RANDOM
 
 # Constants up to this size are compared by content.
 _COMPARED_NBYTES = 4096
@@ -59,7 +58,7 @@ def _key(node: Node) -> Hashable | None:
         hash(key)
     except TypeError:  # an attribute is an array
         return None
-    return None if node.operator.name in RANDOM else key
+    return None if node.operator.is_random else key
 
 
 def _merge_constants(constants: Mapping[Value, Array]) -> dict[Value, Value]:

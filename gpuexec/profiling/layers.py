@@ -10,7 +10,6 @@ from gpuexec.graphs import Graph, Node, Value
 from gpuexec.plan import Plan
 from gpuexec.profiling.rows import CommandRow
 from gpuexec.profiling.stays import Stay, list_stays, name_values
-from gpuexec.profiling.work import count_flops
 from gpuexec.spec import TensorSpec
 
 _NO_GRID = (0, 0, 0)
@@ -113,7 +112,7 @@ def count_node_flops(node: Node, specs: Mapping[Value, TensorSpec]) -> int | Non
     inputs, outputs = (
         [None if value is None else specs[value] for value in values] for values in (node.inputs, node.outputs)
     )
-    return count_flops(node.operator, inputs, outputs)
+    return node.operator.count_flops(inputs, outputs)
 
 
 def _find_alive(stays: Sequence[Stay], first: int, last: int) -> tuple[int, tuple[tuple[str, int], ...]]:

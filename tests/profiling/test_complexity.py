@@ -12,7 +12,6 @@ import gpuexec as gx
 from gpuexec.operator import build
 from gpuexec.ops.epilogue import VALUE
 from gpuexec.ops.fused import fused_name
-from gpuexec.profiling.work import count_flops
 from gpuexec.spec import TensorSpec
 from tests.control_models import ControlModel
 from tests.small_models import make_model, two_layers
@@ -69,7 +68,7 @@ def test_fused_operators_count_what_is_in_them() -> None:
     x, w, b = (TensorSpec(shape, np.dtype(np.float32)) for shape in ((3, 4), (4, 5), (5,)))
     steps = (("Add", (), (VALUE, 2)), ("Relu", (), (VALUE,)))
     fused = build(fused_name("MatMul"), {"steps": steps})
-    assert count_flops(fused, [x, w, b], fused.infer(x, w, b)) == 15 * (2 * 4 + 1 + 1)
+    assert fused.count_flops([x, w, b], fused.infer(x, w, b)) == 15 * (2 * 4 + 1 + 1)
 
 
 def test_narrow_weights_count_as_wide_ones_do() -> None:

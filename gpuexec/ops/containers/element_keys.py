@@ -22,6 +22,7 @@ class ElementKeys(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    flops_per_output = None
 
     def infer(self, key: TensorSpec, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a sequence."""

@@ -28,6 +28,7 @@ class Optional(Operator):
     takes_containers = True
     host_reason = HOST_REASON
     example = "sequence"
+    flops_per_output = None
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return an optional."""
@@ -49,6 +50,8 @@ class OptionalGetElement(Operator):
 
     tolerance = Tolerance.EXACT
     takes_containers = True
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of the content: an optional must be known for that.
@@ -80,6 +83,8 @@ class OptionalHasElement(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     example = "optional"
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec of one bool, with its content unless the input is an optional."""

@@ -25,6 +25,7 @@ class SequenceConstruct(Operator):
 
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = None
 
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -47,6 +48,7 @@ class SequenceEmpty(Operator):
     dtype: int = 1
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = None
 
     def infer(self) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -67,6 +69,7 @@ class SequenceAt(Operator):
     takes_containers = True
     host_reason = HOST_REASON
     example = "sequence int64[]=0"
+    flops_per_output = None
 
     def infer(self, sequence: TensorSpec, position: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the element's spec: no two elements need be alike, so sequence and position must be known."""
@@ -91,6 +94,8 @@ class SequenceInsert(Operator):
     takes_containers = True
     host_reason = HOST_REASON
     example = "sequence float32[2]"
+    flops_per_output = None
+    keeps_dtype = True
 
     def infer(
         self, sequence: TensorSpec, tensor: TensorSpec, position: TensorSpec | None = None
@@ -125,6 +130,8 @@ class SequenceErase(Operator):
     takes_containers = True
     host_reason = HOST_REASON
     example = "sequence int64[]=0"
+    flops_per_output = None
+    keeps_dtype = True
 
     def infer(self, sequence: TensorSpec, position: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -148,6 +155,7 @@ class SequenceLength(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = HOST_REASON
+    flops_per_output = None
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of one int64."""

@@ -28,6 +28,7 @@ class SequenceMap(Operator):
     given: int
     tolerance = Tolerance.REDUCTION
     takes_containers = True
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.given <= len(self.body.inputs):

@@ -30,6 +30,7 @@ class SplitToSequence(Operator):
     keepdims: int = 1
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = None
 
     def infer(self, x: TensorSpec, split: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a sequence."""
@@ -62,6 +63,7 @@ class ConcatFromSequence(Operator):
     takes_containers = True
     host_reason = HOST_REASON
     example = "sequence axis=0"
+    flops_per_output = None
 
     def infer(self, sequence: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of the whole; the sequence must be known for that."""

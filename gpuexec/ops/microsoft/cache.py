@@ -43,6 +43,8 @@ class CachePlaces(Operator):
     are_last: int = 0
     is_causal: int = 1
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of starts, lengths and positions.
@@ -114,6 +116,8 @@ class PlaceRows(Operator):
     """
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the spec of the buffer.

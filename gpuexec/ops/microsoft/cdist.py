@@ -82,6 +82,9 @@ class CDist(Operator):
     metric: str = "sqeuclidean"
     p: float = 2.0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:

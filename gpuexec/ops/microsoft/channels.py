@@ -16,6 +16,9 @@ class _Order(Operator):
 
     __slots__ = ()
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Reorder the extents.

@@ -40,6 +40,9 @@ class CropAndResize(Operator):
     mode: str = "bilinear"
     tolerance = Tolerance.REDUCTION
     example = "float32[2,3,7,5] float32[2,4] int32[2] int32[2]=2,2"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def __post_init__(self) -> None:
         """Check the mode."""

@@ -25,6 +25,9 @@ class FirstRows(Operator):
     """First n rows of ``[rows, columns]`` as a view ``[1, n, columns]``; the second input's last axis is n long."""
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec, like: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of the first rows.

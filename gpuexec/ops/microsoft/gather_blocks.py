@@ -60,6 +60,8 @@ class GatherBlockQuantized(Operator):
     quantize_axis: int = 1
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "uint8[5,12] int64[4] float32[5,1] bits=8 block_size=16"
+    flops_per_output = None
+    has_blits = False
 
     def infer(
         self,

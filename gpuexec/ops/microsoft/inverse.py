@@ -33,6 +33,9 @@ class Inverse(Operator):
     """Inverse of the matrices in the last two axes; one that has none gives infinities and NaN."""
 
     tolerance = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
@@ -76,6 +79,9 @@ class Solve(Operator):
     transposed: int = 0
     tolerance = Tolerance.REDUCTION
     example = "float32[2,2] float32[2,2]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the spec of b.

@@ -43,6 +43,9 @@ class MaskBias(Operator):
     filter: float
     has_room: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the spec of the sum, with extent 1 on axes that nothing depends on.

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode, Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator, upgrade
+from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, count_elements, operator, upgrade
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.layout import Slots, window
@@ -39,6 +39,9 @@ class FusedMatMul(Operator):
     transB: int = 0  # noqa: N815
     transBatchA: int = 0  # noqa: N815
     transBatchB: int = 0  # noqa: N815
+    keeps_dtype = True
+    has_blits = True
+    epilogue_rank = 0
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -52,6 +55,12 @@ class FusedMatMul(Operator):
             for spec, order in zip((a, b), self._orders(a.rank, b.rank), strict=True)
         ]
         return MatMul().infer(*shown)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the product as MatMul does."""
+        a, *_ = inputs
+        depth = 1 if a is None else a.shape[self._orders(a.rank, a.rank)[0][-1]]
+        return 2 * count_elements(outputs, 0) * depth
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Multiply and scale in the accumulator's type, round once."""

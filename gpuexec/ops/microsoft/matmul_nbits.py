@@ -73,6 +73,9 @@ class MatMulNBits(Operator):
         "float32[5,40] uint8[6,3,16] float32[6,3] float32[6,3] K=40 N=6 block_size=16 bits=8 | "
         "float32[2,40] uint8[6,3,8] float32[6,3] - int32[40] K=40 N=6 block_size=16"
     )
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Replace the last extent of A.
@@ -161,6 +164,9 @@ class MatMulBnb4(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
     example = "float32[5,32] uint8[96] float32[12] K=32 N=6 block_size=16 quant_type=0"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, a: TensorSpec | None, b: TensorSpec | None, absmax: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Replace the last extent of A.

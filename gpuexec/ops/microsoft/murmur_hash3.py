@@ -39,6 +39,8 @@ class MurmurHash3(Operator):
     seed: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "int32[2] | int64[2] | float32[2] | float64[2] | string[2] | uint32[2] | uint64[2]"
+    flops_per_output = None
+    has_blits = True
 
     def infer(self, x: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Keep the shape."""

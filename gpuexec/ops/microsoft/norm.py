@@ -40,6 +40,9 @@ class _NormalizedSum(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     is_centered: ClassVar[bool] = True
     epsilon: float = _EPSILON
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def _read(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
         """Return x, skip, scale, the addend behind, and the addend before."""

@@ -47,6 +47,8 @@ class OrderTokens(Operator):
     """
 
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, x: TensorSpec, counts: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the specs.
@@ -113,6 +115,9 @@ class RestoreRows(Operator):
     """
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, x: TensorSpec, places: TensorSpec, like: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec with padding.

@@ -41,6 +41,8 @@ class RelativeBuckets(Operator):
     max_distance: int
     is_bidirectional: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, table: TensorSpec, queries: TensorSpec, keys: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of the buckets.

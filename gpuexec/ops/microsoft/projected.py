@@ -37,6 +37,9 @@ class ProjectedHeads(Operator):
     parts: int = 1
     joined: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the spec of the heads.

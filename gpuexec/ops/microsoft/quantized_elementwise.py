@@ -44,6 +44,9 @@ class QuantizedUnary(Operator):
     kind: ClassVar[int]
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "int8[9] float32[] - float32[]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Keep the spec of x.
@@ -108,6 +111,9 @@ class QuantizedBinary(Operator):
     function: ClassVar[Callable[[Array, Array], Array]]
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "int8[9] float32[] - int8[9] float32[] - float32[]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast.
@@ -165,6 +171,8 @@ class QLinearWhere(Operator):
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "bool[2] uint8[2] float32[] uint8[] uint8[2] float32[] uint8[] float32[] uint8[]"
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast.
@@ -204,6 +212,8 @@ class QLinearConcat(Operator):
     axis: int
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "float32[] uint8[] uint8[7] float32[] uint8[] axis=0"
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Add the extents along the axis.

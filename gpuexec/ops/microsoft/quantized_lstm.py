@@ -61,6 +61,9 @@ class QuantizedLstmSteps(Operator):
     input_forget: int = 0
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of Y, Y_h and Y_c.

@@ -47,6 +47,8 @@ class MatMulIntegerToFloat(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     uses_all_cores: ClassVar[bool] = True
     example = "uint8[5,7] int8[7,9] float32[] float32[]"
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -109,6 +111,8 @@ class QGemm(Operator):
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     uses_all_cores: ClassVar[bool] = True
     example = "uint8[5,7] float32[] uint8[] int8[7,9] float32[] int8[] int32[9]"
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the product's spec: float, or of the type of y_zero_point.

@@ -38,6 +38,9 @@ class ColumnMajor(Operator):
 
     tolerance = Tolerance.EXACT
     example = "int8[3,4]"
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Keep the spec.

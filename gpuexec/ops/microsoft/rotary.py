@@ -37,6 +37,9 @@ class RotateHeads(Operator):
     interleaved: int = 0
     turned: int = 0
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's spec.

@@ -42,6 +42,8 @@ class Tokenizer(Operator):
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
     example = "string[2] mark=0 mincharnum=1 pad_value='#' separators=('-',)"
+    flops_per_output = None
+    keeps_dtype = True
 
     def __post_init__(self) -> None:
         if not (self.separators or (self.separators is None and self.tokenexp)):

@@ -25,6 +25,9 @@ class ArrayFeatureExtractor(Operator):
     """
 
     tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec, indices: TensorSpec) -> tuple[TensorSpec, ...]:
         """Replace the last axis by the indices.

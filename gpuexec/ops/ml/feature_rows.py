@@ -36,6 +36,8 @@ class Normalizer(Operator):
 
     norm: str = "MAX"
     tolerance = Tolerance.REDUCTION
+    flops_per_output = None
+    has_blits = False
 
     def __post_init__(self) -> None:
         if self.norm not in _NORMS:
@@ -85,6 +87,8 @@ class FeatureVectorizer(Operator):
 
     inputdimensions: tuple[int, ...] | None = None
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Add up the columns.

@@ -56,6 +56,8 @@ class Scaler(Operator):
 
     offset: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
+    flops_per_output = None
+    has_blits = False
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Keep the shape.
@@ -104,6 +106,9 @@ class Imputer(Operator):
     replaced_value_int64: int = 0
     tolerance = Tolerance.EXACT
     example = "float32[2,1] imputed_value_floats=(1.0,) | int64[2,1] imputed_value_int64s=(1,)"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Keep the spec.
@@ -159,6 +164,9 @@ class Binarizer(Operator):
 
     threshold: float = 0.0
     tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Keep the spec."""

@@ -81,6 +81,8 @@ class LabelEncoder(Prepared[dict[Any, Encoding]]):
         "int32[1] keys_tensor=('int32',(1,),'01000000') values_int64s=(2,) | "
         "float64[1] keys_tensor=('float64',(1,),'000000000000f03f') values_int64s=(2,)"
     )
+    flops_per_output = None
+    has_blits = False
 
     def __post_init__(self) -> None:
         freeze_arrays(self, "default_tensor", "keys_tensor", "values_tensor")

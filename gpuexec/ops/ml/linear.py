@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.graphs import Node
-from gpuexec.operator import Array, Emitter, Tolerance, decompose, operator
+from gpuexec.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
@@ -64,6 +64,9 @@ class LinearClassifier(Prepared[_Coefficients]):
     post_transform: str = "NONE"
     tolerance = Tolerance.REDUCTION
     example = "float32[2,1] coefficients=(1.0,) classlabels_ints=(1,)"
+    flops_per_output = None
+    derivative = Derivative.PARTS
+    has_blits = False
 
     def prepare(self) -> _Coefficients:
         """Read the coefficients."""
@@ -125,6 +128,8 @@ class LinearRegressor(Prepared[_Coefficients]):
     targets: int = 1
     tolerance = Tolerance.REDUCTION
     example = "float32[2,1] coefficients=(1.0,)"
+    flops_per_output = None
+    has_blits = False
 
     def prepare(self) -> _Coefficients:
         """Read the coefficients."""

@@ -32,6 +32,7 @@ class CategoryMapper(Operator):
     default_string: str = "_Unused"
     tolerance = Tolerance.EXACT
     host_reason = "strings lie on the host"
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         ints, strings = self.cats_int64s or (), self.cats_strings or ()
@@ -70,6 +71,7 @@ class CastMap(Operator):
     tolerance = Tolerance.EXACT
     takes_containers = True
     host_reason = _MAPS
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         if self.cast_to not in _CASTS or self.map_form not in _FORMS or self.max_map < 1:
@@ -123,6 +125,7 @@ class DictVectorizer(Operator):
     takes_containers = True
     host_reason = _MAPS
     example = "map int64_vocabulary=(1,)"
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         if bool(self.int64_vocabulary) == bool(self.string_vocabulary):
@@ -162,6 +165,7 @@ class ZipMap(Operator):
     tolerance = Tolerance.EXACT
     host_reason = _MAPS
     example = "float32[2,1] classlabels_int64s=(1,)"
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         if bool(self.classlabels_int64s) == bool(self.classlabels_strings):

@@ -36,6 +36,8 @@ class OneHotEncoder(Operator):
     zeros: int = 1
     tolerance = Tolerance.EXACT
     example = "float32[2,1] cats_int64s=(1,) | string[2,1] cats_strings=('a',)"
+    flops_per_output = None
+    has_blits = False
 
     def __post_init__(self) -> None:
         if bool(self.cats_int64s) == bool(self.cats_strings):

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.graphs import Node
-from gpuexec.operator import Array, Emitter, Tolerance, decompose, operator
+from gpuexec.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
@@ -36,6 +36,8 @@ class SVMRegressor(Prepared[tuple[Vectors | None, Vectors]]):
     support_vectors: tuple[float, ...] | None = None
     tolerance = Tolerance.REDUCTION
     example = "float32[2,1] coefficients=(1.0,) rho=(0.0,)"
+    flops_per_output = None
+    has_blits = False
 
     def prepare(self) -> tuple[Vectors | None, Vectors]:
         """Return the support vectors, and the coefficients as a vector of the likenesses."""
@@ -102,6 +104,9 @@ class SVMClassifier(Prepared[tuple[Vectors, Pairs | None]]):
     vectors_per_class: tuple[int, ...] | None = None
     tolerance = Tolerance.REDUCTION
     example = "float32[2,1] classlabels_ints=(1,) coefficients=(1.0,) rho=(0.0,)"
+    flops_per_output = None
+    derivative = Derivative.PARTS
+    has_blits = False
 
     def prepare(self) -> tuple[Vectors, Pairs | None]:
         """Return the support vectors and the pairs of classes; without vectors, the coefficients of each class."""

@@ -52,6 +52,9 @@ class TreeEnsemble(Prepared[Ensemble]):
         "nodes_falsenodeids=(1,) nodes_featureids=(0,) nodes_modes=('uint8',(1,),'00') "
         "nodes_splits=('float32',(1,),'0000003f') nodes_trueleafs=(1,) nodes_truenodeids=(0,) tree_roots=(0,)"
     )
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
 
     def __post_init__(self) -> None:
         tensors = ("leaf_weights", "nodes_modes", "nodes_splits", "membership_values", "nodes_hitrates")

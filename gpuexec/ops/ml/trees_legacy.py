@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.graphs import Node
-from gpuexec.operator import Array, Emitter, Tolerance, decompose, operator
+from gpuexec.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.ensemble import Ensemble, spread_base
@@ -41,6 +41,8 @@ class LegacyTrees(Prepared[Ensemble]):
     nodes_values_as_tensor: Literal | None = None
     post_transform: str = "NONE"
     tolerance = Tolerance.REDUCTION
+    flops_per_output = None
+    has_blits = False
 
     def __post_init__(self) -> None:
         freeze_arrays(self, *(each.name for each in fields(self) if each.name.endswith("_as_tensor")))
@@ -134,6 +136,7 @@ class TreeEnsembleClassifier(LegacyTrees):
         "classlabels_int64s=(5,) nodes_falsenodeids=(0,) nodes_featureids=(0,) nodes_modes=('LEAF',) "
         "nodes_nodeids=(0,) nodes_treeids=(0,) nodes_truenodeids=(0,) nodes_values=(0.0,)"
     )
+    derivative = Derivative.PARTS
 
     def prepare(self) -> Ensemble:
         """Build the trees."""

@@ -33,6 +33,8 @@ class StringNormalizer(Operator):
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
     example = "string[2]"
+    flops_per_output = None
+    keeps_dtype = True
 
     def __post_init__(self) -> None:
         if self.case_change_action not in _ACTIONS:

@@ -23,6 +23,8 @@ class StringConcat(Operator):
 
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = None
+    keeps_dtype = True
 
     def infer(self, x: TensorSpec, y: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast."""
@@ -49,6 +51,8 @@ class StringSplit(Operator):
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
     example = "string[2]"
+    flops_per_output = None
+    keeps_dtype = True
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Count the parts of the strings, which must be known for that."""

@@ -28,6 +28,7 @@ class RegexFullMatch(Operator):
     pattern: str = ""
     tolerance = Tolerance.EXACT
     host_reason = HOST_REASON
+    flops_per_output = None
 
     def __post_init__(self) -> None:
         _build(self.pattern)

@@ -72,6 +72,8 @@ class TfIdfVectorizer(Prepared[Weighing]):
         "string[2] max_gram_length=1 max_skip_count=0 min_gram_length=1 mode='TF' ngram_counts=(0,) "
         "ngram_indexes=(0,) pool_strings=('a',)"
     )
+    flops_per_output = None
+    has_blits = False
 
     def prepare(self) -> Weighing:
         """Return the tables of the attributes."""
