@@ -91,6 +91,7 @@ class BiasDropout(Composite):
     """``Dropout(x + bias) + residual``, and the mask."""
 
     inputs: ClassVar[int] = 5
+    is_random = True
     seed: int | None = None
 
     def draw(self, sketch: Sketch, *inputs: Value | None) -> Made:

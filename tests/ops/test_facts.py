@@ -1,0 +1,192 @@
+"""Facts about operators (operations, types kept, derivatives, blits, epilogues, chance): every class has them right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gpuexec.cli.operator_types import PIXEL
+from gpuexec.command import Launch
+from gpuexec.errors import InputError
+from gpuexec.graphs import Graph, Node, Value
+from gpuexec.operator import Derivative, KnownInput, Operator, decomposition_for, find_operator, operator_names
+from gpuexec.ops.composite import Composite
+from gpuexec.ops.epilogue import FINISHED
+from gpuexec.ops.fused import PRODUCERS, Fused, fused_name
+from gpuexec.passes.decompose import decompose
+from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES
+from gpuexec.planner.cutter import find_cut
+from gpuexec.planner.template import plan_graph
+from gpuexec.spec import TensorSpec, is_host_object
+from gpuexec.target import Target
+from tests.ops.agreement import compute
+from tests.ops.calls import Call
+from tests.ops.every_call import list_calls
+from tests.ops.odd import Inputs, vary_dtypes
+from tests.ops.tolerance import to_bits
+
+CLASSES = {
+    name: found
+    for name in operator_names()
+    if (found := find_operator(name)) is not None and found.__module__.startswith("gpuexec.")
+}
+COUNTS = ("flops_per_output", "flops_per_input", "count_flops")
+COMPUTE = Target.named("sm_90")
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_operations_are_counted_or_said_to_have_no_formula(name: str) -> None:
+    assert is_stated(CLASSES[name], *COUNTS), f"{name} needs one of {', '.join(COUNTS)}; None where there is no formula"
+    for call in list_calls().get(name, ()):
+        inputs = describe(call.inputs)
+        count = call.operator.count_flops(inputs, call.operator.infer(*inputs))
+        assert count is None or (isinstance(count, int) and count >= 0), call
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_type_of_the_result_is_told_where_it_is_that_of_the_first_input(name: str) -> None:
+    """What keeps the type in every call in every type says so; whatever is told is so."""
+    cls, kept = CLASSES[name], set()
+    for op, inputs, made in list_variants(name):
+        dtypes = [None if x is None else x.dtype for x in inputs]
+        told = op.find_dtype(dtypes)
+        assert told is None or told == made.dtype, f"{op} of {inputs}"
+        kept.add(bool(inputs) and inputs[0] is not None and inputs[0].dtype == made.dtype)
+    if not issubclass(cls, Composite) and kept:
+        assert cls.keeps_dtype == (kept == {True})
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_nodes_told_to_do_nothing_give_their_input(name: str) -> None:
+    for call in list_calls().get(name, ()):
+        known = [None if x is None else KnownInput(x.dtype, x) for x in call.inputs]
+        x = call.inputs[0] if call.inputs else None
+        if x is not None and call.operator.is_noop(known):
+            made = compute(call.operator, call.inputs)
+            assert made is not None and made[0] is not None
+            assert (made[0].shape, made[0].dtype) == (x.shape, x.dtype)
+            if is_host_object(x.dtype):
+                assert made[0] is x
+            else:
+                np.testing.assert_array_equal(to_bits(made[0]), to_bits(x))
+
+
+def test_derivatives_are_those_of_the_rules() -> None:
+    told = {name: cls.derivative for name, cls in CLASSES.items()}
+    assert {name for name in told if told[name] is Derivative.RULE} == RULES.keys() | OF_ALL_OUTPUTS.keys()
+    of_parts = {name for name in told if decomposition_for(name) is not None and told[name] is not Derivative.ZERO}
+    assert {name for name in told if told[name] is Derivative.PARTS} == PARTS.keys() | of_parts
+    for name, cls in CLASSES.items():
+        assert not cls.fixed_inputs or cls.derivative is Derivative.RULE, name
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_has_kernels_says_whether_it_has_blits(name: str) -> None:
+    cls = CLASSES[name]
+    if cls.lower is None or decomposition_for(name) is not None:
+        assert not cls.has_blits, "its parts have them, or the host computes it"
+        return
+    assert is_stated(cls, "has_blits"), f"{name} needs has_blits"
+    calls = list_calls()[name]
+    assert cls.has_blits == any(is_drawn(call) for call in calls)
+
+
+def test_what_has_an_epilogue_says_so() -> None:
+    """Producers are what launches a kernel with steps for its one result."""
+    stated = {name for name, cls in CLASSES.items() if cls.epilogue_rank is not None}
+    assert stated == PRODUCERS.keys()
+    for name in stated:
+        found = find_operator(fused_name(name))
+        assert found is not None and issubclass(found, Fused)
+        assert found.keeps_dtype == CLASSES[name].keeps_dtype
+    launching = {name for name, cls in CLASSES.items() if is_finishable(name, cls)}
+    assert launching == stated
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_draws_random_numbers_says_so(name: str) -> None:
+    """It has a stream of its own to draw from, or parts that have."""
+    cls = CLASSES[name]
+    if issubclass(cls, Composite):
+        parts = [node for call in list_calls()[name] for node in take_apart(call)]
+        assert cls.is_random == any(node.operator.is_random for node in parts)
+    else:
+        assert cls.is_random == ("stream" in {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
+def is_stated(cls: type[Operator], *names: str) -> bool:
+    """Return whether a class, or a base of it that is no base of all, has one of some attributes."""
+    own = cls.__mro__[: cls.__mro__.index(Operator)]
+    return any(name in vars(each) for each in own for name in names)
+
+
+def describe(inputs: Inputs) -> tuple[TensorSpec | None, ...]:
+    return tuple(None if x is None else TensorSpec.of(x) for x in inputs)
+
+
+def list_variants(name: str) -> Iterator[tuple[Operator, tuple[TensorSpec | None, ...], TensorSpec]]:
+    """Yield calls in every type, and what the first output is."""
+    for call in list_calls().get(name, ()):
+        for inputs in (call.inputs, *(inputs for _, inputs in vary_dtypes(call))):
+            specs = describe(inputs)
+            try:
+                made = call.operator.infer(*specs)
+            except InputError:
+                continue
+            if made:
+                yield call.operator, specs, made[0]
+
+
+def take_apart(call: Call) -> tuple[Node, ...]:
+    """Return the parts of a call, for as many outputs as there are."""
+    for outputs in range(count_outputs(call), 0, -1):
+        try:
+            return decompose(make_graph(call, outputs)).nodes
+        except InputError:  # with these inputs there are fewer
+            continue
+    raise AssertionError(call)
+
+
+def count_outputs(call: Call) -> int:
+    return len(call.operator.infer(*describe(call.inputs)))
+
+
+def make_graph(call: Call, outputs: int) -> Graph:
+    """Return a graph of one node of which so many outputs are wanted."""
+    values = [None if x is None else Value(f"x{i}") for i, x in enumerate(call.inputs)]
+    made = tuple([Value(f"y{i}") for i in range(outputs)])
+    node = Node(call.operator, tuple(values), (*made, *(None,) * (count_outputs(call) - outputs)), "node")
+    return Graph(tuple([value for value in values if value is not None]), made, (node,), {})
+
+
+def is_drawn(call: Call) -> bool:
+    """Return whether a target with textures leaves nothing to the host, be it that the first output alone is wanted."""
+    for outputs in {1, count_outputs(call)}:
+        graph = make_graph(call, outputs)
+        if not find_cut(graph, find_specs(graph, call), PIXEL).host_calls:
+            return True
+    return False
+
+
+def is_finishable(name: str, cls: type[Operator]) -> bool:
+    """Return whether some call launches a kernel that has an epilogue for what it gives first."""
+    if cls.lower is None or decomposition_for(name) is not None or issubclass(cls, Fused):
+        return False
+    for call in list_calls()[name]:
+        graph = make_graph(call, 1)
+        specs = find_specs(graph, call)
+        if any(is_host_object(spec.dtype) for spec in specs.values()) or find_cut(graph, specs, COMPUTE).host_calls:
+            continue
+        plan = plan_graph(graph, {value.name: spec for value, spec in specs.items()}, COMPUTE, {}).plan
+        results = {port.buffer for port in plan.outputs}
+        launches = [each for each in plan.segment.commands if isinstance(each, Launch) and each.kernel in FINISHED]
+        if any(slot.buffer in results for launch in launches for slot in launch.writes_to()):
+            return True
+    return False
+
+
+def find_specs(graph: Graph, call: Call) -> dict[Value, TensorSpec]:
+    return dict(zip(graph.inputs, [spec for spec in describe(call.inputs) if spec is not None], strict=True))
