@@ -88,6 +88,19 @@ Argument = Slot | None | np.generic | bytes
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """Launch configuration of a kernel: blocks, threads of a block, dynamic shared memory in bytes.
+
+    ``cooperative``: see `Launch`.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+    cooperative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Run a kernel over ``grid`` blocks of ``block`` threads.
 
@@ -103,6 +116,11 @@ class Launch:
     writes: tuple[int, ...]
     shared_bytes: int = 0
     cooperative: bool = False
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The launch configuration, made anew at each call."""
+        return LaunchConfig(self.grid, self.block, self.shared_bytes, self.cooperative)
 
     def reads_from(self) -> Iterator[Slot]:
         """Yield the slots read."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.backend import Backend, open_backend
@@ -110,7 +110,7 @@ def test_device_that_is_lost_takes_no_other_along() -> None:
         device, kernel = backends[0].device, Kernel(SCALE_SOURCE, "fault")
         device.load([kernel])
         stream = device.create_stream()
-        stream.launch(device.function(kernel), (1, 1, 1), (1, 1, 1), 0, PackedArguments([None]))
+        stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (1, 1, 1)), PackedArguments([None]))
         with pytest.raises(gx.DeviceLostError):
             stream.synchronize()
         with pytest.raises(gx.DeviceLostError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuexec.cli.kernel_arguments import SYNTAX, KernelArgument, parse_argument
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import CheckError, GpuexecError, InputError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.kernel_source import list_files
@@ -124,7 +124,8 @@ def _launch(
             packed.set_pointer(position, memory.address)
             memories.append(memory)
     grid, block = _parse_extent("--grid", options.grid), _parse_extent("--block", options.block)
-    stream.launch(device.function(kernel), grid, block, options.shared, packed, cooperative=options.cooperative)
+    config = LaunchConfig(grid, block, options.shared, options.cooperative)
+    stream.launch(device.function(kernel), config, packed)
     stream.synchronize()
 
 

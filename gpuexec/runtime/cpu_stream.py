@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpuexec.command import LaunchConfig
 from gpuexec.errors import KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
@@ -107,16 +108,7 @@ class CpuStream:
         # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self._thread.stop).atexit = False
 
-    def launch(
-        self,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: PackedArguments,
-        *,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Refuse: this device has no kernels."""
         raise KernelError("The CPU device runs host calls, not kernels.")
 

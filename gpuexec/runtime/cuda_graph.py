@@ -98,7 +98,7 @@ class CudaGraph:
             case PreparedLaunch():
                 (row,) = parameters
                 node = check(driver.cuGraphAddKernelNode(graph, before, count, row))
-                if command.cooperative:
+                if command.config.cooperative:
                     self._make_cooperative(node)
                 return [node]
             case PreparedCopy():
@@ -125,7 +125,7 @@ class CudaGraph:
         """Return the parameters of a command's nodes."""
         match command:
             case PreparedLaunch():
-                key = (command.function, command.grid, command.block, command.shared_bytes, command.arguments.address)
+                key = (command.function, command.config, command.arguments.address)
                 known = self._given.get(position)
                 if known is None or known[0] != key:
                     known = self._given[position] = key, self._describe_launch(command)
@@ -140,9 +140,9 @@ class CudaGraph:
     def _describe_launch(self, command: PreparedLaunch) -> Any:
         parameters = self._driver.CUDA_KERNEL_NODE_PARAMS()
         parameters.func = command.function.handle  # type: ignore[attr-defined]
-        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = command.grid
-        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = command.block
-        parameters.sharedMemBytes = command.shared_bytes
+        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = command.config.grid
+        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = command.config.block
+        parameters.sharedMemBytes = command.config.shared_bytes
         parameters.kernelParams = command.arguments.address
         return parameters
 

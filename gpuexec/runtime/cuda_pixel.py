@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuexec.command import Launch, Slot
+from gpuexec.command import Launch, LaunchConfig, Slot
 from gpuexec.errors import GpuexecError
 from gpuexec.ops.pixel import copy_kernels, make_copy, make_fill
 from gpuexec.runtime.arguments import PackedArguments
@@ -84,19 +84,10 @@ class CudaPixelStream(CudaStream):
         super().__init__(device, external)
         self._pixel = device
 
-    def launch(
-        self,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: PackedArguments,
-        *,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a blit; arguments are copied at the call."""
         named = name_textures(arguments, self._pixel.find_texture)
-        super().launch(function, grid, block, shared_bytes, named, cooperative=cooperative)
+        super().launch(function, config, named)
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes into a texture, rectangle by rectangle."""
@@ -139,7 +130,7 @@ class CudaPixelStream(CudaStream):
         arguments = PackedArguments([None if isinstance(a, Slot) else a for a in command.arguments], command)
         for position, address in enumerate(addresses):
             arguments.set_pointer(position, address)
-        self.launch(self._pixel.function(command.kernel), command.grid, command.block, 0, arguments)
+        self.launch(self._pixel.function(command.kernel), command.config, arguments)
 
     def _write(self, texture: Handles, part: Rectangle, source: int, kind: int) -> None:
         width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime

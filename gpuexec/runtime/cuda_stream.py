@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda_event import CudaEvent
 from gpuexec.runtime.device import ByteArray, Event, Function
@@ -36,19 +36,17 @@ class CudaFunction:
         self.raw = raw
         self.handle: int = raw.kernel.ptr
 
-    def check_residency(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
-    ) -> None:
+    def check_residency(self, config: LaunchConfig, target: Target) -> None:
         """Check that all blocks of a cooperative launch fit on the GPU at the same time.
 
         Raises:
             KernelError: They have not.
         """
-        device, threads = self._device, block[0] * block[1] * block[2]
+        device, (width, height, depth) = self._device, config.block
         with device.calling("asking how many blocks fit of", self.kernel):
             ask = device.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-            held = device.check(ask(self.handle, threads, shared_bytes))
-        check_residency(str(self.kernel), grid, held, target.multiprocessors)
+            held = device.check(ask(self.handle, width * height * depth, config.shared_bytes))
+        check_residency(str(self.kernel), config.grid, held, target.multiprocessors)
 
 
 class _ExternalHandle:
@@ -77,52 +75,34 @@ class CudaStream:
         self._command: object = None  # the last one issued
         self._launch_packed = device.cupy.cuda.driver.launchKernel if device.packed_launch else None
 
-    def launch(
-        self,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: PackedArguments,
-        *,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call."""
         context = self._device.context
         if context.is_current():
             try:
-                self._pass(function, grid, block, shared_bytes, arguments, cooperative)
+                self._pass(function, config, arguments)
             except context.errors as error:
                 raise context.translate(error, "launching", function.kernel) from error  # type: ignore[attr-defined]
         else:
             with context.calling("launching", function.kernel):  # type: ignore[attr-defined]
-                self._pass(function, grid, block, shared_bytes, arguments, cooperative)
+                self._pass(function, config, arguments)
 
-    def _pass(
-        self,
-        function: Any,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: PackedArguments,
-        cooperative: bool,
-    ) -> None:
-        (x, y, z), (width, height, depth) = grid, block
-        if cooperative:
+    def _pass(self, function: Any, config: LaunchConfig, arguments: PackedArguments) -> None:
+        (x, y, z), (width, height, depth) = config.grid, config.block
+        if config.cooperative:
             device, handle, places = self._device, self.handle, arguments.address
             device.check(
                 device.driver.cuLaunchCooperativeKernel(
-                    function.handle, x, y, z, width, height, depth, shared_bytes, handle, places
+                    function.handle, x, y, z, width, height, depth, config.shared_bytes, handle, places
                 )
             )
         elif self._launch_packed is not None:
-            self._launch_packed(
-                function.handle, x, y, z, width, height, depth, shared_bytes, self.handle, arguments.address, 0
-            )
+            shared, address = config.shared_bytes, arguments.address
+            self._launch_packed(function.handle, x, y, z, width, height, depth, shared, self.handle, address, 0)
         else:
             # CuPy passes arrays of one element by value whatever their dtype, but no scalar structs or bfloat16.
             values = tuple(np.asarray(item) for item in arguments.items())
-            function.raw(grid, block, values, shared_mem=shared_bytes, stream=self.stream)
+            function.raw(config.grid, config.block, values, shared_mem=config.shared_bytes, stream=self.stream)
         self._command = function.kernel
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:

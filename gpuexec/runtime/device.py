@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.geometry import round_up
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
@@ -126,9 +126,7 @@ class Function(Protocol):
     def signature(self) -> tuple[str, ...] | None:
         """Kind and size of each parameter (``"P8"``, ``"i4"``, ``"s48"``) where the device knows them."""
 
-    def check_residency(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
-    ) -> None:
+    def check_residency(self, config: LaunchConfig, target: Target) -> None:
         """Check that all blocks of a cooperative launch fit on a device at the same time.
 
         Raises:
@@ -146,16 +144,7 @@ class Stream(Protocol):
     def handle(self) -> int:
         """The native handle of the stream."""
 
-    def launch(
-        self,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: PackedArguments,
-        *,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call and may be changed afterwards.
 
         Raises:

@@ -68,17 +68,11 @@ class GraphDevice(Device, Protocol):
 class PreparedLaunch:
     """A kernel launch: positions are those of its arguments."""
 
-    __slots__ = ("arguments", "block", "cooperative", "function", "grid", "shared_bytes")
+    __slots__ = ("arguments", "config", "function")
 
     def __init__(self, function: Function, command: Launch, origin: str = "") -> None:
         self.arguments = PackedArguments(_values(command), command, origin)
-        self.function, self.grid, self.block, self.shared_bytes = (
-            function,
-            command.grid,
-            command.block,
-            command.shared_bytes,
-        )
-        self.cooperative = command.cooperative
+        self.function, self.config = function, command.config
         signature = function.signature
         if signature is not None and signature != self.arguments.kinds():
             raise KernelError(
@@ -87,7 +81,7 @@ class PreparedLaunch:
 
     def update(self, command: Launch) -> None:
         """Replace grid, block and scalars by those of another size of the same launch."""
-        self.grid, self.block, self.shared_bytes = command.grid, command.block, command.shared_bytes
+        self.config = command.config
         self.arguments.update(_values(command))
         self.arguments.command = command
 
@@ -101,10 +95,7 @@ class PreparedLaunch:
 
     def issue(self, stream: Stream) -> None:
         """Launch the kernel."""
-        if self.cooperative:
-            stream.launch(self.function, self.grid, self.block, self.shared_bytes, self.arguments, cooperative=True)
-        else:
-            stream.launch(self.function, self.grid, self.block, self.shared_bytes, self.arguments)
+        stream.launch(self.function, self.config, self.arguments)
 
 
 class PreparedCopy:
@@ -265,7 +256,7 @@ class PreparedSegment:
     def _check_residency(self, command: Command) -> None:
         if isinstance(command, Launch) and command.cooperative:
             function = self._device.function(command.kernel)
-            function.check_residency(command.grid, command.block, command.shared_bytes, self._device.target)
+            function.check_residency(command.config, self._device.target)
 
     def _place(self, index: int, command: Command) -> None:
         prepared = self.commands[index]

@@ -5,6 +5,7 @@ A larger grid would wait for itself for ever.
 
 from __future__ import annotations
 
+from gpuexec.command import LaunchConfig
 from gpuexec.errors import KernelError
 from gpuexec.geometry import ceil_div
 from gpuexec.target import Target
@@ -13,8 +14,9 @@ from gpuexec.target import Target
 _THREADS, _BLOCKS = 1536, 16
 
 
-def count_resident(block: tuple[int, int, int], shared_bytes: int, target: Target) -> int:
+def count_resident(config: LaunchConfig, target: Target) -> int:
     """Count the blocks that a multiprocessor runs at once by threads and shared memory; registers are not counted."""
+    block, shared_bytes = config.block, config.shared_bytes
     warps = ceil_div(block[0] * block[1] * block[2], target.warp_size)
     held = min(_THREADS // (warps * target.warp_size), _BLOCKS)
     return min(held, target.shared_bytes_per_block // shared_bytes) if shared_bytes else held

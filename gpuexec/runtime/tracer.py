@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
@@ -54,15 +54,13 @@ class TracerFunction:
         self.kernel, self.handle = kernel, handle
         self.signature: tuple[str, ...] | None = None
 
-    def check_residency(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, target: Target
-    ) -> None:
+    def check_residency(self, config: LaunchConfig, target: Target) -> None:
         """Check a cooperative launch, as the simulator does.
 
         Raises:
             KernelError: Its blocks have no place at the same time.
         """
-        check_residency(str(self.kernel), grid, count_resident(block, shared_bytes, target), target.multiprocessors)
+        check_residency(str(self.kernel), config.grid, count_resident(config, target), target.multiprocessors)
 
 
 class TracerEvent:
@@ -99,26 +97,17 @@ class TracerStream:
         # CUDA keeps the first two handles for the default streams.
         self.handle = number + _DEFAULT_STREAMS
 
-    def launch(
-        self,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: PackedArguments,
-        *,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Pack the eleven arguments of the driver's launch, and note the launch."""
-        (x, y, z), (width, height, depth) = grid, block
-        handle = function.handle  # type: ignore[attr-defined]
+        (x, y, z), (width, height, depth) = config.grid, config.block
+        handle, shared = function.handle, config.shared_bytes  # type: ignore[attr-defined]
         _LAUNCH.pack_into(
-            self._packed, 0, handle, x, y, z, width, height, depth, shared_bytes, self.number, arguments.address, 0
+            self._packed, 0, handle, x, y, z, width, height, depth, shared, self.number, arguments.address, 0
         )
         self.launches += 1
         if self._device.is_watching:
-            name = "cooperative launch" if cooperative else "launch"
-            self._device.note_launch(name, function, grid, block, arguments)
+            name = "cooperative launch" if config.cooperative else "launch"
+            self._device.note_launch(name, function, config.grid, config.block, arguments)
 
     def launch_graph(self, graph: TracerGraph) -> None:
         """Pack the arguments of the driver's launch of a graph, and note it."""

@@ -42,10 +42,11 @@ class TracerGraph:
             command = commands[position]
             match command:
                 case PreparedLaunch():
-                    (x, y, z), (width, height, depth) = command.grid, command.block
+                    config = command.config
+                    (x, y, z), (width, height, depth) = config.grid, config.block
                     handle, places = command.function.handle, command.arguments.address  # type: ignore[attr-defined]
                     _KERNEL_NODE.pack_into(
-                        self._packed, 0, handle, x, y, z, width, height, depth, command.shared_bytes, places, 0
+                        self._packed, 0, handle, x, y, z, width, height, depth, config.shared_bytes, places, 0
                     )
                 case PreparedCopy():
                     _COPY_NODE.pack_into(self._packed, 0, *command.addresses, command.nbytes)
@@ -68,8 +69,8 @@ def _describe(command: Prepared) -> tuple[object, ...]:
     match command:
         case PreparedLaunch():
             kernel = str(command.function.kernel)  # type: ignore[attr-defined]
-            name = "cooperative launch" if command.cooperative else "launch"
-            return (name, kernel, command.grid, command.block, tuple(command.arguments.read()))
+            name = "cooperative launch" if command.config.cooperative else "launch"
+            return (name, kernel, command.config.grid, command.config.block, tuple(command.arguments.read()))
         case PreparedCopy():
             return ("copy", *command.addresses, command.nbytes)
         case PreparedFill():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.plan import BOUND_ROLES, Plan, Role, Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.backend import Backend
@@ -161,9 +161,9 @@ def _time_launches(device: Device, repeats: int) -> dict[str, float]:
 
 def launch_often(stream: Stream, function: object, arguments: PackedArguments) -> None:
     """Launch one kernel many times."""
-    launch = stream.launch
+    launch, config = stream.launch, LaunchConfig((1, 1, 1), (128, 1, 1))
     for _ in range(_LAUNCHES):
-        launch(function, (1, 1, 1), (128, 1, 1), 0, arguments)  # type: ignore[arg-type]
+        launch(function, config, arguments)  # type: ignore[arg-type]
 
 
 def _patch_often(arguments: PackedArguments) -> None:

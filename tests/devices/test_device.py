@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import DeviceLostError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import Device, Memory, Stream
@@ -173,7 +173,7 @@ def test_launch_takes_its_arguments_at_the_call(device: Device, expression: str,
     arguments = PackedArguments([None, None, dtype(3), SHIFT, np.int32(100)])
     arguments.set_pointer(0, x.address)
     arguments.set_pointer(1, y.address)
-    stream.launch(device.function(kernel), (2, 1, 1), (64, 1, 1), 0, arguments)
+    stream.launch(device.function(kernel), LaunchConfig((2, 1, 1), (64, 1, 1)), arguments)
     arguments.update([None, None, dtype(0), SHIFT, np.int32(0)])
     arguments.set_pointer(1, 0)
     assert (download(stream, y, dtype) == np.arange(100) * 3 + 5).all()
@@ -188,7 +188,7 @@ def test_launches_of_one_stream_run_in_order(device: Device) -> None:
     arguments.set_pointer(0, memory.address)
     arguments.set_pointer(1, memory.address)
     for _ in range(10):
-        stream.launch(device.function(kernel), (1, 1, 1), (64, 1, 1), 0, arguments)
+        stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (64, 1, 1)), arguments)
     assert (download(stream, memory, np.int32) == 5 * (2**10 - 1)).all()
 
 
@@ -199,7 +199,7 @@ def test_fault_ends_the_device_for_every_later_call(is_cuda: bool, request: pyte
     kernel, stream, event = Kernel(SCALE_SOURCE, "fault"), device.create_stream(), device.create_event()
     device.load([kernel])
     memory = device.allocate(16)
-    stream.launch(device.function(kernel), (1, 1, 1), (1, 1, 1), 0, PackedArguments([None]))
+    stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (1, 1, 1)), PackedArguments([None]))
     with pytest.raises(DeviceLostError):
         stream.synchronize()
     for call in (

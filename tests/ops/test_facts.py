@@ -1,4 +1,4 @@
-"""Facts about operators (operations, types kept, derivatives, blits, epilogues, chance): every class has them right."""
+"""Facts on the classes of operators: operations, types kept, derivatives, blits, epilogues, random numbers."""
 
 from __future__ import annotations
 

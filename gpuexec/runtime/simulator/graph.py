@@ -86,15 +86,7 @@ def _make_node(device: SimulatorDevice, command: Prepared) -> Operation:
     match command:
         case PreparedLaunch():
             assert isinstance(command.function, Function)
-            return make_launch(
-                device,
-                command.function,
-                command.grid,
-                command.block,
-                command.shared_bytes,
-                command.arguments,
-                command.cooperative,
-            )
+            return make_launch(device, command.function, command.config, command.arguments)
         case PreparedCopy():
             destination, source = command.addresses
             return make_copy(device, destination, source, command.nbytes, (destination, source), origin=command.origin)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.command import LaunchConfig
 from gpuexec.errors import AccessError, KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.code_files import load_library
@@ -85,12 +86,13 @@ class Function:
             if expected != got and expected.replace("u", "i") != got.replace("u", "i"):
                 raise KernelError(f"{self}: argument {index} must be {_spell(expected)}, got {_spell(got)}.")
 
-    def check_launch(self, grid: Extent, block: Extent, shared_bytes: int, target: Target) -> None:
+    def check_launch(self, config: LaunchConfig, target: Target) -> None:
         """Check a launch against the limits of the target and the kernel's launch bounds.
 
         Raises:
             KernelError: A limit is exceeded, or an extent is not positive.
         """
+        grid, block, shared_bytes = config.grid, config.block, config.shared_bytes
         threads = block[0] * block[1] * block[2]
         if min(*grid, *block) < 1:
             raise KernelError(f"{self}: grid {grid} and block {block} must be positive.")
@@ -110,13 +112,13 @@ class Function:
                 f" {target.shared_bytes_per_block} ({target.name})."
             )
 
-    def check_residency(self, grid: Extent, block: Extent, shared_bytes: int, target: Target) -> None:
+    def check_residency(self, config: LaunchConfig, target: Target) -> None:
         """Check that all blocks of a cooperative launch fit on the simulated multiprocessors.
 
         Raises:
             KernelError: They have not.
         """
-        check_residency(str(self), grid, count_resident(block, shared_bytes, target), target.multiprocessors)
+        check_residency(str(self), config.grid, count_resident(config, target), target.multiprocessors)
 
     def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
         """Return a copy of the arguments, independent of later changes.
@@ -129,41 +131,36 @@ class Function:
 
     def run(
         self,
-        grid: Extent,
-        block: Extent,
-        shared_bytes: int,
+        config: LaunchConfig,
         arguments: int,
         schedule: Schedule,
         target: Target,
         *,
-        is_cooperative: bool = False,
         ranges: Sequence[Range] | None = None,
     ) -> Launch:
         """Run a launch that passed `check_launch` to its end.
 
         Args:
-            grid: Blocks.
-            block: Threads of a block.
-            shared_bytes: Dynamic shared memory.
+            config: Its launch configuration.
             arguments: Address of the argument addresses.
             schedule: The order of turns.
             target: Architecture whose limits apply.
-            is_cooperative: Whether blocks may wait at a barrier of the grid.
             ranges: In check mode, what the kernel may touch; None: all memory of the device.
 
         Raises:
             GridError: The kernel broke a rule.
         """
         launch = Grid(
-            self.entry, arguments, self._parameters, len(self.signature), grid, block, shared_bytes,
-            target.shared_bytes_per_block, is_cooperative, self.is_checked, None if ranges is None else tuple(ranges),
+            self.entry, arguments, self._parameters, len(self.signature), config.grid, config.block,
+            config.shared_bytes, target.shared_bytes_per_block, config.cooperative, self.is_checked,
+            None if ranges is None else tuple(ranges),
         )  # fmt: skip
         try:
             return run_grid(launch, schedule)
         except GridError as error:
             if not error.raw_findings:
                 raise GridError(f"{self}: {error}", error.fault_address) from None
-            findings = read_findings(error.raw_findings, self._module.path, grid, block)
+            findings = read_findings(error.raw_findings, self._module.path, config.grid, config.block)
             raise FindingsError(f"{self}: {describe(findings)}", findings, error.fault_address) from None
 
     def launch_arrays(
@@ -192,15 +189,13 @@ class Function:
         """
         packed = _pack(str(self), arguments)
         target = target or Target.named("sm_90")
-        full_grid, full_block = _extent(grid), _extent(block)
+        config = LaunchConfig(_extent(grid), _extent(block), shared_bytes, is_cooperative)
         self.check_arguments(packed.kinds())
-        self.check_launch(full_grid, full_block, shared_bytes, target)
+        self.check_launch(config, target)
         if is_cooperative:
-            self.check_residency(full_grid, full_block, shared_bytes, target)
-        return self.run(
-            full_grid, full_block, shared_bytes, packed.address, schedule or Schedule(), target,
-            is_cooperative=is_cooperative, ranges=_find_ranges(arguments) if self.is_checked else None,
-        )  # fmt: skip
+            self.check_residency(config, target)
+        ranges = _find_ranges(arguments) if self.is_checked else None
+        return self.run(config, packed.address, schedule or Schedule(), target, ranges=ranges)
 
 
 class Module:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuexec.command import Slot
+from gpuexec.command import LaunchConfig, Slot
 from gpuexec.errors import InputError
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.simulator.library import Extent, Range, load_runtime
+from gpuexec.runtime.simulator.library import Range, load_runtime
 from gpuexec.runtime.simulator.module import Function
 
 if TYPE_CHECKING:
@@ -41,28 +41,22 @@ class Operation:
 def make_launch(
     device: SimulatorDevice,
     function: Function,
-    grid: Extent,
-    block: Extent,
-    shared_bytes: int,
+    config: LaunchConfig,
     arguments: PackedArguments,
-    cooperative: bool = False,
 ) -> Operation:
     """Return a launch; ``arguments`` may be changed afterwards.
 
     Raises:
         KernelError: The launch does not fit the kernel's signature or the device.
     """
-    function.check_launch(grid, block, shared_bytes, device.target)
-    if cooperative:
-        function.check_residency(grid, block, shared_bytes, device.target)
+    function.check_launch(config, device.target)
+    if config.cooperative:
+        function.check_residency(config, device.target)
     copied = function.copy_arguments(arguments)
     ranges = _find_ranges(arguments) if function.is_checked else None
 
     def run() -> None:
-        function.run(
-            grid, block, shared_bytes, copied.address, device.next_schedule(), device.target,
-            is_cooperative=cooperative, ranges=ranges,
-        )  # fmt: skip
+        function.run(config, copied.address, device.next_schedule(), device.target, ranges=ranges)
 
     name = _name(f"launch of {function}", arguments.origin)
     device.check_not_freed(arguments, name)

@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpuexec.command import LaunchConfig
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
 from gpuexec.runtime.latch import Latch
-from gpuexec.runtime.simulator.library import Extent
 from gpuexec.runtime.simulator.module import Function as SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
 from gpuexec.runtime.simulator.stream_thread import StreamThread
@@ -111,23 +111,14 @@ class SimulatorStream:
         # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self.thread.stop).atexit = False
 
-    def launch(
-        self,
-        function: Function,
-        grid: Extent,
-        block: Extent,
-        shared_bytes: int,
-        arguments: PackedArguments,
-        *,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call.
 
         Raises:
             KernelError: The launch does not fit the kernel's signature or the device.
         """
         assert isinstance(function, SimulatorFunction)
-        self.issue(make_launch(self._device, function, grid, block, shared_bytes, arguments, cooperative))
+        self.issue(make_launch(self._device, function, config, arguments))
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""

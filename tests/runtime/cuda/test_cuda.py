@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice
 from tests.runtime.cuda.launching import ONES, SHIFT, download, upload
@@ -26,7 +26,7 @@ def test_launch_passes_pointers_scalars_and_structs(
     arguments = PackedArguments([None, None, np.dtype(dtype).type(3), SHIFT, np.int32(100)])
     arguments.set_pointer(0, x.address)
     arguments.set_pointer(1, y.address)
-    stream.launch(any_device.function(kernel), (2, 1, 1), ONES, 0, arguments)
+    stream.launch(any_device.function(kernel), LaunchConfig((2, 1, 1), ONES), arguments)
     assert (download(any_device, stream, y, dtype) == np.arange(100) * 3 + 5).all()
 
 

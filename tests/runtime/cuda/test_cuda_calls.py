@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gpuexec.runtime
-from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
 from gpuexec.runtime.cuda import CudaDevice
 from gpuexec.runtime.cuda_errors import CallContext
 from gpuexec.runtime.cuda_graph import CudaGraph
@@ -200,7 +200,7 @@ def test_driver_takes_the_types_of_every_argument() -> None:
     graph.close()
     for width in (1, 2, 4, 8):
         stream.fill(256, bytes(width), 4)
-    function.check_residency((1, 1, 1), (32, 1, 1), 0, device.target)
+    function.check_residency(LaunchConfig((1, 1, 1), (32, 1, 1)), device.target)
     together.issue(stream)
     sources = "".join((RUNTIME / name).read_text() for name in ("cuda.py", "cuda_stream.py", "cuda_graph.py"))
     used = re.findall(r"driver\.(cu\w+)", sources)

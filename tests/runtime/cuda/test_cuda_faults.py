@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import DeviceLostError, DeviceNotFoundError, OutOfMemoryError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice, CudaEvent
@@ -22,7 +22,7 @@ def test_every_call_raises_device_lost_after_a_fault(device: CudaDevice, source:
     kernel, stream, event = Kernel(source, "fault"), device.create_stream(), device.create_event()
     device.load([kernel])
     memory, arguments = device.allocate(16), PackedArguments([None])
-    stream.launch(device.function(kernel), ORDINARY, (1, 1, 1), 0, arguments)
+    stream.launch(device.function(kernel), LaunchConfig(ORDINARY, (1, 1, 1)), arguments)
     with pytest.raises(DeviceLostError, match="waiting for a stream"):
         stream.synchronize()
     for call in (
@@ -31,7 +31,7 @@ def test_every_call_raises_device_lost_after_a_fault(device: CudaDevice, source:
         event.is_done,
         lambda: stream.record(event),
         lambda: stream.fill(memory.address, b"\0", 1),
-        lambda: stream.launch(device.function(kernel), ORDINARY, (1, 1, 1), 0, arguments),
+        lambda: stream.launch(device.function(kernel), LaunchConfig(ORDINARY, (1, 1, 1)), arguments),
         lambda: device.allocate(16),
         device.create_stream,
     ):
@@ -94,7 +94,7 @@ def test_device_names_the_command_when_cupy_is_missing(monkeypatch: pytest.Monke
 
 FAULT = """
 import sys
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import DeviceLostError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice
@@ -102,7 +102,7 @@ from gpuexec.runtime.cuda import CudaDevice
 device = CudaDevice()
 kernel, stream, event = Kernel(sys.argv[1], "fault"), device.create_stream(), device.create_event()
 device.load([kernel])
-stream.launch(device.function(kernel), (1, 1, 1), (1, 1, 1), 0, PackedArguments([None]))
+stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (1, 1, 1)), PackedArguments([None]))
 for call in (stream.synchronize, event.is_done, lambda: stream.record(event), lambda: device.allocate(16)):
     try:
         call()

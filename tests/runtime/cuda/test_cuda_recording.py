@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice
@@ -114,7 +114,7 @@ def test_launches_are_packed_unless_a_knob_says_otherwise(
     arguments = PackedArguments([None, None, np.float32(3), SHIFT, np.int32(64)])
     arguments.set_pointer(0, x.address)
     arguments.set_pointer(1, y.address)
-    stream.launch(device.function(kernel), ORDINARY, ONES, 0, arguments)
+    stream.launch(device.function(kernel), LaunchConfig(ORDINARY, ONES), arguments)
     assert (download(device, stream, y, np.float32) == np.arange(64) * 3 + 5).all()
     assert len(taken) == (0 if is_packed else 1)
     assert device.launch_costs is (PACKED_COSTS if is_packed else RAW_KERNEL_COSTS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver as bindings
 
+from gpuexec.command import LaunchConfig
 from tests.runtime.cupy_standin.kernels import read_parameters
 from tests.runtime.cupy_standin.statuses import CONTEXT, INVALID_VALUE, CUDARuntimeError
 
@@ -108,7 +109,7 @@ class GraphCalls:
         block = (parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ)
         values, shared_bytes = read_parameters(raw, parameters.kernelParams), parameters.sharedMemBytes
         return lambda stream, cooperative: self._standin.launch(
-            raw, grid, block, values, shared_bytes, stream, cooperative
+            raw, LaunchConfig(grid, block, shared_bytes, cooperative), values, stream
         )
 
     def _read_copy(self, parameters: Any) -> Any:

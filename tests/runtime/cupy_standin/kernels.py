@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuexec import knobs
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from tests.runtime.cupy_standin.objects import Stream
 from tests.runtime.cupy_standin.statuses import view_bytes
 
@@ -49,7 +49,7 @@ class RawKernel:
         assert all(isinstance(value, np.ndarray) and value.size == 1 for value in args)
         assert len(args) == len(self.signature)
         values = [np.frombuffer(value.tobytes(), np.uint8) for value in args]
-        self._standin.launch(self, grid, block, values, shared_mem, stream.ptr)
+        self._standin.launch(self, LaunchConfig(grid, block, shared_mem), values, stream.ptr)
 
 
 def read_parameters(raw: RawKernel, parameters: int) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ import cuda.bindings
 import numpy as np
 import pytest
 
+from gpuexec.command import LaunchConfig
 from gpuexec.errors import DeviceLostError, GpuexecError, OutOfMemoryError
 from gpuexec.runtime.arguments import PackedArguments
 from tests.runtime.cupy_standin.graphs import GraphCalls
@@ -197,8 +198,8 @@ class Standin:
     ) -> None:
         assert extra == 0
         raw = self.handles[function]
-        grid, block = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
-        self.launch(raw, grid, block, read_parameters(raw, parameters), shared_bytes, stream)
+        config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
+        self.launch(raw, config, read_parameters(raw, parameters), stream)
 
     def _launch_cooperatively(
         self,
@@ -214,30 +215,21 @@ class Standin:
         parameters: int,
     ) -> tuple[int]:
         raw = self.handles[function]
-        grid, block, values = (grid_x, grid_y, grid_z), (block_x, block_y, block_z), read_parameters(raw, parameters)
-        return self._status(lambda: self.launch(raw, grid, block, values, shared_bytes, stream, cooperative=True))
+        config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes, cooperative=True)
+        values = read_parameters(raw, parameters)
+        return self._status(lambda: self.launch(raw, config, values, stream))
 
-    def launch(
-        self,
-        raw: RawKernel,
-        grid: Any,
-        block: Any,
-        values: list[np.ndarray],
-        shared_bytes: int,
-        stream: int,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, raw: RawKernel, config: LaunchConfig, values: list[np.ndarray], stream: int) -> None:
         """Launch with the bytes of each argument, read as the kernel's own types say."""
         self._require_current()
-        assert shared_bytes <= raw.max_dynamic_shared_size_bytes
+        assert config.shared_bytes <= raw.max_dynamic_shared_size_bytes
         packed = [None if kind == "P8" else unpack(kind, v) for kind, v in zip(raw.signature, values, strict=True)]
         arguments = PackedArguments(packed)
         for position, kind in enumerate(raw.signature):
             if kind == "P8":
                 arguments.set_pointer(position, self._resolve(values[position].view(np.uint64)))
         self.calls.append(str(raw.function_kernel))
-        launch = functools.partial(self.handles[stream].launch, cooperative=cooperative)
-        self._call(launch, raw.function, grid, block, shared_bytes, arguments)
+        self._call(self.handles[stream].launch, raw.function, config, arguments)
 
     def _resolve(self, words: np.ndarray) -> int:
         """Return the address of a pointer, or of a texture or surface and a byte within it."""

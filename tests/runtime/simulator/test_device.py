@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import ClosedError, DeviceLostError, KernelError, OutOfMemoryError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.simulator.device import SimulatorDevice
@@ -38,7 +38,7 @@ def device() -> Iterator[SimulatorDevice]:
 def launch_store(device: SimulatorDevice, stream: SimulatorStream, address: int, index: int) -> None:
     arguments = PackedArguments([None, np.int32(index), np.int32(0)])
     arguments.set_pointer(0, address)
-    stream.launch(device.function(STORE), (1, 1, 1), (1, 1, 1), 0, arguments)
+    stream.launch(device.function(STORE), LaunchConfig((1, 1, 1), (1, 1, 1)), arguments)
 
 
 def test_memory_left_at_the_end_of_the_process_is_left_alone(device: SimulatorDevice) -> None:
@@ -136,7 +136,7 @@ def test_after_a_fault_nothing_runs_and_everything_says_why(device: SimulatorDev
     other.record(event)
     arguments = PackedArguments([None])
     arguments.set_pointer(0, memory.address)
-    stream.launch(device.function(DEADLOCK), (1, 1, 1), (32, 1, 1), 0, arguments)
+    stream.launch(device.function(DEADLOCK), LaunchConfig((1, 1, 1), (32, 1, 1)), arguments)
     stream.issue(Operation("note", lambda: ran.append("same")))
     with pytest.raises(DeviceLostError) as caught:
         stream.synchronize()
@@ -251,7 +251,7 @@ def test_random_schedule_gives_each_launch_its_own_order() -> None:
         arguments.set_pointer(1, y.address)
         results = [np.zeros(512, np.uint8) for _ in range(2)]
         for out in results:
-            stream.launch(device.function(RACE), (1, 1, 1), (128, 1, 1), 0, arguments)
+            stream.launch(device.function(RACE), LaunchConfig((1, 1, 1), (128, 1, 1)), arguments)
             stream.copy_to_host(out, y.address)
         stream.synchronize()
         device.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import CheckError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.simulator.device import SimulatorDevice
@@ -121,7 +121,7 @@ def test_use_of_freed_memory_is_found(name: str) -> None:
         arguments.set_pointer(position, memory.address)
     memories[0].free()
     block = (16, 16, 1) if name == "gemm" else (64, 1, 1)
-    stream.launch(device.function(kernel), (1, 1, 1), block, 528, arguments)
+    stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), block, 528), arguments)
     with pytest.raises(CheckError, match=r"use after free: read planted_.*which was freed") as caught:
         stream.synchronize()
     (finding,) = caught.value.findings

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import DeviceError, InputError, KernelError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.simulator import stream_thread
@@ -61,7 +61,7 @@ def pack(a: DeviceMemory, b: DeviceMemory, c: DeviceMemory) -> PackedArguments:
 
 
 def launch_add(device: SimulatorDevice, stream: SimulatorStream, arguments: PackedArguments) -> None:
-    stream.launch(device.function(ADD), (4, 1, 1), (256, 1, 1), 0, arguments)
+    stream.launch(device.function(ADD), LaunchConfig((4, 1, 1), (256, 1, 1)), arguments)
 
 
 def test_commands_of_one_stream_run_in_order(device: SimulatorDevice) -> None:

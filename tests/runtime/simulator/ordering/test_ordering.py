@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuexec.command import Launch, Slot
+from gpuexec.command import Launch, LaunchConfig, Slot
 from gpuexec.errors import OrderError
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.prepared import PreparedLaunch
@@ -109,7 +109,7 @@ def test_launch_from_elsewhere_uses_all_its_pointers_lie_in(device: SimulatorDev
     arguments = PackedArguments([None, None, None, np.int32(4)])
     for position in range(3):
         arguments.set_pointer(position, y.address)
-    one.launch(device.function(ADD), (1, 1, 1), (32, 1, 1), 0, arguments)
+    one.launch(device.function(ADD), LaunchConfig((1, 1, 1), (32, 1, 1)), arguments)
     two.fill(x.address, b"\0", 64)
     with pytest.raises(OrderError, match="bytes 60 to 64 of 64"):
         two.copy(x.address, y.address + 60, 4)
