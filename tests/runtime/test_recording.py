@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, LaunchConfig, Slot
 from gpuexec.errors import DeviceLostError, KernelError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import Region
+from gpuexec.runtime.device import Function, Region
 from gpuexec.runtime.prepared import PreparedLaunch, PreparedSegment
 from gpuexec.runtime.recording import LaunchRecording
 from gpuexec.runtime.tracer import TracerDevice, TracerFunction, TracerMemory, TracerStream
@@ -216,6 +216,28 @@ def test_arguments_that_do_not_fit_the_signature_are_refused() -> None:
         PreparedLaunch(function, COMMANDS[0])  # type: ignore[arg-type]
     function.signature = ("P8", "P8", "P8", "i4")
     PreparedLaunch(function, COMMANDS[0])  # type: ignore[arg-type]
+
+
+class ConfigStream(TracerStream):
+    """Keeps the configuration of each launch."""
+
+    configs: tuple[LaunchConfig, ...] = ()
+
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        self.configs += (config,)
+
+
+def test_configuration_is_made_once_and_when_the_size_changes() -> None:
+    device, _, _ = make()
+    stream = ConfigStream(device, 1)
+    prepared = PreparedLaunch(device.function(KERNEL), launch(1, window(ARENA)))
+    prepared.issue(stream)
+    prepared.issue(stream)
+    prepared.update(launch(2, window(ARENA)))
+    prepared.issue(stream)
+    first, again, other = stream.configs
+    assert first is again and first == LaunchConfig((1, 1, 1), (32, 1, 1))
+    assert other == LaunchConfig((2, 1, 1), (32, 1, 1))
 
 
 class FaultingStream(TracerStream):
