@@ -216,13 +216,13 @@ class CastLike(_Conversion):
 
     def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
         """Return the second input's."""
-        return dtypes[1]
+        return dtypes[1] if len(dtypes) > 1 else None
 
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
         """Return whether both types are known, and the same."""
         # NOTE: to NumPy, None equals float64.
-        x, like = (None if given is None else given.dtype for given in inputs)
-        return x is not None and like is not None and x == like
+        dtypes = [given.dtype for given in inputs if given is not None and given.dtype is not None]
+        return len(dtypes) == 2 and dtypes[0] == dtypes[1]
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
         """Convert."""

@@ -80,7 +80,7 @@ class Pad(Operator):
 
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
         """Return whether all pads are known to be 0."""
-        pads = inputs[1]
+        pads = inputs[1] if len(inputs) > 1 else None
         return pads is not None and pads.content is not None and not bring(pads.content).any()
 
     def compute(

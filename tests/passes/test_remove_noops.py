@@ -15,6 +15,14 @@ CONSTANTS = (
 )
 
 
+@pytest.mark.parametrize("node", ["Cos (x)", "ReduceMax <keepdims = 1> (x)", "LogSoftmax (x)", "Sum (x, x)"])
+def test_cast_behind_what_keeps_the_type_goes(node: str) -> None:
+    graph = load(f"agraph (float[2, 3] x) => (float[m, n] y) {{ a = {node} b = Cast <to = 1> (a) y = Neg (b) }}")
+    after = remove_noops(graph)
+    assert operators(after) == [node.split()[0], "Neg"]
+    check_same(graph, after, x=X)
+
+
 @pytest.mark.parametrize(
     "node",
     [
