@@ -250,7 +250,7 @@ class Identity(Operator):
         return (TensorSpec(x.shape, x.dtype),)
 
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
-        """Return that it is one."""
+        """Return True."""
         return True
 
     def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
