@@ -42,10 +42,11 @@ features: compiler $(BIN)/python  ## run the tests named by rows of the feature 
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m tests.features $(ARGS)
 
-format: $(BIN)/python  ## rewrite the Python sources in the project's format
+format: $(BIN)/python  ## rewrite the Python sources in the project's format, and the stub of the public names
 	$(call install,run dev)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m tests.face
 
 lint: $(BIN)/python  ## check format and rules
 	$(call install,run dev)

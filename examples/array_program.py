@@ -24,7 +24,7 @@ def read_digits(images: Any) -> dict[str, Any]:
     return {"digits": places[:, 0], "odds": best[:, 0], "doubtful": np.flatnonzero(best[:, 1] > 0.25)}
 
 
-def run(model: gx.Model, images: Array) -> gx.Outputs:
+def run(model: gx.Model, images: Array) -> gx.Outputs[Array]:
     """Return digits, odds and the doubtful ones."""
     with gx.Worker(model) as worker:
         return worker.run({"images": images})

@@ -1,4 +1,4 @@
-"""Manual scheduling beside a frame loop: one layer a frame, flushed every 4 frames."""
+"""Manual scheduling beside a frame loop: one layer a frame, printed every 4 frames."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from digits import count_right, load_images, load_model
 
 import gpuexec as gx
 
-FRAMES_PER_FLUSH = 4
+FRAMES_PER_LINE = 4
 
 
 def main() -> None:
     """Draw frames; in each of them, let the net go one layer on."""
     images, labels = load_images(360)
     with gx.Worker(load_model()) as worker:
-        schedule = worker.start_manual_schedule(images)
+        schedule = worker.schedule_iterable(images)
         frame, has_more = 0, True
         while has_more:
             frame += 1  # here a game would draw
             has_more = next(schedule, None) is not None
-            if frame % FRAMES_PER_FLUSH == 0:
-                worker.flush_schedule(blocking=False)
+            if frame % FRAMES_PER_LINE == 0:
                 print(f"  frame {frame}: {worker.schedule_progress:4.0%} scheduled")
         request = worker.peek_output().readback_request()
         while not request.is_done():

@@ -13,67 +13,11 @@ Names are loaded when first used, so that importing the package costs next to no
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuexec.version import VERSION
 
-if TYPE_CHECKING:
-    from gpuexec.array_program import SymbolicArray as SymbolicArray
-    from gpuexec.array_program import fn as fn
-    from gpuexec.array_program import graph as graph
-    from gpuexec.diagnosing.bisecting import bisect as bisect
-    from gpuexec.diagnosing.measuring import GapReport as GapReport
-    from gpuexec.diagnosing.measuring import GapRow as GapRow
-    from gpuexec.diagnosing.measuring import measure_gap as measure_gap
-    from gpuexec.diagnosing.verdict import Verdict as Verdict
-    from gpuexec.editing.named_data import NamedDataMap as NamedDataMap
-    from gpuexec.errors import *  # noqa: F403
-    from gpuexec.images.converter import ImageConverter as ImageConverter
-    from gpuexec.images.converter import to_image as to_image
-    from gpuexec.images.converter import to_tensor as to_tensor
-    from gpuexec.images.transform import ImageTransform as ImageTransform
-    from gpuexec.importer.origin import ExternalData as ExternalData
-    from gpuexec.inspecting.finding import NonFinite as NonFinite
-    from gpuexec.inspecting.gaps import Gap as Gap
-    from gpuexec.inspecting.gaps import gap_of as gap_of
-    from gpuexec.inspecting.statistics import Statistics as Statistics
-    from gpuexec.loading import load as load
-    from gpuexec.memories import Memory as Memory
-    from gpuexec.model import Model as Model
-    from gpuexec.profiling.complexity import count_work as count_work
-    from gpuexec.profiling.profiler import Profiler as Profiler
-    from gpuexec.programs.contents import Verification as Verification
-    from gpuexec.programs.data_loader import BufferDataLoader as BufferDataLoader
-    from gpuexec.programs.data_loader import DataLoader as DataLoader
-    from gpuexec.programs.data_loader import FileDataLoader as FileDataLoader
-    from gpuexec.programs.data_loader import FileLikeDataLoader as FileLikeDataLoader
-    from gpuexec.programs.data_loader import MmapDataLoader as MmapDataLoader
-    from gpuexec.programs.memory_manager import BumpAllocator as BumpAllocator
-    from gpuexec.programs.memory_manager import DeviceAllocator as DeviceAllocator
-    from gpuexec.programs.memory_manager import HierarchicalAllocator as HierarchicalAllocator
-    from gpuexec.programs.memory_manager import MemoryManager as MemoryManager
-    from gpuexec.programs.method import Method as Method
-    from gpuexec.programs.method_meta import MethodMeta as MethodMeta
-    from gpuexec.programs.module import Module as Module
-    from gpuexec.programs.program import Program as Program
-    from gpuexec.progress import Progress as Progress
-    from gpuexec.replay.replay import Replay as Replay
-    from gpuexec.resources.syncs import no_implicit_sync as no_implicit_sync
-    from gpuexec.results.outputs import Outputs as Outputs
-    from gpuexec.results.readback import ReadbackRequest as ReadbackRequest
-    from gpuexec.results.tensor import Tensor as Tensor
-    from gpuexec.running.inspection import Inspection as Inspection
-    from gpuexec.running.run import Run as Run
-    from gpuexec.running.run import Step as Step
-    from gpuexec.runtime.backend import BackendType as BackendType
-    from gpuexec.state.seeds import set_seed as set_seed
-    from gpuexec.state.state import Snapshot as Snapshot
-    from gpuexec.state.state import State as State
-    from gpuexec.weights.gap import WeightGap as WeightGap
-    from gpuexec.weights.gap import WeightRow as WeightRow
-    from gpuexec.weights.gap import measure_weights as measure_weights
-    from gpuexec.worker import Worker as Worker
-
+# Where each public name is defined; `gpuexec/__init__.pyi`, which `python -m tests.face` makes, tells type checkers.
 _HOMES = {
     "gpuexec.editing.named_data": ("NamedDataMap",),
     "gpuexec.array_program": ("SymbolicArray", "fn", "graph"),
@@ -114,6 +58,7 @@ _HOMES = {
     "gpuexec.running.run": ("Run", "Step"),
     "gpuexec.resources.syncs": ("no_implicit_sync",),
     "gpuexec.replay.replay": ("Replay",),
+    "gpuexec.results.given": ("ArrayLike", "Inputs"),
     "gpuexec.results.tensor": ("Tensor",),
     "gpuexec.results.outputs": ("Outputs",),
     "gpuexec.results.readback": ("ReadbackRequest",),

@@ -19,7 +19,8 @@ from gpuexec.errors import GpuexecError, StateError
 from gpuexec.inspecting.inspector import Inspector
 from gpuexec.model import Model
 from gpuexec.plan import Plan
-from gpuexec.profiling.profiler import Profiler, find_profiler, watching
+from gpuexec.profiling.log import ProfileLog
+from gpuexec.profiling.profiler import Profiler, find_log, watching
 from gpuexec.resources.caller_stream import CallerStream, check_not_capturing
 from gpuexec.resources.entrance import Entrance
 from gpuexec.resources.syncs import SyncLog
@@ -166,13 +167,13 @@ class Engine:
             copy: Whether host arrays are copied.
             stream: A stream of the caller's in whose order the run is.
         """
-        profiler = find_profiler(self.profiler)
-        if profiler is None:
+        log = find_log(self.profiler)
+        if log is None:
             bound = self._bind(inputs, copy=copy, stream=stream)
             is_issued = self._issuer.put(bound)
         else:
-            with watching(profiler, "schedule"):
-                bound = self._bind(inputs, copy=copy, stream=stream, profiler=profiler)
+            with watching(log, "schedule"):
+                bound = self._bind(inputs, copy=copy, stream=stream, log=log)
                 with following(bound.profile):
                     is_issued = self._issuer.put(bound)
         if not is_issued and (bound.caller is not None or not self._owns_stream):
@@ -193,14 +194,14 @@ class Engine:
         Returns:
             The run, and its steps, each with a guess of how many layers follow.
         """
-        profiler = find_profiler(self.profiler)
-        with watching(profiler, "schedule"):
-            bound = self._bind(inputs, copy=copy, stream=stream, profiler=profiler)
+        log = find_log(self.profiler)
+        with watching(log, "schedule"):
+            bound = self._bind(inputs, copy=copy, stream=stream, log=log)
         return bound.run, self._stepping.begin(bound, budget_ms)
 
     def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
-        with watching(find_profiler(self.profiler), "prepare"):
+        with watching(find_log(self.profiler), "prepare"):
             return self._prepare(given)
 
     def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
@@ -349,7 +350,7 @@ class Engine:
 
     # ---- binding
 
-    def _bind(self, inputs: object, *, copy: bool, stream: object = None, profiler: Profiler | None = None) -> Bound:
+    def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> Bound:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
 
         Raises:
@@ -373,7 +374,7 @@ class Engine:
             regions = self._runs.reserve(stage, choice, given)
         bound = self._runs.bind(given, stage, choice, regions)
         bound.caller = caller
-        if profiler is not None:
-            profile_run(bound, profiler, self.model.graph.name, self.stream, self.holdings)
+        if log is not None:
+            profile_run(bound, log, self.model.graph.name, self.stream, self.holdings)
             self.profiled += 1
         return bound

@@ -1,47 +1,46 @@
-"""What waits for all that was issued, of whatever runs an engine."""
+"""Waiting for all work that was issued, of whatever runs an engine."""
 
 from __future__ import annotations
 
 from gpuexec.engine import Engine
-from gpuexec.resources.fence import Fence
 
 
 class Flushing:
-    """Waits for an engine when asked to, from a thread or a loop."""
+    """Waits for an engine when asked to, from a thread, a loop or a stream."""
 
     _engine: Engine
 
-    def flush_schedule(self, blocking: bool = False, *, stream: object = None) -> None:
-        """Hand everything issued so far to the device; with ``blocking`` wait for it, and give staging back.
+    def wait_for_completion(self) -> None:
+        """Wait for everything issued so far, between steps too, and give staging back.
 
-        Args:
-            blocking: Wait; then the device's pinned blocks that nobody uses are freed, that of the inputs too, which
-                stay set.
-            stream: A stream of yours: what you put on it afterwards comes after all that was issued so far.
+        The device's pinned blocks that nobody uses are freed, that of the inputs too, which stay set.
 
         Raises:
-            GpuexecError: Waiting, and the last run failed.
+            GpuexecError: The last run failed.
         """
         waiting = self._engine.waiting
         with self._engine.entering():
-            # Work is the device's from the moment it is issued: there is nothing to hand over that could be marked.
-            mark = waiting.mark(stream) if blocking or stream is not None else Fence.of()
-        if blocking:
-            with waiting.releasing_staging():
-                mark.synchronize()
+            mark = waiting.mark()
+        with waiting.releasing_staging():
+            mark.synchronize()
 
-    async def flush_schedule_async(self) -> None:
-        """Wait for everything issued so far without blocking the loop."""
+    async def wait_for_completion_async(self) -> None:
+        """Wait as `wait_for_completion` does, without blocking the loop."""
         waiting = self._engine.waiting
         with self._engine.entering():
             mark = waiting.mark()
         with waiting.releasing_staging():
             await mark.wait(self._engine.backend.completion)
 
-    def wait_for_completion(self) -> None:
-        """Wait for everything issued so far, between steps too."""
-        self.flush_schedule(blocking=True)
+    def order_before(self, stream: object) -> None:
+        """Have a stream of yours wait for everything issued so far; return at once.
 
-    async def wait_for_completion_async(self) -> None:
-        """Wait for everything issued so far without blocking the loop."""
-        await self.flush_schedule_async()
+        Args:
+            stream: Of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``: what you put on it
+                afterwards comes after all that was issued so far.
+
+        Raises:
+            InputError: ``stream`` is none.
+        """
+        with self._engine.entering():
+            self._engine.waiting.mark(stream)

@@ -78,42 +78,6 @@ class Memory:
             raise InputError(f"{self}: {given} is no free extent of it.", value=self.input)
         return np.zeros(shape, self.dtype)
 
-    def with_shape(self, shape: Sequence[Dim]) -> Memory:
-        """Return the memory with these extents, but for the one it grows along."""
-        dims = [dim if axis == self.axis else extent for axis, (dim, extent) in enumerate(zip(self.shape, shape))]
-        return replace(self, shape=tuple(dims))
-
-    def check(self, spec: TensorSpec) -> None:
-        """Check that the memory may hold a tensor.
-
-        Raises:
-            InputError: Dtype, rank or a fixed extent is another, or it has more rows than there is room for.
-        """
-        fits = spec.dtype == self.dtype and spec.rank == len(self.shape)
-        if not fits or any(
-            isinstance(d, int) and d != extent for d, extent in zip(self.shape, spec.shape, strict=True)
-        ):
-            raise InputError(f"Memory {self.input!r} expects {self._declared}, got {spec}.", value=self.input)
-        if self.capacity is not None and self.axis is not None and spec.shape[self.axis] > self.capacity:
-            raise InputError(
-                f"Memory {self.input!r} has a capacity of {self.capacity} rows, got {spec} with"
-                f" {spec.shape[self.axis]}.",
-                value=self.input,
-            )
-
-    def check_left(self, spec: TensorSpec) -> None:
-        """Check that the memory may hold an output of a run, whose real spec may differ from the declared one.
-
-        Raises:
-            ModelError: Dtype, rank or a fixed extent is another.
-        """
-        try:
-            self.check(spec)
-        except InputError as error:
-            raise ModelError(
-                f"Output {self.output!r} can't be the next run's input: {error}", value=self.output
-            ) from None
-
     @property
     def _declared(self) -> DeclaredSpec:
         return DeclaredSpec(self.dtype, self.shape)
@@ -121,6 +85,43 @@ class Memory:
     def __str__(self) -> str:
         room = "" if self.capacity is None else f" of {self.capacity} rows along axis {self.axis}"
         return f"{self.input} <- {self.output}: {self._declared} ({self.form}{room})"
+
+
+def with_extents(memory: Memory, shape: Sequence[Dim]) -> Memory:
+    """Return a memory with these extents, but for the one it grows along."""
+    dims = [dim if axis == memory.axis else extent for axis, (dim, extent) in enumerate(zip(memory.shape, shape))]
+    return replace(memory, shape=tuple(dims))
+
+
+def check_held(memory: Memory, spec: TensorSpec) -> None:
+    """Check that a memory may hold a tensor.
+
+    Raises:
+        InputError: Dtype, rank or a fixed extent is another, or it has more rows than there is room for.
+    """
+    fits = spec.dtype == memory.dtype and spec.rank == len(memory.shape)
+    if not fits or any(isinstance(d, int) and d != extent for d, extent in zip(memory.shape, spec.shape, strict=True)):
+        raise InputError(f"Memory {memory.input!r} expects {memory._declared}, got {spec}.", value=memory.input)
+    if memory.capacity is not None and memory.axis is not None and spec.shape[memory.axis] > memory.capacity:
+        raise InputError(
+            f"Memory {memory.input!r} has a capacity of {memory.capacity} rows, got {spec} with"
+            f" {spec.shape[memory.axis]}.",
+            value=memory.input,
+        )
+
+
+def check_left(memory: Memory, spec: TensorSpec) -> None:
+    """Check that a memory may hold an output of a run, whose real spec may differ from the declared one.
+
+    Raises:
+        ModelError: Dtype, rank or a fixed extent is another.
+    """
+    try:
+        check_held(memory, spec)
+    except InputError as error:
+        raise ModelError(
+            f"Output {memory.output!r} can't be the next run's input: {error}", value=memory.output
+        ) from None
 
 
 def make_memory(held: Value, output: Value, dims: DeclaredDims, *, is_implicit: bool = False) -> Memory:

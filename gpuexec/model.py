@@ -65,13 +65,13 @@ class Model:
         self.ports = (*self.inputs, *(port for port in ports if port.name in given))
         self.outputs = tuple(make_output(value) for value in graph.outputs if value.name not in taken)
         # Weights on devices, made by the first Worker and shared by all; see `gpuexec.resources.weights`.
-        self.slabs: dict[Any, Any] = {}
+        self._slabs: dict[Any, Any] = {}
         # Passes to run once the specs of the inputs are known.
-        self.plan_passes: Sequence[Pass] = AT_PLAN
+        self._plan_passes: Sequence[Pass] = AT_PLAN
         # Stored plans by target and compiled kernels, for a model from a program; see `gpuexec.programs.contents`.
-        self.plans: Mapping[str, tuple[Plan, ...]] = {}
-        self.code = StoredCode()
-        self.lock = threading.Lock()
+        self._plans: Mapping[str, tuple[Plan, ...]] = {}
+        self._code = StoredCode()
+        self._lock = threading.Lock()
         self._process = os.getpid()
         names = [value.name for value in graph.constants]
         if len(set(names)) != len(names):
@@ -212,7 +212,7 @@ class Model:
         graph = compress(parts.graph, kind, only, self.disabled_passes)
         compressed = self._edit(Parts(graph, parts.memories, parts.dims))
         # Its weights on devices are its own: this model's are freed with this model's last Worker.
-        compressed.slabs, compressed.lock = {}, threading.Lock()
+        compressed._slabs, compressed._lock = {}, threading.Lock()
         return compressed
 
     def save(
@@ -277,19 +277,8 @@ class Model:
     ) -> Model:
         """Return a model that shares with this one the device copies of their common weights."""
         derived = Model(info, graph, dims, disabled, memories)
-        derived.slabs, derived.lock, derived.code = self.slabs, self.lock, self.code
+        derived._slabs, derived._lock, derived._code = self._slabs, self._lock, self._code
         return derived
-
-    def check_process(self) -> None:
-        """Check that this is still the process that loaded the model.
-
-        Raises:
-            StateError: The process was forked.
-        """
-        if os.getpid() != self._process:
-            raise StateError(
-                "This model was loaded before a fork; device handles don't survive it. Start processes with spawn."
-            )
 
     def __reduce__(self) -> tuple[object, ...]:
         content = (self.info, self.graph, self.dims, self.disabled_passes, self.memories)
@@ -308,11 +297,23 @@ class Model:
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
 
 
+def check_process(model: Model) -> None:
+    """Check that this is still the process that loaded a model.
+
+    Raises:
+        StateError: The process was forked.
+    """
+    if os.getpid() != model._process:
+        raise StateError(
+            "This model was loaded before a fork; device handles don't survive it. Start processes with spawn."
+        )
+
+
 def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
     """Return a model with other content for weights; the arrays are used as they are. See `Model.with_weights`."""
     parts = model._parts()
     changed = model._edit(Parts(replace_weights(parts.graph, arrays), parts.memories, parts.dims))
-    changed.plans = model.plans
+    changed._plans = model._plans
     return changed
 
 

@@ -11,6 +11,7 @@ from gpuexec.engine import Engine
 from gpuexec.errors import StateError
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.results.copying import copy_tensor
+from gpuexec.results.given import Inputs
 from gpuexec.results.outputs import Outputs
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.pacing import check_budget
@@ -28,7 +29,7 @@ class Scheduling:
 
     # ---- running
 
-    def schedule(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Run:
+    def schedule(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Run:
         """Put a run on the stream and return at once.
 
         Args:
@@ -51,9 +52,7 @@ class Scheduling:
             self._progress = 1.0
             return self._last
 
-    execute = schedule
-
-    def run(self, inputs: object = None, *, copy: bool = True, stream: object = None) -> Outputs:
+    def run(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Outputs[Any]:
         """Run and block for all outputs: a tuple that also knows names, whether they are one or several.
 
         Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
@@ -67,7 +66,7 @@ class Scheduling:
 
     def schedule_iterable(
         self,
-        inputs: object = None,
+        inputs: Inputs | None = None,
         *,
         copy: bool = True,
         budget_ms: float | None = None,
@@ -95,9 +94,6 @@ class Scheduling:
             self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms, stream=stream)
             self._progress = 0.0
             return self._follow(steps)
-
-    execute_async = schedule_iterable
-    start_manual_schedule = schedule_iterable
 
     def _follow(self, steps: Iterator[tuple[Step, int]]) -> Iterator[Step]:
         for step, left in steps:

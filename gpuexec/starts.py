@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpuexec.errors import GpuexecError, NeedsHostValue, StateError
 from gpuexec.graphs import Graph, list_needed
-from gpuexec.memories import Memory
+from gpuexec.memories import Memory, with_extents
 from gpuexec.passes.add_memories import without_memories
 from gpuexec.planner.analyse import Walk
 from gpuexec.planner.classes import DeclaredDims
@@ -74,7 +74,7 @@ def bind_shapes(graph: Graph, memories: Sequence[Memory], dims: DeclaredDims) ->
     for memory in memories:
         rows = zip(memory.shape, *(starts[memory.input].shape for starts in tries), strict=True)
         shape = [dim if axis == memory.axis or a != b else a for axis, (dim, a, b) in enumerate(rows)]
-        bound.append(memory.with_shape(shape))
+        bound.append(with_extents(memory, shape))
     return tuple(bound)
 
 

@@ -11,7 +11,7 @@ from gpuexec.flushing import Flushing
 from gpuexec.importer.read import Source
 from gpuexec.inspecting.inspector import Inspector
 from gpuexec.loading import load
-from gpuexec.model import Model
+from gpuexec.model import Model, check_process
 from gpuexec.pickling import not_picklable
 from gpuexec.plan import Plan
 from gpuexec.profiling.profiler import Profiler, check_profiler
@@ -23,6 +23,7 @@ from gpuexec.resources.caller_stream import open_stream
 from gpuexec.resources.entrance import is_interrupt
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import weights_of
+from gpuexec.results.given import ArrayLike, Inputs
 from gpuexec.running.described import describe_inputs
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.running.storage import own_storage
@@ -35,7 +36,17 @@ from gpuexec.weights.alike import take_weights
 
 @not_picklable("Send its model, and make a Worker of that there.")
 class Worker(Scheduling, Flushing, Reporting):
-    """Runs a model. Nothing waits for the device unless you ask.
+    """Runs a model on a device. Nothing waits for the device unless you ask.
+
+        with gpuexec.Worker("model.onnx") as worker:
+            (y,) = worker.run(x)            # blocks for the outputs
+            worker.schedule(x)              # returns at once
+            y = worker.read_output("y")     # blocks for one output
+
+    To run: `run`, `schedule`, `schedule_iterable`, `cancel`. To read outputs: `peek_output`, `read_output`,
+    `copy_output`. To order work: `order_before`, `wait_for_completion`. Before runs: `prepare`, `record`, `tap`,
+    `replace_weights`, `state`. To look: `summary`, `report`, `memory_report`, `plans`, `backend_reason`. At the end:
+    `trim`, `close`.
 
     A Worker belongs to one caller at a time; a second one entering is refused. Many Workers over one Model share its
     weights.
@@ -106,7 +117,7 @@ class Worker(Scheduling, Flushing, Reporting):
         check_profiler(profiler)
         check_tell(progress)
         model = model if isinstance(model, Model) else load(model, progress=progress)
-        model.check_process()
+        check_process(model)
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
@@ -131,7 +142,7 @@ class Worker(Scheduling, Flushing, Reporting):
 
     # ---- before and beside runs
 
-    def prepare(self, inputs: object = None, *, progress: Tell | None = None) -> Plan | None:
+    def prepare(self, inputs: Inputs | None = None, *, progress: Tell | None = None) -> Plan | None:
         """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
 
         What depends on data is planned when the data is there. None: the run begins on the host.
@@ -168,7 +179,7 @@ class Worker(Scheduling, Flushing, Reporting):
             self._engine.site.inspector.tap(self.model, wanted or {})
 
     def record(
-        self, inputs: object = None, *, outputs: Mapping[str, object] | None = None, stream: object = None
+        self, inputs: Inputs | None = None, *, outputs: Mapping[str, ArrayLike] | None = None, stream: object = None
     ) -> Replay:
         """Record the run of these inputs, to be put on streams again and again with other arrays of the same shapes.
 

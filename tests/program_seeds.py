@@ -102,7 +102,7 @@ def build_program() -> Contents:
     built = build_contents(models, cases=cases, writer="tests")
     code = make_code()
     for method in built.methods.values():
-        method.model.code = code
+        method.model._code = code
     return Contents(built.methods, code, writer="tests")
 
 

@@ -63,12 +63,12 @@ def test_requests_runs_and_tensors_are_awaited() -> None:
         with gx.Worker(affine(), backend=CPU) as worker:
             run = await worker.schedule(x)
             assert run.is_done()
-            assert await run.peek_output().ready() is run.peek_output()
+            assert await run.peek_output().wait_async() is run.peek_output()
             request = run.peek_output().readback_request()
             for _ in range(3):
                 np.testing.assert_array_equal(await request, expect_affine(x))
-            np.testing.assert_array_equal(await run.peek_output().data_on_backend.download_async(), expect_affine(x))
-            await worker.flush_schedule_async()
+            np.testing.assert_array_equal(await run.peek_output().readback_and_clone_async(), expect_affine(x))
+            await worker.wait_for_completion_async()
             await worker.wait_for_completion_async()
 
     asyncio.run(serve())
@@ -192,7 +192,7 @@ def test_error_of_the_run_comes_to_who_awaits_it() -> None:
             for choose in (
                 lambda run: run,
                 lambda run: run.peek_output().readback_request(),
-                lambda run: run.peek_output().ready(),
+                lambda run: run.peek_output().wait_async(),
             ):
                 GATES.failures[gate] = RuntimeError("no such luck")
                 awaitable = choose(worker.schedule(ramp(2, 3)))

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import gpuexec as gx
+from gpuexec.compat import sentis
 from gpuexec.operator import Operator, Tolerance, operator
 from gpuexec.spec import TensorSpec
 from tests.objects import BACKENDS, INPUTS, MIXED, ONE, TWO, WORDS, are_equal, parse, run_on
@@ -36,7 +37,7 @@ def test_inputs_stay_set_and_are_copied(backend: gx.BackendType) -> None:
     with gx.Worker(gx.load(MIXED), backend=backend) as worker:
         worker.schedule({"s": rows, "x": TWO, "w": words})
         words[0], rows[0][:] = "changed", 9
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         found = worker.run({"x": TWO})
     assert are_equal(found[0], [ONE * 2, TWO * 2])
     assert found[2].tolist() == [*WORDS, "more"]
@@ -80,8 +81,8 @@ def test_all_ways_to_read_agree(backend: gx.BackendType) -> None:
         wanted = np.append(WORDS, "more")
         awaited = asyncio.run(words.readback_and_clone_async())
         assert all(are_equal(each, wanted) for each in (awaited, np.asarray(words), words[:], worker.read_output("v")))
-        assert are_equal(words.download_to_native_array(), wanted)
-        assert are_equal(words.download_to_array(np.empty(4, object)), wanted)
+        assert are_equal(words.readback_request().view(), wanted)
+        assert are_equal(words.readback_and_clone(np.empty(4, object)), wanted)
         assert (words.shape, words.dtype, len(words), str(words.spec)) == ((4,), np.dtype(object), 4, "string[4]")
         assert are_equal(asyncio.run(sequence.readback_and_clone_async()), worker.read_output("t"))
         assert str(sequence.spec) == "sequence"
@@ -97,14 +98,14 @@ def test_what_makes_no_sense_for_host_objects_is_refused(backend: gx.BackendType
             np.from_dlpack(words)
         assert not hasattr(words, "__cuda_array_interface__")
         for act in (
-            lambda: words.data_on_backend.max_capacity,
+            lambda: sentis.Tensor(words).data_on_backend.max_capacity,
             lambda: worker.copy_output("v"),
             lambda: worker.copy_output("t"),
         ):
             with pytest.raises(gx.InputError, match="has no bytes on a device"):
                 act()
         with pytest.raises(gx.InputError, match="nothing to upload to"):
-            words.data_on_backend.upload(WORDS)
+            words.upload(WORDS)
         with pytest.raises(gx.InputError, match=r"'t' is no array but a sequence: call readback_and_clone\(\)"):
             np.asarray(sequence)
         with pytest.raises(gx.ImplicitSyncError, match="SequenceInsert"):

@@ -96,7 +96,7 @@ def copy_and_upload(stage: Stage) -> None:
     worker.schedule(X)
     copied = worker.copy_output()
     first = copied.readback_request()
-    copied.data_on_backend.upload(X[:1])
+    copied.upload(X[:1])
     last = copied.readback_request()
     worker.schedule(X + 1)
     stage.go()
@@ -176,11 +176,11 @@ def test_staging_of_uploads_used_again_without_waiting_is_found(stage: Stage, mo
     monkeypatch.setattr(Staging, "give_back", lambda self, memory, event=None: give_back(self, memory))
     worker.schedule(X)
     copied = worker.copy_output()
-    copied.data_on_backend.upload(X)
+    copied.upload(X)
     with pytest.raises(
         OrderError, match=r"The host writes bytes 0 to 24 .* of pinned memory .* which copy of 24 bytes"
     ):
-        copied.data_on_backend.upload(X)
+        copied.upload(X)
 
 
 def test_tensor_dropped_without_keeping_its_bytes_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,19 +54,18 @@ def test_one_frame_reads_its_own_output_as_input() -> None:
 # ---- waiting and giving up
 
 
-def test_flush_waits_only_when_asked() -> None:
+def test_completion_is_waited_for() -> None:
     worker, gate = hold_worker(affine())
     with worker:
         run = worker.schedule(ramp(2, 3))
-        worker.flush_schedule()
         assert not run.is_done()
         gate.set()
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         assert run.is_done()
 
 
-def test_flush_before_any_run_does_nothing(worker: gx.Worker) -> None:
-    worker.flush_schedule(blocking=True)
+def test_waiting_before_any_run_does_nothing(worker: gx.Worker) -> None:
+    worker.wait_for_completion()
 
 
 def test_waiting_copies_nothing() -> None:
@@ -74,7 +73,7 @@ def test_waiting_copies_nothing() -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         worker.schedule(ramp(2, 3))
         worker.wait_for_completion()
-        worker.peek_output().data_on_backend.complete_all_pending_operations()
+        worker.peek_output().wait()
         assert "copy_to_host" not in trace(backend)
         worker.read_output()
         assert "copy_to_host" in trace(backend)

@@ -64,11 +64,6 @@ def test_schedule_returns_before_the_work_is_done() -> None:
         np.testing.assert_array_equal(y.readback_and_clone(), x + 1)
 
 
-def test_execute_is_schedule() -> None:
-    assert gx.Worker.execute is gx.Worker.schedule
-    assert gx.Worker.execute_async is gx.Worker.schedule_iterable is gx.Worker.start_manual_schedule
-
-
 def test_names_of_later_work_are_absent() -> None:
     for name in LATER_NAMES:
         with pytest.raises(TypeError, match=name):
@@ -152,7 +147,7 @@ def test_copy_is_no_view_of_the_workers_tensor(worker: gx.Worker) -> None:
     x = ramp(2, 3)
     y = worker.schedule(x).peek_output()
     copy = worker.copy_output()
-    y.data_on_backend.upload(np.zeros((2, 3), np.float32))
+    y.upload(np.zeros((2, 3), np.float32))
     np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(x))
 
 
@@ -319,7 +314,7 @@ DOORS: dict[str, Callable[[str], object]] = {
     "Program.build": lambda name: build_program(backend=name).method_meta("forward"),
     "Program.load_method": lambda name: build_program().load_method("forward", backend=name).close(),
     "Program.method_meta": lambda name: build_program().method_meta("forward", backend=name),
-    "Module": lambda name: gx.Module(build_program(), backend=name).load_forward().close(),
+    "Module": lambda name: gx.Module(build_program(), backend=name).load_method().close(),
     "DeviceAllocator": lambda name: gx.DeviceAllocator(name).allocate(8),
     "ImageConverter": lambda name: gx.ImageConverter(name).close(),
     "to_tensor": lambda name: gx.to_tensor(np.zeros((2, 2), np.uint8), backend=name),

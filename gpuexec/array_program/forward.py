@@ -21,7 +21,7 @@ from gpuexec.spec import DeclaredSpec
 __all__ = ["forward"]
 
 
-def forward(model: Model, *arrays: Any, **named: Any) -> Outputs:
+def forward(model: Model, *arrays: Any, **named: Any) -> Outputs[Any]:
     """Call a model in the program, as often as wanted; weights are shared, not copied.
 
     Args:

@@ -65,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
     plans: list[Plan] = []
     if cut.ready is not None:
         given = {value.name: specs[value] for value in cut.ready.inputs}
-        ready = run_passes(cut.ready, model.plan_passes, model.disabled_passes, given)
+        ready = run_passes(cut.ready, model._plan_passes, model.disabled_passes, given)
         plans = [plan_graph(ready, given, _target(options), model.dims).plan]
         _print_plan(console, plans[0])
     if cut.reads or cut.host_nodes or cut.repeat or cut.rest:

@@ -6,6 +6,8 @@
     outputs = program.load_method("forward").execute([x])
 
 Names are those of executorch.runtime 1.0. Programs are gpuexec's; arrays are NumPy's, and outputs the caller's own.
+What only the C++ runtime has is beside them in Python's spelling: `Module`, `NamedDataMap`, sizes of a Method, methods
+of a Program by number.
 Errors are gpuexec's, and such as Python code expects here: KeyError for a method, IndexError for an index, TypeError
 for a source. All carry ``code``.
 """
@@ -14,19 +16,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, BinaryIO
 
 import numpy as np
 
 import gpuexec.ops  # noqa: F401  (registers the operators)
+from gpuexec.editing import named_data
 from gpuexec.errors import DeviceError, ErrorCode, InputError
 from gpuexec.operator import operator_names
 from gpuexec.programs import contents
 from gpuexec.programs import method as methods
+from gpuexec.programs import module as modules
 from gpuexec.programs import program as programs
 from gpuexec.programs.method_meta import MethodMeta, TensorMeta
+from gpuexec.results.given import Inputs
 from gpuexec.runtime.backend import BackendLike, BackendType, choose_backend
 
 Array = np.ndarray[Any, Any]
@@ -177,8 +182,16 @@ class Method:
         """Description of its inputs and outputs."""
         return MethodMetadata(self._method.method_meta)
 
-    def execute(self, inputs: Sequence[object]) -> Sequence[Array]:
-        """Run it; return the outputs as arrays that the caller owns.
+    def inputs_size(self) -> int:
+        """Return how many inputs it has."""
+        return self._method.method_meta.num_inputs
+
+    def outputs_size(self) -> int:
+        """Return how many outputs it has."""
+        return self._method.method_meta.num_outputs
+
+    def execute(self, inputs: Sequence[Any]) -> Sequence[Array]:
+        """Run; return the outputs as arrays of the caller's own.
 
         Raises:
             InputError: The inputs are not those of the method.
@@ -199,6 +212,17 @@ class Program:
     def method_names(self) -> set[str]:
         """The names of the methods."""
         return set(self._program.method_names)
+
+    def num_methods(self) -> int:
+        """Return how many methods there are."""
+        return len(self._program.method_names)
+
+    def get_method_name(self, index: int) -> str:
+        """Return the name of a method by index; IndexError where there is none."""
+        names = self._program.method_names
+        if not isinstance(index, int) or not 0 <= index < len(names):
+            raise MetadataIndexError(f"The program has {len(names)} methods, got index {index!r}.")
+        return names[index]
 
     def load_method(self, name: str) -> Method:
         """Load a method, the same object each time; KeyError where there is none of that name."""
@@ -253,6 +277,53 @@ class Runtime:
             raise SourceTypeError(f"Expected a path, bytes or a binary file, got {type(data).__name__}.")
         checked = contents.Verification(verification.value)
         return Program(programs.Program.load(data, checked, backend=backend))
+
+
+class Module(modules.Module):
+    """The Module of ours, with what ExecuTorch's has for the method ``forward`` and the first output."""
+
+    def load_forward(self) -> methods.Method:
+        """Load the method ``forward``, if that is not done yet, and return it."""
+        return self.load_method()
+
+    def num_methods(self) -> int:
+        """Return how many methods there are."""
+        return len(self.method_names)
+
+    def get(
+        self, name: str = modules.FORWARD, inputs: Inputs = (), *, clone: bool = True, stream: object = None
+    ) -> Any:
+        """Run a method and return its first output; see `gpuexec.Module.execute`."""
+        return self.execute(name, inputs, clone=clone, stream=stream)[0]
+
+
+class NamedDataMap(named_data.NamedDataMap):
+    """The arrays by name of ours, with what ExecuTorch's has beside a mapping."""
+
+    @staticmethod
+    def load(*sources: str | os.PathLike[str] | Mapping[str, Any]) -> NamedDataMap:
+        """Return what is in one or more sources together; see `gpuexec.NamedDataMap.load`."""
+        loaded = named_data.NamedDataMap.load(*sources)
+        return NamedDataMap(loaded._rows, loaded._sources)
+
+    def get_num_keys(self) -> int:
+        """Return how many arrays there are."""
+        return len(self)
+
+    def get_key(self, index: int) -> str:
+        """Return a key by its number; IndexError where there are not as many."""
+        if not isinstance(index, int) or not 0 <= index < len(self):
+            raise MetadataIndexError(f"There are {len(self)} keys, from 0; got {index!r}.")
+        return list(self)[index]
+
+    def get_data(self, key: str) -> Array:
+        """Return an array, read-only.
+
+        Raises:
+            InputError: There is none of that name.
+        """
+        self.get_tensor_layout(key)  # which refuses it by name
+        return self[key]
 
 
 def _check_index(index: int, count: int, what: str) -> None:

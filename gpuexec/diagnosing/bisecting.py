@@ -30,6 +30,7 @@ from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.planner.classes import DeclaredDims
+from gpuexec.results.given import Inputs
 from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +41,7 @@ _NOBODY = Blame()
 
 def bisect(
     source: Source,
-    inputs: object,
+    inputs: Inputs,
     *,
     backend: BackendLike = BackendType.AUTO,
     engine: str | None = None,
@@ -104,7 +105,7 @@ class _Trying:
         """Return the model with the first passes."""
         graph = run_passes(self.info.graph, self.passes[: min(count, self.at_load)])
         model = Model(self.info, graph, self.dims)
-        model.plan_passes = self.passes[self.at_load : count]
+        model._plan_passes = self.passes[self.at_load : count]
         return model
 
 

@@ -15,6 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.model import Model
+from gpuexec.results.given import Inputs
 from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend, open_backend
 from gpuexec.spec import dtype_row, eps_of
 
@@ -81,7 +82,7 @@ class GapReport:
 
 def measure_gap(
     model: Model,
-    inputs: object,
+    inputs: Inputs,
     backend: BackendLike = BackendType.AUTO,
     against: BackendType | str | Model = BackendType.CPU,
     *,

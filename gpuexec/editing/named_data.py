@@ -47,7 +47,7 @@ class _Row:
 class NamedDataMap(Mapping[str, Array]):
     """Arrays by name, read on demand from .safetensors files and from large external data.
 
-    A mapping, with the methods of ExecuTorch's NamedDataMap beside it.
+    A mapping of read-only arrays; ExecuTorch's other names for it are in `gpuexec.compat.executorch`.
     """
 
     def __init__(self, rows: Mapping[str, _Row], sources: Sequence[str]) -> None:
@@ -86,20 +86,6 @@ class NamedDataMap(Mapping[str, Array]):
                 rows[key] = row
         return NamedDataMap(rows, [source for each in maps for source in each._sources])
 
-    def get_num_keys(self) -> int:
-        """Return the number of arrays."""
-        return len(self._rows)
-
-    def get_key(self, index: int) -> str:
-        """Return a key by its number, from 0.
-
-        Raises:
-            InputError: There are not as many.
-        """
-        if not isinstance(index, int) or not 0 <= index < len(self._rows):
-            raise InputError(f"There are {len(self._rows)} keys, from 0; got {index!r}.")
-        return list(self._rows)[index]
-
     def get_tensor_layout(self, key: str) -> TensorSpec:
         """Return shape and dtype of an array, without reading it.
 
@@ -107,16 +93,6 @@ class NamedDataMap(Mapping[str, Array]):
             InputError: There is none of that name.
         """
         return self._find(key).spec
-
-    def get_data(self, key: str) -> Array:
-        """Return an array, read-only.
-
-        Raises:
-            InputError: There is none of that name.
-        """
-        array = self._find(key).array.view()
-        array.flags.writeable = False
-        return array
 
     def load_data_into(self, key: str, out: Any) -> None:
         """Copy an array into the caller's array, or into anything writable with the buffer protocol.
@@ -144,7 +120,9 @@ class NamedDataMap(Mapping[str, Array]):
     def __getitem__(self, key: str) -> Array:
         if key not in self._rows:
             raise KeyError(key)
-        return self.get_data(key)
+        array = self._rows[key].array.view()
+        array.flags.writeable = False
+        return array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

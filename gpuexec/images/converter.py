@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Any
 
 from gpuexec.errors import ClosedError, GpuexecError, InputError
 from gpuexec.graphs import Graph, Node, Value
@@ -72,7 +73,7 @@ class ImageConverter:
             InputError: The image, or ``out``, does not fit; says expected and got. Nothing was done.
         """
         picture = look_at(image, self._backend)
-        return self._run(picture, _take_transform(transform).to_tensor_operator(picture.spec), out, stream)
+        return self._run(picture, _take_transform(transform)._to_tensor_operator(picture.spec), out, stream)
 
     def to_image(
         self, tensor: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
@@ -91,7 +92,7 @@ class ImageConverter:
         picture = look_at(tensor, self._backend)
         if picture.spec.rank == 4 and picture.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
             picture = picture.as_single()
-        return self._run(picture, _take_transform(transform).to_image_operator(picture.spec), out, stream)
+        return self._run(picture, _take_transform(transform)._to_image_operator(picture.spec), out, stream)
 
     def close(self) -> None:
         """Wait for its work and give everything back; Tensors it made stay. Twice is harmless."""
@@ -137,7 +138,7 @@ class ImageConverter:
             except BaseException:
                 worker.close()
                 raise
-            replay.bind_by_element()
+            replay._bind_by_element()
             found = (worker, replay, target.spec)
         self._recorded[key] = found
         return found[1]
@@ -153,7 +154,7 @@ class ImageConverter:
         replay.close()
         worker.close()
 
-    def _submit(self, replay: Replay, source: object, target: Tensor, caller: CallerStream | None) -> None:
+    def _submit(self, replay: Replay, source: Any, target: Tensor, caller: CallerStream | None) -> None:
         """Submit the conversion behind all pending writers and readers of the target; a failure leaves it as it was."""
         content, backend = target._content, self._backend
         with content.lease.lock:
@@ -171,7 +172,7 @@ class ImageConverter:
                 try:
                     replay.submit({_IN: source}, outputs={_OUT: show_bytes(target)}, stream=stream)
                 finally:
-                    replay.let_go()
+                    replay._let_go()
                 event = backend.device.create_event()
                 stream.record(event)
                 content.stream = stream

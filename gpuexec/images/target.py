@@ -65,4 +65,4 @@ def show_bytes(target: Tensor) -> Tensor:
 
 def fill_host(out: Any, made: Tensor) -> None:
     """Wait for a tensor, and copy it to memory of the caller's on the host."""
-    made.download_to_array(out if isinstance(out, np.ndarray) else dlpack.view_host(dlpack.take(out)))
+    made.readback_and_clone(out if isinstance(out, np.ndarray) else dlpack.view_host(dlpack.take(out)))

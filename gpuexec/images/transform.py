@@ -88,7 +88,7 @@ class ImageTransform:
             raise InputError(f"ImageTransform expects antialias as True or False, got {self.antialias!r}.")
         object.__setattr__(self, "mask", take_mask(self.mask))
 
-    def to_tensor_operator(self, image: TensorSpec) -> ImageToTensor:
+    def _to_tensor_operator(self, image: TensorSpec) -> ImageToTensor:
         """Return the operator that makes the tensor of an image.
 
         Raises:
@@ -121,7 +121,7 @@ class ImageTransform:
             dtype_row(self.dtype).code,
         )
 
-    def to_image_operator(self, tensor: TensorSpec) -> TensorToImage:
+    def _to_image_operator(self, tensor: TensorSpec) -> TensorToImage:
         """Return the operator that makes the image, or the images, of a tensor.
 
         Raises:
@@ -171,7 +171,7 @@ class ImageTransform:
         at = (-3 if self.layout == "NCHW" else -1) if inverse else -1
         if (inverse or tried.rank > 2) and not isinstance(dims[at], int):
             raise InputError(f"as_model expects the number of channels among its dims, got {list(dims)}.")
-        op = self.to_image_operator(tried) if inverse else self.to_tensor_operator(tried)
+        op = self._to_image_operator(tried) if inverse else self._to_tensor_operator(tried)
         (made,) = op.infer(tried)
         names = ("tensor", "image") if inverse else ("image", "tensor")
         source = Value(names[0], declared)

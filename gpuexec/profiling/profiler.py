@@ -7,43 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from gpuexec import phases
 from gpuexec.errors import InputError
 from gpuexec.profiling import tables, trace
-from gpuexec.profiling.alignment import Alignment, Base
-from gpuexec.profiling.backlog import Backlog
-from gpuexec.profiling.layers import PlanLayers
-from gpuexec.profiling.naming import Naming
+from gpuexec.profiling.log import ProfileLog
 from gpuexec.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
 from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.profiling.summaries import find_total, summarise
-from gpuexec.runtime.cuda_ranges import open_ranges
-from gpuexec.runtime.device import Device, Stream
 
 if TYPE_CHECKING:
     import pandas
 
 _NOTHING = contextlib.nullcontext()
 _RUNS_KEPT = 1000
-_EVENTS_KEPT = 100_000
-_SIZES_KEPT = 256
-# Events that stand for an implicit host wait, by the names of `gpuexec.resources.syncs`.
+# Events that stand for a wait of the host nobody asked for, by the names `gpuexec.resources.syncs` tells them under.
 SYNCS = ("host read", "host wait", "host call")
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    name: str
-    about: str
-    run: int
-    start_ms: float
 
 
 class Profiler:
@@ -80,51 +62,37 @@ class Profiler:
     ) -> None:
         if not isinstance(keep_runs, int) or isinstance(keep_runs, bool) or keep_runs < 1:
             raise InputError(f"keep_runs must be a whole number, at least 1, got {keep_runs!r}.")
-        self._clock, self._has_memory = clock, memory
-        self._ranges = open_ranges() if nvtx else None
-        self._origin_s = clock()
-        self._runs: deque[RunProfile] = deque(maxlen=keep_runs)
-        self.backlog = Backlog(keep_runs)
-        self._events: deque[EventRow] = deque(maxlen=_EVENTS_KEPT)
-        self._count = self._plans = 0
-        self._alignment = Alignment(self.read_ms)
-        self._naming = Naming()
-        # Layers by plan and size, and plan numbers; keys are kept alive, so no id is reused.
-        self._sizes: OrderedDict[int, tuple[object, PlanLayers]] = OrderedDict()
-        self._numbers: dict[int, tuple[object, int]] = {}
-        # Reentrant: garbage collection may free memory, which is an event, in the middle of a call.
-        self._lock = threading.RLock()
+        self._log = ProfileLog(keep_runs, memory=memory, nvtx=nvtx, clock=clock)
 
     def __enter__(self) -> Profiler:
-        phases.enter(self)
+        phases.enter(self._log)
         return self
 
     def __exit__(self, *_: object) -> None:
         phases.leave()
 
     def __repr__(self) -> str:
-        return f"Profiler({self._count} runs)"
+        return f"Profiler({self._log.count} runs)"
 
     # ---- results; all of these wait for the submitted runs
 
     def rows(self) -> tuple[LayerRow, ...]:
-        """Return the layers of all runs, in the order they were issued."""
-        return tuple(row for run in self._settle_all() for row in run.list_layers())
+        """Wait for all runs and return their layers, in the order they were issued."""
+        return tuple(row for run in self._log.settle_all() for row in run.list_layers())
 
     def runs(self) -> tuple[RunRow, ...]:
-        """Return the runs."""
-        return tuple(run.row() for run in self._settle_all())
+        """Wait for all runs and return a row for each."""
+        return tuple(run.row() for run in self._log.settle_all())
 
     def events(self) -> tuple[EventRow, ...]:
-        """Return the package's events: phases, host reads and calls, transfers, allocations and frees."""
-        transfers = [row for run in self._settle_all() for row in run.list_transfers()]
-        with self._lock:
-            rows = [*self._events, *transfers]
+        """Wait for all runs and return what the package did: phases, host reads and calls, transfers, memory lent."""
+        transfers = [row for run in self._log.settle_all() for row in run.list_transfers()]
+        rows = [*self._log.events, *transfers]
         return tuple(sorted(rows, key=lambda row: (row.start_ms is None, row.start_ms or 0.0)))
 
     def memory(self) -> tuple[MemoryRow, ...]:
-        """Return the memory held at each layer."""
-        return tuple(row for run in self._settle_all() for row in run.list_memory())
+        """Wait for all runs and return what memory was held at each layer."""
+        return tuple(row for run in self._log.settle_all() for row in run.list_memory())
 
     def count_syncs(self) -> int:
         """Count implicit host waits, reads and computations; `events` names each."""
@@ -171,98 +139,6 @@ class Profiler:
         """Write a trace that chrome://tracing and Perfetto open: threads, streams, and memory as counters."""
         trace.write_trace(path, self.rows(), self.events(), self.memory())
 
-    # ---- called by the package
-
-    def begin_phase(self, name: str, about: str, run: int = -1) -> object:
-        """Record the begin of a phase; see `gpuexec.phases`."""
-        if self._ranges is not None:
-            self._ranges.push(f"{name} {about}" if about else name)
-        return _Begun(name, about, run, self.read_ms())
-
-    def end_phase(self, begun: object) -> None:
-        """Record the end of a phase."""
-        assert isinstance(begun, _Begun)
-        if self._ranges is not None:
-            self._ranges.pop()
-        self._note(begun.name, begun.about, begun.run, 0, begun.start_ms, self.read_ms() - begun.start_ms)
-
-    def hear(self, name: str, about: str, nbytes: int, took_ms: float, run: int = -1) -> None:
-        """Record an event that is over."""
-        self._note(name, about, run, nbytes, self.read_ms() - took_ms, took_ms)
-
-    def open_run(
-        self, model: str, device: Device, stream: Stream, read_memory: Callable[[], Mapping[str, int]]
-    ) -> RunProfile:
-        """Return the profile of a run that begins."""
-        with self._lock:
-            number, self._count = self._count, self._count + 1
-        run = RunProfile(self, number, model, device, stream, read_memory if self._has_memory else None)
-        self.backlog.settle_done()
-        self.backlog.add(run)
-        with self._lock:
-            self._runs.append(run)
-        return run
-
-    def find_layers(self, size: object, plan: object, describe: Callable[[int], PlanLayers]) -> PlanLayers:
-        """Return the layers of a plan at a size, computed by ``describe`` (of the plan's number) the first time."""
-        with self._lock:
-            found = self._sizes.get(id(size))
-            if found is not None:
-                self._sizes.move_to_end(id(size))
-                return found[1]
-            if id(plan) not in self._numbers:
-                self._numbers[id(plan)] = (plan, len(self._numbers))
-            number = self._numbers[id(plan)][1]
-        layers = describe(number)
-        with self._lock:
-            self._sizes[id(size)] = (size, layers)
-            if len(self._sizes) > _SIZES_KEPT:
-                self._sizes.popitem(last=False)
-        return layers
-
-    def align(self, device: Device) -> Base:
-        """Return an event of a device whose time by the profiler's clock is known."""
-        with self._lock:
-            return self._alignment.find(device)
-
-    def name_thread(self) -> str:
-        """Return the unique name of the calling thread."""
-        with self._lock:
-            return self._naming.name_thread()
-
-    def name_stream(self, device: Device, stream: Stream, kind: str) -> str:
-        """Return the unique name of a stream for a kind of work."""
-        with self._lock:
-            return self._naming.name_stream(device, stream, kind)
-
-    def read_ms(self) -> float:
-        """Return the time since the profiler was made."""
-        return (self._clock() - self._origin_s) * 1e3
-
-    @contextlib.contextmanager
-    def in_range(self, name: str) -> Iterator[None]:
-        """Mark the context as a range for NVIDIA's profilers, if that was asked for."""
-        if self._ranges is None:
-            yield
-            return
-        self._ranges.push(name)
-        try:
-            yield
-        finally:
-            self._ranges.pop()
-
-    def _settle_all(self) -> list[RunProfile]:
-        with self._lock:
-            runs = list(self._runs)
-        self.backlog.settle_all(runs)
-        return runs
-
-    def _note(self, *row: Any) -> None:
-        name, about, run, nbytes, start_ms, duration_ms = row
-        with self._lock:
-            place = self._naming.name_thread()
-            self._events.append(EventRow(name, about, place, run, nbytes, start_ms, duration_ms))
-
 
 def check_profiler(given: object) -> None:
     """Check that something is a profiler, or None.
@@ -274,24 +150,24 @@ def check_profiler(given: object) -> None:
         raise InputError(f"profiler takes a gpuexec.Profiler or None, got {given!r}.")
 
 
-def find_profiler(own: Profiler | None) -> Profiler | None:
-    """Return the profiler for what begins now: ``own``, else the context's, else None."""
+def find_log(own: Profiler | None) -> ProfileLog | None:
+    """Return the log of who profiles what begins now: of ``own``, else of the context's profiler; mostly None."""
     if own is not None:
-        return own
+        return own._log
     witness = phases.find_witness()
     if witness is None:
         return None
     if isinstance(witness, RunProfile):
-        return witness.profiler
-    return witness if isinstance(witness, Profiler) else None
+        return witness.log
+    return witness if isinstance(witness, ProfileLog) else None
 
 
-def watching(profiler: Profiler | None, name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context that reports a phase, and all events within it, to a profiler, if there is one."""
-    return _NOTHING if profiler is None else _watch(profiler, name)
+def watching(log: ProfileLog | None, name: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a phase that a profiler's log, if there is one, gets, with all that is done in it."""
+    return _NOTHING if log is None else _watch(log, name)
 
 
 @contextlib.contextmanager
-def _watch(profiler: Profiler, name: str) -> Iterator[None]:
-    with phases.witnessed_by(profiler), phases.phase(name):
+def _watch(log: ProfileLog, name: str) -> Iterator[None]:
+    with phases.witnessed_by(log), phases.phase(name):
         yield

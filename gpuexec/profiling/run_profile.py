@@ -18,7 +18,7 @@ from gpuexec.profiling.rows import HOST, EventRow, LayerRow, MemoryRow, RunRow
 from gpuexec.runtime.device import Device, Stream, TimedEvent
 
 if TYPE_CHECKING:
-    from gpuexec.profiling.profiler import Profiler
+    from gpuexec.profiling.log import ProfileLog
 
 _NOTHING = contextlib.nullcontext()
 # Layers of one run whose events are kept before finished ones are read: a loop may have any number.
@@ -53,7 +53,7 @@ class RunProfile:
     """The rows of one run.
 
     Args:
-        profiler: Whose run it is.
+        log: Of the profiler whose run it is.
         number: Among the profiler's runs.
         model: Name of the model.
         device: Where.
@@ -63,19 +63,19 @@ class RunProfile:
 
     def __init__(
         self,
-        profiler: Profiler,
+        log: ProfileLog,
         number: int,
         model: str,
         device: Device,
         stream: Stream,
         read_memory: Callable[[], Mapping[str, int]] | None,
     ) -> None:
-        self.profiler, self.number, self.model = profiler, number, model
+        self.log, self.number, self.model = log, number, model
         self.device_name = device.name
-        self.stream_name = profiler.name_stream(device, stream, "compute")
+        self.stream_name = log.name_stream(device, stream, "compute")
         self._device, self._stream, self._read_memory = device, stream, read_memory
-        self._base = profiler.align(device)
-        self._issued_ms = profiler.read_ms()
+        self._base = log.align(device)
+        self._issued_ms = log.read_ms()
         self._whole = Lap(None, None)
         self._entries: list[Entry] = []
         self._transfers: list[tuple[str, str, str, int, Lap]] = []
@@ -110,10 +110,10 @@ class RunProfile:
         return advance_layers
 
     def add_host_layer(self, layer: Layer, took_ms: float) -> None:
-        """Record a layer computed on the host."""
-        now = self.profiler.read_ms()
+        """Hear that the host has computed a layer."""
+        now = self.log.read_ms()
         lap = Lap(None, None, now - took_ms, took_ms)
-        thread = self.profiler.name_thread()
+        thread = self.log.name_thread()
         self._entries.append(Entry(layer, -1, 0, now - took_ms, took_ms, lap, thread, self._read_held()))
 
     @contextlib.contextmanager
@@ -122,27 +122,27 @@ class RunProfile:
         if stream is self._stream:
             named = self.stream_name.replace("compute", name, 1)
         else:
-            named = self.profiler.name_stream(self._device, stream, name)
+            named = self.log.name_stream(self._device, stream, name)
         place = f"{self.device_name} stream {named}"
         start = self._mark(stream)
         yield
         lap = Lap(start, self._mark(stream))
         self._transfers.append((name, about, place, nbytes, lap))
         self._open.append(lap)
-        # A readback may come at any time after the run.
-        self.profiler.backlog.add(self)
+        # A readback may come any time after the run.
+        self.log.backlog.add(self)
 
     def begin_phase(self, name: str, about: str) -> object:
-        """Record the begin of a phase of the run; see `gpuexec.phases`."""
-        return self.profiler.begin_phase(name, about, self.number)
+        """Hear that a phase of the run begins; see `gpuexec.phases`."""
+        return self.log.begin_phase(name, about, self.number)
 
     def end_phase(self, begun: object) -> None:
-        """Record the end of a phase."""
-        self.profiler.end_phase(begun)
+        """Hear that it is over."""
+        self.log.end_phase(begun)
 
     def hear(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
-        """Record an event that is over."""
-        self.profiler.hear(name, about, nbytes, took_ms, self.number)
+        """Hear of something that is over now."""
+        self.log.hear(name, about, nbytes, took_ms, self.number)
 
     # ---- results
 
@@ -236,16 +236,16 @@ class RunProfile:
 
     def _issue(self, plan: PlanLayers, layer: Layer, advance: Callable[[int], None]) -> None:
         start = self._mark(self._stream)
-        with self.profiler.in_range(layer.node):
-            issued_ms = self.profiler.read_ms()
+        with self.log.in_range(layer.node):
+            issued_ms = self.log.read_ms()
             advance(layer.last)
-            issue_ms = self.profiler.read_ms() - issued_ms
+            issue_ms = self.log.read_ms() - issued_ms
         lap = Lap(start, self._mark(self._stream))
-        thread, held = self.profiler.name_thread(), self._read_held()
+        thread, held = self.log.name_thread(), self._read_held()
         self._entries.append(Entry(layer, plan.number, plan.arena, issued_ms, issue_ms, lap, thread, held))
         self._open.append(lap)
         if len(self._open) > _LAPS_OPEN:
-            self.profiler.backlog.settle(self)
+            self.log.backlog.settle(self)
 
     def _read_held(self) -> Mapping[str, int]:
         return {} if self._read_memory is None else self._read_memory()

@@ -83,7 +83,7 @@ def build_contents(
     for name, shared in share_weights(models).items():
         try:
             model = declare_shapes(shared, (shapes or {}).get(name))
-            model.plans = {target.name: _make_plans(model, target) for target in targets}
+            model._plans = {target.name: _make_plans(model, target) for target in targets}
             rows = (cases or {}).get(name, ())
             if not isinstance(rows, Iterable):
                 raise InputError(f"its cases are a list of Case(inputs, outputs), got a {type(rows).__name__}.")
@@ -93,10 +93,10 @@ def build_contents(
             raise locate(error, f"Method {name!r}", error.node) from None
         for target_name, each in found.items():
             kernels[target_name] += each
-        methods[name] = StoredMethod(model, model.plans, made, gaps)
+        methods[name] = StoredMethod(model, model._plans, made, gaps)
     code = compile_code(kernels, targets[1:], cache)
     for method in methods.values():
-        method.model.code = code
+        method.model._code = code
     return Contents(methods, code, writer=writer)
 
 
@@ -119,7 +119,7 @@ def share_weights(models: Mapping[str, Model]) -> dict[str, Model]:
         same = shared[name] = copy.copy(model)
         same.graph = _share(model.graph, known)
         first = first or same
-        same.slabs, same.lock = ({}, first.lock) if first is same else (first.slabs, first.lock)
+        same._slabs, same._lock = ({}, first._lock) if first is same else (first._slabs, first._lock)
     return shared
 
 

@@ -108,7 +108,7 @@ def decode_contents(
         except GpuexecError as error:
             raise ModelError(f"{where}: {error.message}", node=error.node, value=error.value) from error
         # Equal constants are one array, so what lies on a device of them may be one too.
-        method.model.slabs, method.model.lock, method.model.code = slabs, lock, stored
+        method.model._slabs, method.model._lock, method.model._code = slabs, lock, stored
         methods[name] = method
     notes = () if has_plans else ("The plans are of another release's form; they are made anew.",)
     return Contents(methods, stored, version, writer, notes)
@@ -155,7 +155,7 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
             raise ModelError(f"Two memories share an end: {', '.join(names)[:100]}.")
     model = Model(ImportedModel(graph=graph, **info), graph, dims, frozenset(disabled), memories)
     plans = take(data, "plans", dict, "It") if has_plans else {}
-    model.plans = {
+    model._plans = {
         target: tuple([_decode_plan(each, target, is_full) for each in take(plans, target, list, "Its plans")])
         for target in plans
     }
@@ -163,7 +163,7 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
     gaps = take(data, "gaps", list, "It") if "gaps" in data else []
     if not all(isinstance(each, str) for each in gaps):
         raise ModelError(f"Its gaps are {str(gaps)[:60]}, expected sentences.")
-    return StoredMethod(model, model.plans, cases, tuple(gaps))
+    return StoredMethod(model, model._plans, cases, tuple(gaps))
 
 
 def _decode_memory(row: Any, graph: Graph, dims: Mapping[str, Bound]) -> Memory:

@@ -141,16 +141,16 @@ class HierarchicalAllocator:
 
     def __init__(self, buffers: Sequence[object]) -> None:
         # Whether inputs are in the same memory as those of other Methods, too.
-        self.shares_inputs = True
+        self._shares_inputs = True
         if not isinstance(buffers, (list, tuple)):
             raise InputError(
                 f"HierarchicalAllocator takes a list with one block for each buffer, got a {type(buffers).__name__}."
             )
-        self.buffers = tuple(buffers)
-        self.sharing = Sharing()
+        self._buffers = tuple(buffers)
+        self._sharing = Sharing()
 
     def __repr__(self) -> str:
-        return f"HierarchicalAllocator({len(self.buffers)} buffers)"
+        return f"HierarchicalAllocator({len(self._buffers)} buffers)"
 
 
 class MemoryManager:

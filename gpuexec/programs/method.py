@@ -10,7 +10,7 @@ from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
 from gpuexec.mapped import bring
-from gpuexec.model import Model
+from gpuexec.model import Model, check_process
 from gpuexec.pickling import not_picklable
 from gpuexec.profiling.profiler import Profiler
 from gpuexec.programs.method_meta import MethodMeta
@@ -24,6 +24,7 @@ from gpuexec.progress import Tell
 from gpuexec.resources.caller_stream import open_stream
 from gpuexec.resources.entrance import is_interrupt
 from gpuexec.resources.unclosed import warn_unless_closed
+from gpuexec.results.given import ArrayLike, Inputs
 from gpuexec.results.outputs import Outputs
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import HostArray
@@ -54,12 +55,12 @@ class Method(Setting):
         profiler: Profiler | None = None,
         progress: Tell | None = None,
     ) -> None:
-        model.check_process()
+        check_process(model)
         check_memory(meta, memory)
         self._model, self._meta, self._backend, self._memory = model, meta, backend, memory
         self._plan = plan
         self._bounds = {each.name: each for each in plan.bounds}
-        self._steps = Steps(None if memory.planned is None else memory.planned.sharing)
+        self._steps = Steps(None if memory.planned is None else memory.planned._sharing)
         self._claims = MethodClaims()
         open_storage = open_method_storage(meta, plan.bounds, memory, self._claims)
         caller = None if stream is None else open_stream(backend, stream)
@@ -94,16 +95,6 @@ class Method(Setting):
         """What the method takes, gives and needs."""
         return self._meta
 
-    @property
-    def inputs_size(self) -> int:
-        """How many inputs there are."""
-        return len(self._model.inputs)
-
-    @property
-    def outputs_size(self) -> int:
-        """How many outputs there are."""
-        return len(self._model.outputs)
-
     # ---- weights
 
     def replace_weights(self, weights: WeightSource | Model) -> None:
@@ -131,8 +122,8 @@ class Method(Setting):
 
     # ---- running
 
-    def execute(self, inputs: object = None, *, wait: bool = True, stream: object = None) -> Run:
-        """Run; return when the outputs may be read.
+    def execute(self, inputs: Inputs | None = None, *, wait: bool = True, stream: object = None) -> Run:
+        """Run and wait until the outputs may be read.
 
         Args:
             inputs: What to set before, as for `set_inputs`; None: what is set already.
@@ -211,7 +202,7 @@ class Method(Setting):
         tensor._content.check()
         return tensor
 
-    def get_outputs(self) -> Outputs:
+    def get_outputs(self) -> Outputs[Tensor]:
         """Return all outputs of the last run as Tensors, by position and by name; see `get_output`."""
         return Outputs({port.name: self.get_output(port.name) for port in self._model.outputs})
 
@@ -230,7 +221,10 @@ class Method(Setting):
             self._engine.states.replace(state)
 
     def get_attribute(self, name: str) -> Array:
-        """Return what a memory holds (a copy, after all runs so far), or a constant of the model (read-only), by name.
+        """Block for a copy of what a memory holds after all runs so far; or return a constant of the model, read-only.
+
+        Args:
+            name: Of the memory's input or output, or of the constant.
 
         Raises:
             InputError: There is none of that name.
@@ -244,7 +238,7 @@ class Method(Setting):
                 return view
         raise InputError(f"Method {self._meta.name!r} has no attribute {name!r}.", value=name)
 
-    def set_attribute(self, name: str, value: object) -> None:
+    def set_attribute(self, name: str, value: ArrayLike) -> None:
         """Let a memory hold an array from now on, which is copied.
 
         Raises:

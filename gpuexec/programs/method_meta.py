@@ -77,16 +77,18 @@ class MethodMeta:
         self._model, self._plan, self._backend = model, plan, backend
         self._planned_inputs, self._planned_outputs = planned_inputs, planned_outputs
         # Where each input and output lies in its buffer, and memories that the host sets; blocks of state behind them.
-        self.input_offsets, inputs_nbytes = _lay_out([_nbytes(each.largest) for each in plan.bounds])
-        self.output_offsets, outputs_nbytes = _lay_out([need.nbytes for need in plan.outputs])
+        self._input_offsets, inputs_nbytes = _lay_out([_nbytes(each.largest) for each in plan.bounds])
+        self._output_offsets, outputs_nbytes = _lay_out([need.nbytes for need in plan.outputs])
         has_kernels = backend.device.target.has_kernels
-        self.state_places, self.state_start, self.state_nbytes = lay_out_state(plan.memories, has_kernels=has_kernels)
+        self._state_places, self._state_start, self._state_nbytes = lay_out_state(
+            plan.memories, has_kernels=has_kernels
+        )
         device, sizes = name_device(backend), [0] * len(PURPOSES)
         if plan.has_bounds:
             sizes[ACTIVATIONS] = plan.plan.layout.nbytes if plan.plan is not None else 0
             sizes[INPUTS] = inputs_nbytes if planned_inputs else 0
             sizes[OUTPUTS] = outputs_nbytes if planned_outputs else 0
-            sizes[STATE] = self.state_nbytes
+            sizes[STATE] = self._state_nbytes
             sizes[STAGING] = sizes[INPUTS] if has_kernels else 0
         used = max((index + 1 for index, nbytes in enumerate(sizes) if nbytes), default=0)
         self._buffers = tuple(
@@ -183,7 +185,7 @@ class MethodMeta:
         return _pick(self._buffers, index, self.name, "planned buffers").device
 
     @property
-    def plans_inputs(self) -> bool:
+    def _has_planned_inputs(self) -> bool:
         """Whether inputs lie in planned memory, be it of no bytes."""
         return self._planned_inputs and self._plan.has_bounds
 

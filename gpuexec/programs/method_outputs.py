@@ -33,7 +33,7 @@ def take_output(
     if backend.device.target.has_kernels and is_on_host(array):
         raise InputError(
             f"{what} is written by {backend.device.name}, and the {type(array).__name__} lies on the host. Give memory"
-            f" of the device, or copy after the run: get_output({port.name!r}).download_to_array(array).",
+            f" of the device, or copy after the run: get_output({port.name!r}).readback_and_clone(array).",
             value=port.name,
         )
     memory = take_memory(array, backend, stream, nbytes, what, is_host=False, alignment=1, takes_all=not nbytes)

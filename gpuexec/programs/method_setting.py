@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, OutOfMemoryError
-from gpuexec.memories import Memory
+from gpuexec.memories import Memory, check_held
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
 from gpuexec.programs.bounds import Bounds
@@ -19,6 +19,7 @@ from gpuexec.programs.method_steps import Steps
 from gpuexec.programs.method_storage import MethodClaims
 from gpuexec.resources.alignment import find_alignment
 from gpuexec.resources.frames import Frame
+from gpuexec.results.given import ArrayLike, Input, Inputs
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import GivenInput, HostArray, check_ports
 from gpuexec.running.lists import split_inputs
@@ -40,7 +41,7 @@ class Setting:
     _planned: dict[str, Region | None]
     _once: dict[str, object]
 
-    def set_input(self, index: Key, value: object, *, copy: bool = True) -> None:
+    def set_input(self, index: Key, value: Input, *, copy: bool = True) -> None:
         """Set an input for all runs to come.
 
         Host arrays are copied at once; device arrays and Tensors are borrowed until the input is set anew.
@@ -57,7 +58,7 @@ class Setting:
         check_order("set_input", index, value)
         self._set({index: value}, copy=copy)
 
-    def set_inputs(self, inputs: object, *, copy: bool = True) -> None:
+    def set_inputs(self, inputs: Inputs, *, copy: bool = True) -> None:
         """Set all inputs, or those that a mapping names: all of what is given, or nothing where one does not fit.
 
         Args:
@@ -68,12 +69,13 @@ class Setting:
             InputError: As `set_input`, or the list is too short or too long.
             StateError: A run is in the middle of its steps.
         """
-        if not isinstance(inputs, Mapping):
-            items = split_inputs(self._model.inputs, inputs)
-            if len(items) != len(self._model.inputs):
-                raise InputError(f"Method {self._meta.name!r} has {len(self._model.inputs)} inputs, got {len(items)}.")
-            inputs = dict(enumerate(items))
-        self._set(inputs, copy=copy)
+        if isinstance(inputs, Mapping):
+            self._set(inputs, copy=copy)
+            return
+        items = split_inputs(self._model.inputs, inputs)
+        if len(items) != len(self._model.inputs):
+            raise InputError(f"Method {self._meta.name!r} has {len(self._model.inputs)} inputs, got {len(items)}.")
+        self._set(dict(enumerate(items)), copy=copy)
 
     def input_buffer(self, index: Key, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return the memory of an input as a Tensor to write to, and set the input to it: no copy follows.
@@ -101,7 +103,7 @@ class Setting:
             self._steps.check_none("input_buffer")
             return self._inputs.lend(port.name, spec)
 
-    def set_output(self, index: Key, array: object) -> None:
+    def set_output(self, index: Key, array: ArrayLike | None) -> None:
         """Let an output be written to memory of the user's from the next run on; None: where it was before.
 
         Args:
@@ -163,7 +165,7 @@ class Setting:
         """Return what the next run starts from in place of the state."""
         port = next(port for port in self._model.ports if port.name == memory.input)
         item = self._engine.acceptor.accept_one(port, value, copy=True)
-        memory.check(item.spec)
+        check_held(memory, item.spec)
         return item.array.copy() if isinstance(item, HostArray) and item.array is not None else value
 
     def _find_input(self, index: object) -> ModelPort:

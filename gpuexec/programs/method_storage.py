@@ -51,7 +51,7 @@ def check_memory(meta: MethodMeta, memory: MethodMemory) -> None:
     """
     if memory.planned is None:
         return
-    wanted, got = meta.num_memory_planned_buffers, len(memory.planned.buffers)
+    wanted, got = meta.num_memory_planned_buffers, len(memory.planned._buffers)
     if got < wanted:
         raise InputError(
             f"Method {meta.name!r} has {wanted} planned buffers ({', '.join(PURPOSES[:wanted])}), got {got} blocks."
@@ -114,18 +114,18 @@ def open_method_storage(
             kept, temp = limit.meter(kept), limit.meter(temp)
         more = temp if planned is not None else kept
         blocks = {} if planned is None else _take_blocks(meta, planned, backend, stream, claims)
-        sharing = None if planned is None else planned.sharing
+        sharing = None if planned is None else planned._sharing
         state = _take_state(meta, planned, backend, stream)
         if state is not None:
             blocks[STATE], claim = state
-            held = Region(blocks[STATE], meta.state_start, meta.state_nbytes - meta.state_start)
+            held = Region(blocks[STATE], meta._state_start, meta._state_nbytes - meta._state_start)
             parts = StateBlocks(held, temp, claim)
             claims.divide(parts)
             temp = parts.allocate
         frame = Frame(backend, kept, None if sharing is None else sharing.readers_on(backend))
         for index, region in _outputs(meta, blocks):
             frame.give(meta.output_tensor_meta(index).name, region)
-        shared_inputs = sharing if planned is not None and planned.shares_inputs else None
+        shared_inputs = sharing if planned is not None and planned._shares_inputs else None
         places = Places(kept, _slots(meta, bounds, blocks))
         binder = SlotBinder(MethodInputs(backend, stream, syncs, places, shared_inputs))
         storage = Storage(
@@ -146,7 +146,7 @@ def open_method_storage(
 
 def planned_output(meta: MethodMeta, index: int, memory: Memory | None) -> Region | None:
     """Return where an output lies in the block planned for outputs; None where it is not planned."""
-    offset, tensor = meta.output_offsets[index], meta.output_tensor_meta(index)
+    offset, tensor = meta._output_offsets[index], meta.output_tensor_meta(index)
     if memory is None or offset is None or not tensor.is_memory_planned:
         return None
     return Region(memory, offset, meta.output_nbytes(index))
@@ -170,10 +170,10 @@ def _take_blocks(
         nbytes = buffers[index].nbytes if index < len(buffers) else 0
         if nbytes:
             what, is_host = _describe(meta, index), buffers[index].device == "host"
-            found = take_memory(planned.buffers[index], backend, stream, nbytes, what, is_host=is_host)
-            claims.add(claim(found.address, nbytes, what, (planned.sharing, index)))
+            found = take_memory(planned._buffers[index], backend, stream, nbytes, what, is_host=is_host)
+            claims.add(claim(found.address, nbytes, what, (planned._sharing, index)))
             blocks[index] = found
-        elif index in (ACTIVATIONS, OUTPUTS) or (index == INPUTS and meta.plans_inputs):
+        elif index in (ACTIVATIONS, OUTPUTS) or (index == INPUTS and meta._has_planned_inputs):
             blocks[index] = BorrowedMemory(0, 0, None, np.empty(0, np.uint8))
     return blocks
 
@@ -188,7 +188,7 @@ def _take_state(
         return None
     # Parts of the block may be held for readbacks that are through.
     backend.keeper.prune()
-    found = take_memory(planned.buffers[STATE], backend, stream, nbytes, what, is_host=False, takes_all=True)
+    found = take_memory(planned._buffers[STATE], backend, stream, nbytes, what, is_host=False, takes_all=True)
     part = claim_part(found.address, found.nbytes, nbytes, what)
     start = part.address - found.address
     array = None if found.array is None else found.array[start : start + nbytes]
@@ -207,13 +207,13 @@ def _outputs(meta: MethodMeta, blocks: dict[int, Memory]) -> list[tuple[int, Reg
 def _slots(meta: MethodMeta, bounds: tuple[Bounds, ...], blocks: dict[int, Memory]) -> dict[str, Slot]:
     places, windows = blocks.get(INPUTS), blocks.get(STAGING, blocks.get(INPUTS))
     slots = {}
-    for each, offset in zip(bounds, meta.input_offsets, strict=True):
+    for each, offset in zip(bounds, meta._input_offsets, strict=True):
         if places is not None and windows is not None and offset is not None and each.largest is not None:
             nbytes = each.largest.nbytes
             slots[each.name] = Slot(Region(places, offset, nbytes), Region(windows, offset, nbytes))
     state = blocks.get(STATE)
     if state is not None:
-        for name, (start, nbytes) in meta.state_places.items():
+        for name, (start, nbytes) in meta._state_places.items():
             place = Region(state, start, nbytes)
             slots[name] = Slot(place, place)
     return slots

@@ -16,7 +16,9 @@ from gpuexec.programs.method import Method
 from gpuexec.programs.method_meta import MethodMeta
 from gpuexec.programs.method_ports import Key
 from gpuexec.programs.program import Program
+from gpuexec.results.given import ArrayLike, Input, Inputs
 from gpuexec.results.outputs import Outputs
+from gpuexec.results.tensor import Tensor
 from gpuexec.running.lists import split_inputs
 from gpuexec.runtime.backend import BackendLike, check_backend
 
@@ -109,10 +111,6 @@ class Module:
                 )
             return self._methods[name]
 
-    def load_forward(self) -> Method:
-        """Load the method ``forward``."""
-        return self.load_method(FORWARD)
-
     def is_method_loaded(self, name: str = FORWARD) -> bool:
         """Return whether a method is loaded."""
         return name in self._methods
@@ -133,11 +131,6 @@ class Module:
         """The names of the methods."""
         return self.load().method_names
 
-    @property
-    def num_methods(self) -> int:
-        """How many methods there are."""
-        return self.load().num_methods
-
     def method_meta(self, name: str = FORWARD) -> MethodMeta:
         """Describe a method; it need not be loaded, and is not.
 
@@ -148,13 +141,19 @@ class Module:
 
     # ---- running
 
-    def forward(self, *inputs: object, clone: bool = True, stream: object = None) -> Outputs:
-        """Run the method ``forward``; see `execute`. Each argument is one input; or one mapping gives all by name."""
+    def forward(self, *inputs: Input, clone: bool = True, stream: object = None) -> Outputs[Any]:
+        """Run the method ``forward`` and block for its outputs; see `execute`.
+
+        Args:
+            *inputs: One input each; or one mapping gives all by name.
+            clone: As for `execute`.
+            stream: As for `execute`.
+        """
         given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else dict(enumerate(inputs))
         return self.execute(FORWARD, given, clone=clone, stream=stream)
 
-    def execute(self, name: str, inputs: object = (), *, clone: bool = True, stream: object = None) -> Outputs:
-        """Run a method and return all its outputs, by position and by name.
+    def execute(self, name: str, inputs: Inputs = (), *, clone: bool = True, stream: object = None) -> Outputs[Any]:
+        """Run a method and block for all its outputs, by position and by name.
 
         Args:
             name: Of the method, which is loaded if need be.
@@ -168,37 +167,33 @@ class Module:
         method.execute(stream=stream)
         return _read_all(method.get_outputs(), clone=clone)
 
-    def get(self, name: str = FORWARD, inputs: object = (), *, clone: bool = True, stream: object = None) -> Any:
-        """Run a method and return its first output; see `execute`."""
-        return self.execute(name, inputs, clone=clone, stream=stream)[0]
-
     # ---- inputs and outputs by themselves: what is set goes to the Method at once, and stays
 
-    def set_input(self, index: Key, value: object, method: str = FORWARD) -> None:
+    def set_input(self, index: Key, value: Input, method: str = FORWARD) -> None:
         """Set an input of a method, which is loaded if need be; see `Method.set_input`."""
         self.load_method(method).set_input(index, value)
 
-    def set_inputs(self, inputs: object, method: str = FORWARD) -> None:
+    def set_inputs(self, inputs: Inputs, method: str = FORWARD) -> None:
         """Set all inputs of a method, or none; see `Method.set_inputs`."""
         self.load_method(method).set_inputs(inputs)
 
-    def set_output(self, index: Key, array: object, method: str = FORWARD) -> None:
+    def set_output(self, index: Key, array: ArrayLike | None, method: str = FORWARD) -> None:
         """Let an output be written to memory of the user's; see `Method.set_output`."""
         self.load_method(method).set_output(index, array)
 
     def get_output(self, index: Key = 0, method: str = FORWARD, *, clone: bool = True) -> Any:
-        """Return an output of a method's last run."""
+        """Block for an output of a method's last run; with ``clone=False`` return the Tensor."""
         tensor = self.load_method(method).get_output(index)
         return tensor.readback_and_clone() if clone else tensor
 
-    def get_outputs(self, method: str = FORWARD, *, clone: bool = True) -> Outputs:
-        """Return the outputs of a method's last run."""
+    def get_outputs(self, method: str = FORWARD, *, clone: bool = True) -> Outputs[Any]:
+        """Block for the outputs of a method's last run; with ``clone=False`` return the Tensors."""
         return _read_all(self.load_method(method).get_outputs(), clone=clone)
 
     # ---- life
 
     def close(self) -> None:
-        """Close all methods; they are loaded anew when they are used again."""
+        """Wait for all methods and close them; they are loaded anew when they are used again."""
         for name in list(self._methods):
             self.unload_method(name)
 
@@ -213,16 +208,16 @@ class Module:
         return f"Module({loaded} loaded)"
 
     @staticmethod
-    def _set(method: Method, inputs: object) -> None:
+    def _set(method: Method, inputs: Inputs) -> None:
         if isinstance(inputs, Mapping):
             method.set_inputs(inputs)
             return
         items = split_inputs(method._model.inputs, inputs)
         if items:
-            method.set_inputs(dict(enumerate(items)))
+            method._set(dict(enumerate(items)), copy=True)
 
 
-def _read_all(tensors: Outputs, *, clone: bool) -> Outputs:
+def _read_all(tensors: Outputs[Tensor], *, clone: bool) -> Outputs[Any]:
     if not clone:
         return tensors
     requests = {name: tensor.readback_request() for name, tensor in tensors.items()}

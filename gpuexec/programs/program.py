@@ -135,22 +135,6 @@ class Program:
         """The names of the methods, in order."""
         return tuple(self._contents.methods)
 
-    @property
-    def num_methods(self) -> int:
-        """How many methods there are."""
-        return len(self._contents.methods)
-
-    def get_method_name(self, index: int) -> str:
-        """Return the name of a method by index.
-
-        Raises:
-            InputError: There is none.
-        """
-        names = self.method_names
-        if not isinstance(index, int) or not 0 <= index < len(names):
-            raise InputError(f"The program has {len(names)} methods, got index {index!r}.")
-        return names[index]
-
     def method_meta(
         self,
         name: str,

@@ -56,10 +56,10 @@ class SharedArenas:
                 self._arenas[key] = backend.device, HierarchicalAllocator(share_buffers(list(metas.values())))
             _, shared = self._arenas[key]
         own = metas[name].memory_planned_buffers
-        blocks: list[Any] = list(shared.buffers)
+        blocks: list[Any] = list(shared._buffers)
         for index in (INPUTS, STATE, STAGING):
             if index < len(own):
                 blocks[index] = allocate_buffers(backend, own[index : index + 1])[0]
         allocator = HierarchicalAllocator(blocks)
-        allocator.sharing, allocator.shares_inputs = shared.sharing, False
+        allocator._sharing, allocator._shares_inputs = shared._sharing, False
         return allocator

@@ -26,6 +26,7 @@ from gpuexec.resources.frames import Lease, Turns
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import Share
 from gpuexec.results.content import Content
+from gpuexec.results.given import ArrayLike, Inputs
 from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.plan_cache import record_plan
@@ -107,7 +108,11 @@ class Replay:
         return self._arena.nbytes + self._bound.home.memory.nbytes + self._bound.frame.nbytes
 
     def submit(
-        self, inputs: object = None, *, outputs: Mapping[str, object] | None = None, stream: object = None
+        self,
+        inputs: Inputs | None = None,
+        *,
+        outputs: Mapping[str, ArrayLike | None] | None = None,
+        stream: object = None,
     ) -> dict[str, Tensor]:
         """Put the run on a stream, in the order of that stream, and return its outputs at once.
 
@@ -148,12 +153,12 @@ class Replay:
         """Return whether all that was submitted is done; never waits."""
         return self._last_event.is_done()
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Keep hold of no array given so far, once the work on it is done: the next submission gives all anew."""
         with self._entrance:
             self._bound.let_go()
 
-    def bind_by_element(self) -> None:
+    def _bind_by_element(self) -> None:
         """Say that the plan's kernels read and write one element at a time: arrays are bound wherever these may lie."""
         self._bound.by_element = True
         if isinstance(self._recording, LaunchRecording):

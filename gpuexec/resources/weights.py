@@ -218,12 +218,12 @@ class Share:
 
 def weights_of(model: Model, backend: Backend) -> Weights:
     """Return the model's weights on a backend, the same object for every Worker."""
-    with model.lock:
+    with model._lock:
         # The weights hold the device, so that no other can have its id.
         key = id(backend.device)
-        found = model.slabs.get(key)
+        found = model._slabs.get(key)
         if found is None:
-            found = model.slabs[key] = Weights(backend)
+            found = model._slabs[key] = Weights(backend)
         assert isinstance(found, Weights)
         return found
 

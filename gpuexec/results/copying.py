@@ -1,6 +1,10 @@
-"""Copies of tensors that are the caller's own: made on the device, without waiting."""
+"""Tensors that are the caller's own: copies made on the device without waiting, and arrays as Tensors."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.resources.caller_stream import CallerStream
@@ -11,6 +15,7 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region
+from gpuexec.spec import TensorSpec
 
 
 def copy_tensor(tensor: Tensor, out: Tensor | None, backend: Backend, caller: CallerStream | None) -> Tensor:
@@ -30,9 +35,7 @@ def copy_tensor(tensor: Tensor, out: Tensor | None, backend: Backend, caller: Ca
     source.wait_known("copied before its shape was known")
     if out is None:
         assert source.region is not None
-        region = Region(backend.device.allocate(max(source.spec.nbytes, 1)), 0, source.spec.nbytes)
-        place = Place(source.name, source.spec, region)
-        out = Tensor(Content(source.name, backend, place, Fence.of(), Lease(backend), None))
+        out = _allocate_tensor(source.name, source.spec, backend)
     if not isinstance(out, Tensor):
         raise InputError(
             f"`out` is a {type(out).__name__}; expected a tensor made by copy_output with {source.spec}.",
@@ -46,3 +49,15 @@ def copy_tensor(tensor: Tensor, out: Tensor | None, backend: Backend, caller: Ca
     target.check()
     target.copy_from(source, caller)
     return out
+
+
+def create_tensor(array: np.ndarray[Any, Any], backend: Backend, name: str = "") -> Tensor:
+    """Return a Tensor of its own memory with a copy of an array, which is put on the device's stream."""
+    tensor = _allocate_tensor(name, TensorSpec(array.shape, array.dtype), backend)
+    tensor.upload(array)
+    return tensor
+
+
+def _allocate_tensor(name: str, spec: TensorSpec, backend: Backend) -> Tensor:
+    region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
+    return Tensor(Content(name, backend, Place(name, spec, region), Fence.of(), Lease(backend), None))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, KeysView, Mapping
-from typing import Any, SupportsIndex, overload
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
+
+T = TypeVar("T")
 
 
-class Outputs(tuple[Any, ...]):
+class Outputs(tuple[T, ...], Generic[T]):
     """All outputs of a run, one or several, by position and by name.
 
     It unpacks, slices and compares as a tuple. A name in brackets gives the output of that name, and ``dict(outputs)``
@@ -16,9 +18,9 @@ class Outputs(tuple[Any, ...]):
         outputs: What came out, by name, in the model's order.
     """
 
-    _by_name: dict[str, Any]
+    _by_name: dict[str, T]
 
-    def __new__(cls, outputs: Mapping[str, Any]) -> Outputs:
+    def __new__(cls, outputs: Mapping[str, T]) -> Outputs[T]:
         """Make the tuple of what a mapping holds."""
         made = super().__new__(cls, outputs.values())
         made._by_name = dict(outputs)
@@ -33,15 +35,15 @@ class Outputs(tuple[Any, ...]):
         """Return the names, as a dict does."""
         return self._by_name.keys()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> ItemsView[str, T]:
         """Return pairs of name and output, as a dict does."""
         return self._by_name.items()
 
     @overload
-    def __getitem__(self, key: SupportsIndex | str, /) -> Any: ...
+    def __getitem__(self, key: SupportsIndex | str, /) -> T: ...
 
     @overload
-    def __getitem__(self, key: slice, /) -> tuple[Any, ...]: ...
+    def __getitem__(self, key: slice, /) -> tuple[T, ...]: ...
 
     def __getitem__(self, key: SupportsIndex | slice | str, /) -> Any:
         """Return an output by position or name, or a tuple of them by a slice.

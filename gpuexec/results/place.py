@@ -54,8 +54,8 @@ class Place:
         """
         if self._spec is None:
             raise PendingError(
-                f"The shape of {self.name!r} depends on data that is not computed yet: await y.ready(), or"
-                " wait for the run; max_shape bounds it.",
+                f"The shape of {self.name!r} depends on data that is not computed yet: call y.wait() or"
+                " await y.wait_async(), or wait for the run; max_shape bounds it.",
                 value=self.name,
             )
         return self._spec
@@ -76,8 +76,8 @@ class Place:
             )
         if self._region is None:
             raise PendingError(
-                f"The bytes of {self.name!r} are not there before its run is wholly on the stream: await y.ready(), or"
-                " wait for the run.",
+                f"The bytes of {self.name!r} are not there before its run is wholly on the stream: call y.wait()"
+                " or await y.wait_async(), or wait for the run.",
                 value=self.name,
             )
         return self._region

@@ -125,7 +125,7 @@ class ReadbackRequest:
         return view.copy()
 
     def view(self, timeout_s: float | None = None) -> Array:
-        """Return the data as a read-only view of the pinned bytes; the view keeps them.
+        """Return the data as a read-only view of the pinned bytes, waiting for it if need be; the view keeps them.
 
         Of strings it is the array of str itself, of a container the array that stands for it (`gpuexec.containers`).
         """

@@ -11,7 +11,6 @@ from gpuexec.pickling import not_picklable
 from gpuexec.resources.caller_stream import CallerStream
 from gpuexec.results import exchange
 from gpuexec.results.content import Content
-from gpuexec.results.device_data import DeviceData
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec, is_container
@@ -45,7 +44,7 @@ class Tensor:
         """Shape and dtype.
 
         Raises:
-            PendingError: The shape depends on data that is not computed yet; `ready` waits for it.
+            PendingError: The shape depends on data that is not computed yet; `wait` and `wait_async` wait for it.
         """
         return self._content.spec
 
@@ -90,11 +89,6 @@ class Tensor:
         """Where the content lies."""
         return self._content.backend.type
 
-    @property
-    def data_on_backend(self) -> DeviceData:
-        """The device side of the tensor."""
-        return DeviceData(self)
-
     def __repr__(self) -> str:
         state = "closed" if self._content.is_closed else "done" if self._content.fence.is_done() else "pending"
         place = self._content.place
@@ -108,8 +102,17 @@ class Tensor:
         self._content.backend.check_process()
         return self._content.fence.is_done()
 
-    async def ready(self) -> Tensor:
-        """Wait for the content (not for a copy of it) without blocking the loop."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the work that makes or uploads the content (not for a copy of it); False when the time ran out.
+
+        Raises:
+            GpuexecError: What the run raised.
+        """
+        self._content.check()
+        return self._content.fence.synchronize(timeout_s)
+
+    async def wait_async(self) -> Tensor:
+        """Wait for the content (not for a copy of it) without blocking the loop; return this tensor."""
         self._content.check()
         await self._content.fence.wait(self._content.backend.completion)
         return self
@@ -125,30 +128,21 @@ class Tensor:
         """
         return self._content.request_readback(self._open_caller(stream))
 
-    def is_readback_request_done(self) -> bool:
-        """Return whether a readback was requested and is done; False where none was requested."""
-        return self._content.is_read_back()
+    def readback_and_clone(self, out: Array | None = None, *, stream: object = None) -> Array:
+        """Block for the content as an array of the caller's own; see `ReadbackRequest.result` for strings, containers.
 
-    def readback_and_clone(self, *, stream: object = None) -> Array:
-        """Return the content as an array of the caller's own; see `ReadbackRequest.result` for strings and containers.
+        Nothing is waited for where a request is done already.
 
-        Blocks, unless a request is done already.
-        """
-        return self.readback_request(stream=stream).result()
-
-    async def readback_and_clone_async(self, *, stream: object = None) -> Array:
-        """Return the content as an array of the caller's own, without blocking the loop."""
-        return await self.readback_request(stream=stream)
-
-    def download_to_array(self, out: Array | None = None) -> Array:
-        """Return the content, written into ``out`` if given (same shape and dtype). Blocks like `readback_and_clone`.
+        Args:
+            out: An array to write to and return, of the same shape and dtype; None: a new one.
+            stream: As for `readback_request`.
 
         Raises:
             InputError: ``out`` does not fit.
         """
+        request = self.readback_request(stream=stream)
         if out is None:
-            return self.readback_and_clone()
-        request = self.readback_request()
+            return request.result()
         self._content.fence.wait_issued()
         if out.shape != self.shape or out.dtype != self.dtype:
             raise InputError(
@@ -157,9 +151,35 @@ class Tensor:
         np.copyto(out, request.view())
         return out
 
-    def download_to_native_array(self) -> Array:
-        """Return the content as a read-only view of pinned bytes. Blocks like `readback_and_clone`."""
-        return self.readback_request().view()
+    async def readback_and_clone_async(self, *, stream: object = None) -> Array:
+        """Wait for the content as an array of the caller's own, without blocking the loop."""
+        return await self.readback_request(stream=stream)
+
+    # ---- writing
+
+    def upload(self, array: Array, *, stream: object = None) -> None:
+        """Replace the first elements by those of an array of the same dtype, behind all that reads or makes them.
+
+        The array is copied before this returns; nothing is waited for.
+
+        Args:
+            array: Of the tensor's dtype.
+            stream: A stream of the caller's: the upload comes after what is on it now, and what is put on it
+                afterwards comes after the upload.
+
+        Raises:
+            InputError: The dtype differs, or there are more elements than the tensor has.
+        """
+        if self._content.place.is_object:
+            raise InputError(f"Tensor {self.name!r} is {self.spec}; there is nothing to upload to.", value=self.name)
+        source = np.ascontiguousarray(array)
+        if source.dtype != self.dtype or source.size > self.size:
+            raise InputError(
+                f"Tensor {self.name!r} takes up to {self.size} elements of {self.dtype.name}, got"
+                f" {source.size} of {source.dtype.name}.",
+                value=self.name,
+            )
+        self._content.upload(source.reshape(-1).view(np.uint8), self._open_caller(stream))
 
     # ---- arrays of other packages
 

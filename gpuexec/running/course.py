@@ -300,17 +300,17 @@ class Course:
         """
         assert stage.exposed is not None
         with self._road.lock:
-            piece = inspection.take(stage.exposed, self._crossing, made, choice)
-        if piece is not None and inspection.raises:
+            piece = inspection._take(stage.exposed, self._crossing, made, choice)
+        if piece is not None and inspection._raises:
             yield from self._wait(stage.cut, piece.fetch.after)
-            inspection.check(piece.find())
+            inspection._check(piece.find())
 
     # ---- the host's part
 
     def _bring(self, cut: Cut, values: Sequence[tuple[HostRead, Held]]) -> Iterator[Turn]:
         """Bring content to the host, where it is not there yet."""
         road, wait = self._road, partial(self._wait, cut)
-        is_allowed = self._bound.run.allows_syncs
+        is_allowed = self._bound.run._allows_syncs
         return read_values(values, self._crossing, road.syncs, road.lock, wait, is_allowed=is_allowed)
 
     def _wait(self, cut: Cut, event: Event) -> Iterator[Turn]:

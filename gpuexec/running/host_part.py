@@ -41,7 +41,7 @@ def compute_nodes(road: Road, bound: Bound, pacer: Pacer | None, stage: Stage, e
         inspection = bound.run._inspection
         if inspection is not None:
             rows = bound.exposure.rows_of(node, node.outputs)
-            inspection.take_host_node(node, rows, {value: held.array for value, held in env.items()})
+            inspection._take_host_node(node, rows, {value: held.array for value, held in env.items()})
         if not is_layer:
             continue
         computed_ms = (time.perf_counter() - start) * 1e3

@@ -109,7 +109,7 @@ class Inspection:
 
     def __init__(self, fence: Fence, completion: Completion, inspector: Inspector, given: Collection[Value]) -> None:
         self._fence, self._completion, self._given = fence, completion, given
-        self._reducers, self.raises = inspector.reducers, inspector.raises
+        self._reducers, self._raises = inspector.reducers, inspector.raises
         self._has_watch = inspector.exposure.watches
         self._lock = threading.Lock()
         # What is still to be read, and what was read before it.
@@ -146,7 +146,7 @@ class Inspection:
         return {name: rows[-1] for name, rows in self._settle().items()}
 
     def history(self, value: str) -> tuple[Statistics, ...]:
-        """Return the statistics of one value, each time that the run made it.
+        """Return the statistics of one value, each time that the run made it, waiting for them if need be.
 
         Raises:
             InputError: It is not tapped, or the run did not come by it.
@@ -170,7 +170,7 @@ class Inspection:
         self._settle()
         return self._found
 
-    def take(self, exposed: Exposed, crossing: Crossing, made: Mapping[Value, Held], choice: Choice) -> Piece | None:
+    def _take(self, exposed: Exposed, crossing: Crossing, made: Mapping[Value, Held], choice: Choice) -> Piece | None:
         """Start to bring what was looked at in a plan to the host; None where that is nothing.
 
         What came there before is read and its memory given back: a loop may have trips without end.
@@ -189,7 +189,7 @@ class Inspection:
             self._pieces.append(piece)
         return piece
 
-    def take_host_node(self, node: Node, rows: Sequence[Row], arrays: Mapping[Value, Array | None]) -> None:
+    def _take_host_node(self, node: Node, rows: Sequence[Row], arrays: Mapping[Value, Array | None]) -> None:
         """Look at what the host computed; ``arrays`` are those it knows. Strings and containers have no statistics.
 
         Raises:
@@ -203,15 +203,15 @@ class Inspection:
                 told.append(self._reduce(node, row, array))
         found = judge_host_node(node, arrays) if self._has_watch else None
         self._pieces.append((found, told))
-        self.check(found)
+        self._check(found)
 
-    def check(self, found: NonFinite | None) -> None:
+    def _check(self, found: NonFinite | None) -> None:
         """End the run where something was found, if it was asked for.
 
         Raises:
             NonFiniteError: Something was, and it was.
         """
-        if found is not None and self.raises:
+        if found is not None and self._raises:
             self._has_raised = True
             raise NonFiniteError(
                 str(found),

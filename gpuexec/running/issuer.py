@@ -119,7 +119,7 @@ class Issuer:
             site = self._road.site
             self._backend.keeper.hold(event, *bound.keep, bound.frame, site.arena, site.weights, self._road.pool)
             if error is None:
-                bound.run.settle({value.name: bound.env[value] for value in self._road.site.model.graph.outputs})
+                bound.run._settle({value.name: bound.env[value] for value in self._road.site.model.graph.outputs})
                 if bound.commit is not None:
                     bound.commit()
             bound.carry = bound.commit = None

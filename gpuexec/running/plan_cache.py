@@ -178,7 +178,7 @@ class PlanCache:
         if restored is not None:
             graph, template = restored.graph, restored.template
         else:
-            graph = run_passes(self._graph, site.model.plan_passes, site.model.disabled_passes, specs)
+            graph = run_passes(self._graph, site.model._plan_passes, site.model.disabled_passes, specs)
             template = plan_graph(
                 graph,
                 specs,
@@ -192,7 +192,7 @@ class PlanCache:
         variant = template.specialise(specs)
         start = time.perf_counter()
         with phase("load kernels", self._graph.name):
-            site.backend.device.load(template.plan.kernels(), site.model.code)
+            site.backend.device.load(template.plan.kernels(), site.model._code)
         site.counters.compile_ms += (time.perf_counter() - start) * 1e3
         prepared = Prepared(template, {value.name: array for value, array in graph.constants.items()})
         self._prepared.insert(0, prepared)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from gpuexec.graphs import Graph, Node, Value
 from gpuexec.phases import witnessed_by
 from gpuexec.profiling.layers import Layer, PlanLayers, count_node_flops, describe_layers
-from gpuexec.profiling.profiler import Profiler
+from gpuexec.profiling.log import ProfileLog
 from gpuexec.profiling.run_profile import RunProfile
 from gpuexec.resources.holdings import Holdings
 from gpuexec.running.bound import Bound
@@ -26,10 +26,10 @@ def following(profile: RunProfile | None) -> AbstractContextManager[None]:
     return _NOTHING if profile is None else witnessed_by(profile)
 
 
-def profile_run(bound: Bound, profiler: Profiler, model: str, stream: Stream, holdings: Holdings) -> None:
-    """Have a profiler hear of a run that is bound, and of readbacks of its outputs."""
+def profile_run(bound: Bound, log: ProfileLog, model: str, stream: Stream, holdings: Holdings) -> None:
+    """Have a profiler's log get a run that is bound, and readbacks of its outputs."""
     backend = bound.run._backend
-    profile = profiler.open_run(model, backend.device, stream, holdings.count)
+    profile = log.open_run(model, backend.device, stream, holdings.count)
     bound.profile = profile
     for tensor in bound.run.outputs.values():
         tensor._content.lease.profile = profile
@@ -53,7 +53,7 @@ def issue_by_layer(
         specs = template.infer({value.name: env[value].describe() for value in graph.inputs})
         return describe_layers(number, template.plan, choice.variant.commands, template.graph, specs)
 
-    layers = profile.profiler.find_layers(choice.variant, choice.prepared.plan, describe)
+    layers = profile.log.find_layers(choice.variant, choice.prepared.plan, describe)
     return profile.open_plan(layers, advance)
 
 

@@ -38,13 +38,13 @@ def restore(
         tried: Plans to leave out.
     """
     refused = []
-    plans = [plan for plan in model.plans.get(target.name, ()) if all(plan is not each for each in tried)]
+    plans = [plan for plan in model._plans.get(target.name, ()) if all(plan is not each for each in tried)]
     for plan in sorted(plans, key=lambda plan: plan.layout.nbytes):
         ends = _find_ends(plan, graph, specs)
         if ends is None:
             continue
         try:
-            planned = run_passes(graph, model.plan_passes, model.disabled_passes, ends)
+            planned = run_passes(graph, model._plan_passes, model.disabled_passes, ends)
             template = Template(planned, ends, target, stored=plan)
             template.specialise(specs)
         except PlanError as error:

@@ -68,7 +68,7 @@ class Run:
         self._is_cancelled = False
         self._inspection: Inspection | None = None
         # Whether it may wait for the device, on whatever thread, without having been asked to.
-        self.allows_syncs = are_syncs_allowed()
+        self._allows_syncs = are_syncs_allowed()
 
     @property
     def outputs(self) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class Run:
         """Return whether the run was given up."""
         return self._is_cancelled
 
-    def settle(self, made: Mapping[str, Held]) -> None:
+    def _settle(self, made: Mapping[str, Held]) -> None:
         """Tell the outputs what they are and where: all of the run is on its stream."""
         for name, tensor in self._outputs.items():
             held = made[name]

@@ -68,11 +68,11 @@ class Site:
         Layouts of plans made so far are taken over where the same commands come out.
         """
         name = self.backend.device.target.name
-        known = [plan for plan in self.model.plans.get(name, ()) if all(plan is not each for each in self.unfit)]
+        known = [plan for plan in self.model._plans.get(name, ()) if all(plan is not each for each in self.unfit)]
         plans = (*self.plans, *(plan for plan in known if plan not in self.plans))
         self.weights = weights
         self.model = copy.copy(model)
-        self.model.plans = {**model.plans, name: plans}
+        self.model._plans = {**model._plans, name: plans}
         self.plans.clear()
         self.unfit.clear()
         self.bodies.clear()

@@ -7,7 +7,7 @@ from functools import partial
 
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.graphs import Value
-from gpuexec.memories import Memory
+from gpuexec.memories import Memory, check_held, check_left
 from gpuexec.model import Model
 from gpuexec.planner.caches import Cache
 from gpuexec.resources.fence import Fence
@@ -72,7 +72,7 @@ class StateBinder:
             return
         for memory, _, _ in self._rows:
             if memory.input in given:
-                memory.check(given[memory.input].spec)
+                check_held(memory, given[memory.input].spec)
             elif (held := self._find(memory, without)) is not None:
                 spec = held.place.spec
                 given[memory.input] = (
@@ -103,7 +103,7 @@ class StateBinder:
             return
         for memory, _, output in self._rows:
             if (known := specs.get(output)) is not None:
-                memory.check_left(known)
+                check_left(memory, known)
         carried = {}
         for memory, value, output in self._rows:
             item = given[memory.input]
@@ -118,14 +118,14 @@ class StateBinder:
             carried[memory.input] = Carried(Place(memory.input, spec), bound.run._fence, self._stream)
         bound.carry = partial(self._carry, bound, dict(given), carried)
         bound.commit = partial(self._commit, bound, carried)
-        self.state.begin(carried, bound.run._fence)
-        self.state.note({memory.input: given[memory.input].spec for memory, _, _ in self._rows})
+        self.state._begin(carried, bound.run._fence)
+        self.state._note({memory.input: given[memory.input].spec for memory, _, _ in self._rows})
 
     # ---- parts
 
     def _find(self, memory: Memory, without: Fence | None) -> Carried | None:
         """Return what a memory holds, its shape known."""
-        while (held := self.state.find(memory.input, without)) is not None and not held.place.has_spec:
+        while (held := self.state._find(memory.input, without)) is not None and not held.place.has_spec:
             self._syncs.note_wait(memory.input, "its shape is an input of another run")
             try:
                 held.fence.wait_issued()
@@ -157,13 +157,13 @@ class StateBinder:
     def _commit(self, bound: Bound, carried: Mapping[str, Carried]) -> None:
         """The run being wholly on its stream: say where it leaves its memories, whose types are known by now."""
         for memory, _, output in self._rows:
-            memory.check_left(bound.env[output].spec)
+            check_left(memory, bound.env[output].spec)
         for memory, _, output in self._rows:
             made, held = bound.env[output], carried[memory.input]
             assert made.region is not None
             held.owner = made.owner
             held.place.settle(made.spec, made.region)
-            self.state.note({memory.input: made.spec})
+            self.state._note({memory.input: made.spec})
 
     def _open(self, cache: Cache, held: Held, before: Carried | None) -> CacheBytes:
         """Return bytes with room for rows behind those there are: theirs where nobody else goes on from them."""

@@ -16,11 +16,12 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.importer.outputs import shorten
-from gpuexec.memories import Memory
+from gpuexec.memories import Memory, with_extents
 from gpuexec.model import Model
 from gpuexec.phases import phase
 from gpuexec.pickling import not_picklable
 from gpuexec.resources.fence import Fence
+from gpuexec.results.given import ArrayLike
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import TensorSpec
 from gpuexec.starts import find_starts
@@ -38,7 +39,7 @@ Array = np.ndarray[Any, Any]
 class Snapshot:
     """What the memories of a state held at a time; made by `State.snapshot`."""
 
-    entry: Entry | None = field(repr=False)
+    _entry: Entry | None = field(repr=False)
     memories: tuple[Memory, ...]
     backend: Backend
 
@@ -65,7 +66,7 @@ class State:
     def memories(self) -> tuple[Memory, ...]:
         """The memories, their shapes known as far as runs told them."""
         known = self._specs
-        return tuple([m.with_shape(known[m.input].shape) if m.input in known else m for m in self._model.memories])
+        return tuple([with_extents(m, known[m.input].shape) if m.input in known else m for m in self._model.memories])
 
     @property
     def backend(self) -> Backend:
@@ -84,7 +85,7 @@ class State:
         """
         self._backend.check_process()
         memory = self._find_memory(name)
-        while (held := self.find(memory.input, is_committed=True)) is not None:
+        while (held := self._find(memory.input, is_committed=True)) is not None:
             try:
                 held.fence.synchronize()
                 if held.array is not None:
@@ -94,9 +95,9 @@ class State:
                 # What the run raised it tells its caller; the state is what it was before.
                 if not has_failed(held.fence):
                     raise
-        return np.zeros(self.find_start(memory).shape, memory.dtype)
+        return np.zeros(self._find_start(memory).shape, memory.dtype)
 
-    def set(self, values: Mapping[str, object]) -> None:
+    def set(self, values: Mapping[str, ArrayLike]) -> None:
         """Let memories hold these arrays, which are copied; the others keep what they hold.
 
         Args:
@@ -114,7 +115,7 @@ class State:
             carried[memory.input] = take_value(memory, item, self._backend)
         with self._lock:
             self._head = Entry(carried, self._head)
-            self.note({name: held.place.spec for name, held in carried.items()})
+            self._note({name: held.place.spec for name, held in carried.items()})
 
     def reset(self) -> None:
         """Let all memories hold zeros, as before the first run; what they grew by is gone.
@@ -153,7 +154,7 @@ class State:
         """
         check_fits(snapshot.memories, snapshot.backend, self._model.memories, self._backend, "The snapshot")
         with self._lock:
-            self._head = snapshot.entry
+            self._head = snapshot._entry
 
     def fork(self) -> State:
         """Return a state that holds the same and goes its own way from here.
@@ -198,7 +199,7 @@ class State:
 
     # ---- what engines do
 
-    def find(self, name: str, without: Fence | None = None, *, is_committed: bool = False) -> Carried | None:
+    def _find(self, name: str, without: Fence | None = None, *, is_committed: bool = False) -> Carried | None:
         """Return what a memory holds, as far as is known now; None: nothing.
 
         Args:
@@ -214,17 +215,17 @@ class State:
                 entry = skip_failed(entry.before, without, is_committed=is_committed)
             return None
 
-    def begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
+    def _begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
         """Let the memories hold what a run will leave, unless it fails."""
         with self._lock:
             self._head = Entry(dict(carried), self._settle(), fence)
-            self.note({name: held.place.spec for name, held in carried.items() if held.place.has_spec})
+            self._note({name: held.place.spec for name, held in carried.items() if held.place.has_spec})
 
-    def note(self, specs: Mapping[str, TensorSpec]) -> None:
+    def _note(self, specs: Mapping[str, TensorSpec]) -> None:
         """Note what shapes memories had."""
         self._specs.update(specs)
 
-    def find_start(self, memory: Memory) -> TensorSpec:
+    def _find_start(self, memory: Memory) -> TensorSpec:
         """Return the spec of zeros to read from a memory that holds nothing.
 
         Raises:

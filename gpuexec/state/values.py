@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.memories import Memory
+from gpuexec.memories import Memory, check_held
 from gpuexec.resources.fence import Fence
 from gpuexec.results.exchange import import_cuda, import_dlpack
 from gpuexec.results.place import Place
@@ -60,7 +60,7 @@ def _take_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bo
         if isinstance(taken, np.ndarray):
             return _keep(memory, np.array(taken, order="C"))
         spec, source, fence = taken
-        memory.check(spec)
+        check_held(memory, spec)
         copy = backend.device.allocate(max(1, spec.nbytes), stream)
         for each in fence.events:
             stream.wait(each)
@@ -74,5 +74,5 @@ def _take_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bo
 
 def _keep(memory: Memory, array: Array) -> Carried:
     spec = TensorSpec(array.shape, array.dtype)
-    memory.check(spec)
+    check_held(memory, spec)
     return Carried(Place(memory.input, spec), Fence.of(), array=array)

@@ -28,7 +28,7 @@ def take_weights(model: Model, weights: WeightSource | Model) -> Model:
     if not isinstance(weights, Model):
         return model.with_weights(weights)
     _check_alike(model, weights)
-    if weights.slabs is model.slabs:
+    if weights._slabs is model._slabs:
         return weights
     known, given = (list(_list_constants(each.info.graph)) for each in (model, weights))
     arrays = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.compat.executorch import Runtime, Verification
+from gpuexec.compat.executorch import Module, Runtime, Verification
 from gpuexec.errors import ErrorCode
 from tests.small_models import CPU, affine, expect_affine, ramp, two_inputs
 
@@ -87,3 +87,20 @@ def test_metadata_tells_what_is_planned(path: Path) -> None:
             call(9)
         assert isinstance(caught.value, gx.InputError)
     assert program.load_method("pair").metadata.num_inputs() == 2
+
+
+def test_sample_that_executes_a_method(path: Path) -> None:
+    runtime = Runtime.get()
+    program = runtime.load_program(path, verification=Verification.Minimal)
+    method = program.load_method("forward")
+    assert method.metadata.num_inputs() == method.inputs_size() == method.outputs_size() == 1
+    outputs = method.execute([ramp(2, 3)])
+    np.testing.assert_array_equal(outputs[0], expect_affine(ramp(2, 3)))
+
+
+def test_sample_of_a_module(path: Path) -> None:
+    with Module(path, backend=CPU) as module:
+        assert module.load_forward() is module.load_method("forward") and module.num_methods() == 2
+        np.testing.assert_array_equal(module.forward(ramp(2, 3))[0], expect_affine(ramp(2, 3)))
+        np.testing.assert_array_equal(module.get("pair", [ramp(2, 3), ramp(2, 3)]), 2 * ramp(2, 3))
+        np.testing.assert_array_equal(module.get(), expect_affine(ramp(2, 3)))

@@ -64,12 +64,13 @@ def test_copies_are_in_the_order_of_a_stream(worker: gx.Worker) -> None:
     with stream:
         seen = cupy.from_dlpack(kept)
         for number in range(ROUNDS):
-            kept.data_on_backend.upload(filled(number), stream=stream)
+            kept.upload(filled(number), stream=stream)
             seen += 1
             request = kept.readback_request(stream=stream)
             seen += 1  # after what is read
             np.testing.assert_array_equal(request.result(), filled(number + 1))
-    worker.flush_schedule(blocking=True, stream=stream)
+    worker.order_before(stream)
+    worker.wait_for_completion()
 
 
 def test_stream_that_captures_is_refused(worker: gx.Worker) -> None:

@@ -85,7 +85,7 @@ def test_plans_of_shapes_before_are_let_go(backend: Backend) -> None:
             worker.replace_weights({"s": np.array([first])})
             np.testing.assert_array_equal(worker.run(x)[0], -x[:, first:])
             site = worker._engine.site
-            assert len(site.model.plans[backend.device.target.name]) <= 1
+            assert len(site.model._plans[backend.device.target.name]) <= 1
         assert len(worker.report().plans_refused) <= 8
 
 

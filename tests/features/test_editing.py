@@ -11,6 +11,7 @@ from onnx import helper
 from safetensors.numpy import save_file
 
 import gpuexec as gx
+from gpuexec.compat import executorch
 from gpuexec.runtime.backend import Backend
 from tests.small_models import affine, expect_affine, make_model, ramp, two_layers
 
@@ -85,12 +86,16 @@ def test_e83_several_files_are_one_map_without_double_keys(tmp_path: Path) -> No
     for name in ("first", "second"):
         save_file({name: ramp(2, 3)}, tmp_path / f"{name}.safetensors")
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
-    data = gx.NamedDataMap.load(*paths)
+    data = executorch.NamedDataMap.load(*paths)
     assert [data.get_key(index) for index in range(data.get_num_keys())] == ["first", "second"]
     assert str(data.get_tensor_layout("second")) == "float32[2,3]"
     target = np.empty((2, 3), np.float32)
     data.load_data_into("second", target)
     np.testing.assert_array_equal(target, data.get_data("second"))
+    with pytest.raises(gx.InputError, match="no 'third' in"):
+        data.get_data("third")
+    with pytest.raises(IndexError, match="There are 2 keys, from 0; got 2"):
+        data.get_key(2)
     with pytest.raises(gx.InputError, match="The key 'first' is in"):
         gx.NamedDataMap.load(*paths, paths[0])
 

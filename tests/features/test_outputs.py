@@ -50,7 +50,7 @@ def test_s24_outputs_that_are_inputs_or_constants_are_copies(backend: Backend) -
     with gx.Worker(model, backend=backend) as worker:
         run = worker.schedule(X)
         for tensor in run.outputs.values():
-            tensor.data_on_backend.upload(np.zeros(tensor.shape, np.float32))
+            tensor.upload(np.zeros(tensor.shape, np.float32))
         same, fixed = worker.run()
         np.testing.assert_array_equal(same, X)
         np.testing.assert_array_equal(fixed, [1, 2])
@@ -71,7 +71,7 @@ def test_s25_t2_copy_output_copies_on_the_device_and_lasts(backend: Backend) -> 
         copy = worker.copy_output()
         assert not copy.is_done() and copy.backend_type is backend.type
         gate.set()
-        worker.peek_output().data_on_backend.upload(np.zeros((2, 3), np.float32))
+        worker.peek_output().upload(np.zeros((2, 3), np.float32))
         worker.schedule(X + 1)
         np.testing.assert_array_equal(copy.readback_and_clone(), Y)
         assert worker.copy_output(out=copy) is copy
@@ -97,7 +97,7 @@ def test_s26_a_stale_tensor_raises_and_an_older_request_answers(backend: Backend
         uses: tuple[Callable[[gx.Tensor], object], ...] = (
             gx.Tensor.readback_request,
             gx.Tensor.readback_and_clone,
-            lambda y: y.data_on_backend.upload(X),
+            lambda y: y.upload(X),
             worker.schedule,
         )
         for use in uses:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.compat import sentis
 from gpuexec.runtime.backend import Backend
 from tests.features.held import held_worker, opening
 from tests.features.marks import is_tracer, on
@@ -21,7 +22,7 @@ Y = expect_affine(X)
 
 def test_s44_s45_t6_a_request_is_done_when_the_data_is_there(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         assert not y.is_readback_request_done()
         request = y.readback_request()
         assert y.readback_request() is request is y.data_on_backend.readback_request()
@@ -34,7 +35,7 @@ def test_s44_s45_t6_a_request_is_done_when_the_data_is_there(backend: Backend) -
 @on("simulator_pixel")
 def test_t6_a_request_is_done_when_the_data_is_there_on_textures_too(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         request = y.readback_request()
         assert not request.is_done() and not y.is_readback_request_done()
         gate.set()
@@ -46,7 +47,7 @@ def test_s45_not_requested_is_not_done(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         run = worker.schedule(X)
         run.wait()
-        assert not run.peek_output().is_readback_request_done()
+        assert not sentis.Tensor(run.peek_output()).is_readback_request_done()
 
 
 def test_s44_a_request_in_flight_is_not_overwritten_by_later_runs(backend: Backend) -> None:
@@ -64,10 +65,13 @@ def test_s44_a_request_in_flight_is_not_overwritten_by_later_runs(backend: Backe
 
 def test_s46_readback_blocks_for_an_array_of_ones_own_each_time(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
-        y = worker.schedule(X).peek_output()
-        first, second = y.readback_and_clone(), y.readback_and_clone()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
+        first, second = y.tensor.readback_and_clone(), y.tensor.readback_and_clone()
         assert first is not second and not np.shares_memory(first, second) and first.flags.writeable
         np.testing.assert_array_equal(first, Y)
+        copied = y.readback_and_clone()
+        np.testing.assert_array_equal(copied.download_to_array(), Y)
+        assert copied.backend_type is gx.BackendType.CPU and copied[1, 2] == Y[1, 2]
         assert y.backend_type is backend.type
     with gx.Worker(affine(), backend=backend) as worker:
         assert worker.schedule(ramp(0, 3)).peek_output().readback_and_clone().shape == (0, 3)
@@ -90,7 +94,7 @@ def test_s47_the_loop_goes_on_while_a_readback_is_awaited(backend: Backend) -> N
 @on("tracer")
 def test_s48_one_copy_from_the_device_serves_all_downloads(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         y.readback_request()
         y.readback_and_clone()
         y.download_to_array()
@@ -101,7 +105,7 @@ def test_s48_one_copy_from_the_device_serves_all_downloads(backend: Backend) -> 
 
 def test_s48_downloads_go_into_arrays_given_and_views(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         out = np.empty((2, 3), np.float32)
         assert y.download_to_array(out) is out
         np.testing.assert_array_equal(out, Y)
@@ -116,11 +120,11 @@ def test_s48_downloads_go_into_arrays_given_and_views(backend: Backend) -> None:
 def test_s42_s49_t7_what_is_read_has_the_shape_and_not_the_capacity(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         worker.run(ramp(100, 3))
-        y = worker.schedule(ramp(5, 3)).peek_output()
+        y = sentis.Tensor(worker.schedule(ramp(5, 3)).peek_output())
         request = y.readback_request()
         for got in (
             request.result(),
-            y.readback_and_clone(),
+            y.download_to_array(),
             y.download_to_native_array(),
             y.data_on_backend.download(),
         ):
@@ -131,7 +135,7 @@ def test_s42_s49_t7_what_is_read_has_the_shape_and_not_the_capacity(backend: Bac
 
 def test_s50_new_content_makes_a_new_request(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         before = y.readback_request()
         before.wait()
         y.data_on_backend.upload(np.full((2, 3), 5, np.float32))
@@ -144,18 +148,18 @@ def test_s50_new_content_makes_a_new_request(backend: Backend) -> None:
 def test_s51_completing_operations_waits_and_copies_nothing(backend: Backend) -> None:
     if is_tracer(backend):
         with gx.Worker(affine(), backend=backend) as worker:
-            worker.schedule(X).peek_output().data_on_backend.complete_all_pending_operations()
+            sentis.Tensor(worker.schedule(X).peek_output()).data_on_backend.complete_all_pending_operations()
             assert "copy_to_host" not in trace(backend)
         return
     with gx.Worker(affine(), backend=backend) as worker:
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         y.data_on_backend.complete_all_pending_operations()
-        assert y.is_done() and not y.is_readback_request_done()
+        assert y.tensor.is_done() and not y.is_readback_request_done()
 
 
 def test_s41_s53_b51_upload_replaces_the_first_elements_in_order(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
-        y = worker.schedule(X).peek_output()
+        y = sentis.Tensor(worker.schedule(X).peek_output())
         before = y.readback_request()
         source = np.full(2, 9, np.float32)
         y.data_on_backend.upload(source)
@@ -172,13 +176,13 @@ def test_s41_s53_b51_upload_replaces_the_first_elements_in_order(backend: Backen
 
 
 def test_s41_data_on_backend_has_sentis_names(backend: Backend) -> None:
-    async def serve(y: gx.Tensor) -> Any:
+    async def serve(y: sentis.Tensor) -> Any:
         return await y.data_on_backend.download_async()
 
     with gx.Worker(affine(), backend=backend) as worker:
-        data = worker.schedule(X).peek_output().data_on_backend
+        data = sentis.Tensor(worker.schedule(X).peek_output()).data_on_backend
         assert data.backend_type is backend.type and data.max_capacity == 6
-        np.testing.assert_array_equal(asyncio.run(serve(worker.peek_output())), Y)
+        np.testing.assert_array_equal(asyncio.run(serve(sentis.Tensor(worker.peek_output()))), Y)
         assert data.is_readback_request_done()
 
 

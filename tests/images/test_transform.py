@@ -43,7 +43,7 @@ def test_letters_say_which_channels_the_tensor_has(
     pixels: str | None, swizzle: str | None, count: int, channels: tuple[int, ...]
 ) -> None:
     transform = gx.ImageTransform(pixels=pixels, swizzle=swizzle)
-    assert transform.to_tensor_operator(image_of(count)).channels == channels
+    assert transform._to_tensor_operator(image_of(count)).channels == channels
 
 
 @pytest.mark.parametrize(
@@ -64,36 +64,36 @@ def test_letters_say_which_channels_the_image_has(
     pixels: str | None, swizzle: str | None, count: int, channels: tuple[int, ...]
 ) -> None:
     transform = gx.ImageTransform(pixels=pixels, swizzle=swizzle)
-    assert transform.to_image_operator(tensor_of(count)).channels == channels
+    assert transform._to_image_operator(tensor_of(count)).channels == channels
 
 
 def test_channel_that_is_not_there_is_opaque() -> None:
     transform = gx.ImageTransform(swizzle="RGBA", mean=0.5, std=0.25)
-    assert transform.to_tensor_operator(image_of(3)).fill == (0.0, 0.0, 0.0, 2.0)
-    assert gx.ImageTransform(pixels="RGBA").to_image_operator(tensor_of(3)).fill[3] == 255.0
+    assert transform._to_tensor_operator(image_of(3)).fill == (0.0, 0.0, 0.0, 2.0)
+    assert gx.ImageTransform(pixels="RGBA")._to_image_operator(tensor_of(3)).fill[3] == 255.0
     deep = gx.ImageTransform(pixels="RGBA", pixel_dtype="uint16")
-    assert deep.to_image_operator(tensor_of(3)).fill[3] == 65535.0
+    assert deep._to_image_operator(tensor_of(3)).fill[3] == 65535.0
 
 
 def test_masked_channel_holds_its_value() -> None:
     transform = gx.ImageTransform(mask={"G": -3.0})
-    for op in (transform.to_tensor_operator(image_of(3)), transform.to_image_operator(tensor_of(3))):
+    for op in (transform._to_tensor_operator(image_of(3)), transform._to_image_operator(tensor_of(3))):
         assert op.channels == (0, -1, 2) and op.fill[1] == -3.0
     with pytest.raises(gx.InputError, match="masks channel 'A', the result has 'RGB'"):
-        gx.ImageTransform(mask={"A": 0}).to_tensor_operator(image_of(3))
+        gx.ImageTransform(mask={"A": 0})._to_tensor_operator(image_of(3))
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [("uint8", 255.0), ("uint16", 65535.0), ("float32", 1.0)])
 def test_scale_takes_the_largest_pixel_to_one(dtype: str, largest: float) -> None:
-    assert gx.ImageTransform().to_tensor_operator(image_of(1, dtype)).scale == (1 / largest,)
-    assert gx.ImageTransform(pixel_dtype=dtype).to_image_operator(tensor_of(1)).scale == (1 / (1 / largest),)
+    assert gx.ImageTransform()._to_tensor_operator(image_of(1, dtype)).scale == (1 / largest,)
+    assert gx.ImageTransform(pixel_dtype=dtype)._to_image_operator(tensor_of(1)).scale == (1 / (1 / largest),)
 
 
 def test_mean_and_std_are_the_tensors() -> None:
     transform = gx.ImageTransform(swizzle="BGR", scale=0.5, mean=(1, 2, 3), std=(1, 2, 4))
-    op = transform.to_tensor_operator(image_of(3))
+    op = transform._to_tensor_operator(image_of(3))
     assert (op.scale, op.bias) == ((0.5, 0.25, 0.125), (-1.0, -1.0, -0.75))
-    back = transform.to_image_operator(tensor_of(3))
+    back = transform._to_image_operator(tensor_of(3))
     assert (back.channels, back.scale, back.bias) == ((2, 1, 0), (8.0, 4.0, 2.0), (6.0, 4.0, 2.0))
 
 
@@ -134,9 +134,9 @@ def test_bad_option_is_refused(options: dict[str, Any], words: str) -> None:
 def test_numbers_per_channel_must_be_as_many() -> None:
     transform = gx.ImageTransform(mean=(1, 2, 3))
     with pytest.raises(gx.InputError, match="3 numbers as mean, for a tensor of 4 channels"):
-        transform.to_tensor_operator(image_of(4))
+        transform._to_tensor_operator(image_of(4))
     with pytest.raises(gx.InputError, match="has swizzle='RGB', for 4 channels"):
-        gx.ImageTransform(swizzle="RGB").to_image_operator(tensor_of(4))
+        gx.ImageTransform(swizzle="RGB")._to_image_operator(tensor_of(4))
 
 
 def test_equal_transforms_are_equal() -> None:
@@ -172,7 +172,7 @@ def test_model_runs_at_every_size(backend_type: gx.BackendType) -> None:
     with gx.Worker(transform.as_model(), backend=backend_type) as worker:
         for height, width in ((3, 5), (6, 4), (17, 9)):
             image: Array = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-            expected = transform.to_tensor_operator(TensorSpec.of(image)).compute(image)[0]
+            expected = transform._to_tensor_operator(TensorSpec.of(image)).compute(image)[0]
             np.testing.assert_array_equal(worker.run(image)[0], expected)
 
 

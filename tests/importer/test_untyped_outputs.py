@@ -114,7 +114,7 @@ def test_a_program_holds_cases_of_an_output_that_nothing_tells(tmp_path: Path) -
     case = gx.Case({"x": X, "axis": np.int64(1)}, {"y": X[:, None]})
     gx.Program.build({"forward": model}, cases={"forward": [case]}).save(tmp_path / "untold.gxp")
     with gx.Program.load(tmp_path / "untold.gxp").load_method("forward", backend=CPU) as method:
-        assert method.outputs_size == 1
+        assert method.method_meta.num_outputs == 1
 
 
 def test_a_memory_needs_an_output_whose_type_is_told() -> None:

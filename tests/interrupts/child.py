@@ -122,7 +122,7 @@ def take_steps(worker: gx.Worker) -> None:
 
 def flush(worker: gx.Worker) -> None:
     worker.schedule(feeds(20))
-    worker.flush_schedule(blocking=True)
+    worker.wait_for_completion()
 
 
 def trim(worker: gx.Worker) -> None:

@@ -118,7 +118,7 @@ def test_a_moment_begins_as_long_ago_as_it_took() -> None:
     clock = Clock()
     profiler = gx.Profiler(clock=clock)
     clock.ms = 12.0
-    with phases.witnessed_by(profiler):
+    with phases.witnessed_by(profiler._log):
         phases.note("copy", "of something", nbytes=3, took_ms=5.0)
     (row,) = profiler.events()
     assert (row.name, row.about, row.nbytes, round(row.start_ms or 0.0, 9), row.duration_ms) == (

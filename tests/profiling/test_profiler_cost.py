@@ -105,13 +105,13 @@ def test_events_of_runs_are_let_go_once_they_are_done_whether_or_not_anybody_ask
     profiler = gx.Profiler()
     with gx.Worker(model, backend=CPU, frames=8, profiler=profiler) as worker:
         requests = [worker.schedule(ramp(2, 3)).peek_output().readback_request() for _ in range(6)]
-        assert [run.is_waiting for run in profiler._runs] == [True] * 6
+        assert [run.is_waiting for run in profiler._log._runs] == [True] * 6
         GATES.open[gate].set()
         for request in requests:
             request.result()
         worker.schedule(ramp(2, 3)).wait()
         # Those of the last one wait for the next.
-        assert [run.is_waiting for run in profiler._runs][:6] == [False] * 6
+        assert [run.is_waiting for run in profiler._log._runs][:6] == [False] * 6
 
 
 def test_events_of_a_long_loop_are_let_go_on_the_way() -> None:
@@ -122,7 +122,7 @@ def test_events_of_a_long_loop_are_let_go_on_the_way() -> None:
     model = gx.load(ControlModel(text, (), 21).parse())
     with gx.Profiler() as profiler, gx.Worker(model, backend=make_tracer()) as worker:
         worker.schedule(ramp(40, 30)).wait()
-        (profile,) = profiler._runs
+        (profile,) = profiler._log._runs
         assert len(profile._open) <= 257
     (neg,) = (each for each in profiler.summarise() if each.operator == "Neg")
     assert (neg.runs, neg.times) == (1, 400)

@@ -31,7 +31,7 @@ def test_shapes_bind_dimensions(dims: Any, shape: Any, ranges: Any, sizes: Any) 
     (found,) = find_bounds(bound)
     assert (found.ranges, found.sizes) == (ranges, sizes)
     assert found.largest == (None if None in sizes else TensorSpec(sizes, F32))
-    assert bound.slabs is model.slabs and bound.lock is model.lock
+    assert bound._slabs is model._slabs and bound._lock is model._lock
     assert find_bounds(model)[0].ranges != ranges or bound.dims == model.dims
 
 

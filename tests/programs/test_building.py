@@ -29,13 +29,13 @@ def test_plans_are_laid_out_at_the_upper_ends() -> None:
         (plan,) = rows
         verify(plan)
         assert plan.inputs[0].spec.shape == (8, 4) and plan.outputs[0].spec.shape == (8, 3)
-    assert contents.methods["m"].model.plans is plans
+    assert contents.methods["m"].model._plans is plans
 
 
 def test_shapes_given_bind_free_dimensions() -> None:
     contents = build_contents({"m": load_linear()}, shapes={"m": {"x": ((2, 5), 4)}})
     model = contents.methods["m"].model
-    assert model.dims == {"n": (2, 5)} and model.plans["cpu"][0].inputs[0].spec.shape == (5, 4)
+    assert model.dims == {"n": (2, 5)} and model._plans["cpu"][0].inputs[0].spec.shape == (5, 4)
 
 
 def test_method_without_bounds_has_no_plans() -> None:
@@ -50,7 +50,7 @@ def test_code_is_machine_code_of_each_and_ptx_of_the_newest() -> None:
     kernels = {each.kernel for each in contents.code.kernels}
     assert kernels == set(contents.methods["m"].plans["sm_90"][0].kernels())
     assert len(contents.code.kernels) == 3 * len(kernels)
-    assert contents.methods["m"].model.code is contents.code
+    assert contents.methods["m"].model._code is contents.code
 
 
 def test_no_architecture_needs_no_compiler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_equal_constants_of_models_become_one_array_and_models_stay_as_they_were
     a, b = (contents.methods[name].model for name in "ab")
     shared = {id(x) for x in a.graph.constants.values()} & {id(x) for x in b.graph.constants.values()}
     assert len(shared) == 1
-    assert a.slabs is b.slabs and a.lock is b.lock and a.slabs is not linear.slabs
+    assert a._slabs is b._slabs and a._lock is b._lock and a._slabs is not linear._slabs
     assert before == [id(x) for x in (*linear.graph.constants.values(), *twin.graph.constants.values())]
-    assert linear.plans == {} and not linear.code.kernels
+    assert linear._plans == {} and not linear._code.kernels
 
 
 @pytest.mark.parametrize(

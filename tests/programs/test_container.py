@@ -66,7 +66,7 @@ def test_equal_weights_of_methods_are_one_array() -> None:
     )
     assert w is v and np.array_equal(w, WEIGHT)
     models = [method.model for method in contents.methods.values()]
-    assert all(model.slabs is models[0].slabs and model.lock is models[0].lock for model in models)
+    assert all(model._slabs is models[0]._slabs and model._lock is models[0]._lock for model in models)
     assert contents.weights_nbytes < sum(
         array.nbytes for m in models for graph in walk(m.graph) for array in graph.constants.values()
     )

@@ -155,7 +155,7 @@ def test_output_is_stale_after_the_next_run(method: gx.Method) -> None:
     method.execute()
     with pytest.raises(gx.StaleError, match="'y'"):
         before.readback_and_clone()
-    assert len(method.get_outputs()) == method.outputs_size == method.inputs_size == 1
+    assert len(method.get_outputs()) == method.method_meta.num_outputs == method.method_meta.num_inputs == 1
 
 
 def test_output_lies_in_memory_of_the_users() -> None:

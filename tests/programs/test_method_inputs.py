@@ -63,7 +63,7 @@ def test_input_buffer_is_written_without_a_copy(method: gx.Method) -> None:
     method.execute()
     buffer = method.input_buffer(0, (5, 3))
     assert buffer.shape == (5, 3)
-    buffer.data_on_backend.upload(ramp(5, 3) * 3)
+    buffer.upload(ramp(5, 3) * 3)
     for _ in range(2):
         method.execute()
         np.testing.assert_array_equal(read(method), expect_affine(ramp(5, 3) * 3))
@@ -78,7 +78,7 @@ def test_input_buffer_is_written_once_runs_have_read_it() -> None:
         gate = hold(stream)
         method.execute(wait=False)
         request = method.get_output(0).readback_request()
-        method.input_buffer(0).data_on_backend.upload(-ramp(8, 3))
+        method.input_buffer(0).upload(-ramp(8, 3))
         gate.set()
         np.testing.assert_array_equal(request.result(), expect_affine(ramp(8, 3)))
         method.execute()

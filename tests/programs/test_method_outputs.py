@@ -38,11 +38,11 @@ def test_host_memory_for_an_output_on_a_device_is_refused_with_what_to_do(array:
         with pytest.raises(gx.InputError) as caught:
             method.set_output(0, array)
         assert "written by simulator" in str(caught.value) and "lies on the host" in str(caught.value)
-        assert "get_output('y').download_to_array(array)" in str(caught.value)
+        assert "get_output('y').readback_and_clone(array)" in str(caught.value)
         # What it says works.
         method.execute([ramp(8, 3)])
         out = np.zeros((8, 3), np.float32)
-        method.get_output("y").download_to_array(out)
+        method.get_output("y").readback_and_clone(out)
         np.testing.assert_array_equal(out, expect_affine(ramp(8, 3)))
 
 

@@ -89,7 +89,7 @@ def test_module_takes_a_stream() -> None:
     program = gx.Program.build({"forward": affine()}, shapes={"forward": SHAPES}, backend=backend)
     with gx.Module(program) as module:
         stream = backend.device.create_stream()
-        for answer in (module.forward(ramp(8, 3), stream=stream)[0], module.get(stream=stream)):
+        for answer in (module.forward(ramp(8, 3), stream=stream)[0], module.execute("forward", stream=stream)[0]):
             np.testing.assert_array_equal(answer, expect_affine(ramp(8, 3)))
         with pytest.raises(gx.InputError, match="stream= is a str"):
             module.execute("forward", stream="first")

@@ -89,7 +89,7 @@ def test_outputs_are_good_until_the_next_submission(type: gx.BackendType) -> Non
         np.testing.assert_array_equal(request.result(), expect_affine(ramp(2, 3) + 1))
         np.testing.assert_array_equal(now.readback_and_clone(), expect_affine(ramp(2, 3) + 2))
         worker.run(ramp(2, 3))
-        assert now.is_readback_request_done(), "a run of the Worker's makes nothing of it stale"
+        assert now.readback_request().is_done(), "a run of the Worker's makes nothing of it stale"
 
 
 def test_next_submission_waits_on_the_stream_for_readers() -> None:

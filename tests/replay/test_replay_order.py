@@ -104,7 +104,7 @@ def test_device_array_given_before_is_waited_for_anew() -> None:
         replay = worker.record(x)
         made = replay.submit()["y"]
         np.testing.assert_array_equal(made.readback_and_clone(), expect_affine(ramp(2, 3)))
-        made.data_on_backend.complete_all_pending_operations()
+        made.wait()
         with holding(x.stream) as gate:
             x.write(x.stream, ramp(2, 3) + 4)
             made = replay.submit()["y"]

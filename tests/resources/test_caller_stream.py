@@ -49,9 +49,9 @@ def test_run_comes_after_what_is_on_the_stream(form: Callable[[Any], object]) ->
 def test_run_comes_after_a_stream_of_the_device(backend: Backend) -> None:
     stream = backend.device.create_stream()
     with gx.Worker(affine(), backend=backend) as worker:
-        for call in (worker.schedule, worker.execute):
+        for _ in range(2):
             gate = hold(stream)
-            run = call(X, stream=stream)
+            run = worker.schedule(X, stream=stream)
             assert not run.is_done()
             gate.set()
             np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(X))
@@ -194,9 +194,9 @@ CALLS: dict[str, Callable[[gx.Worker, gx.Tensor, object], object]] = {
     "run": lambda worker, _, stream: worker.run(X, stream=stream),
     "schedule_iterable": lambda worker, _, stream: worker.schedule_iterable(X, stream=stream),
     "copy_output": lambda worker, _, stream: worker.copy_output(stream=stream),
-    "flush_schedule": lambda worker, _, stream: worker.flush_schedule(stream=stream),
+    "order_before": lambda worker, _, stream: worker.order_before(stream),
     "readback_request": lambda _, tensor, stream: tensor.readback_request(stream=stream),
-    "upload": lambda _, tensor, stream: tensor.data_on_backend.upload(X, stream=stream),
+    "upload": lambda _, tensor, stream: tensor.upload(X, stream=stream),
 }
 
 

@@ -26,7 +26,7 @@ def make_order(backend: Backend) -> tuple[gx.Worker, gx.Tensor, Stream]:
 COPIES: dict[str, Callable[[gx.Worker, gx.Tensor, Stream], gx.Tensor]] = {
     "copy_output": lambda worker, kept, stream: worker.copy_output(out=kept, stream=stream),
     "upload": lambda worker, kept, stream: (
-        kept.data_on_backend.upload(expect_affine(X), stream=stream),
+        kept.upload(expect_affine(X), stream=stream),
         kept,
     )[1],
 }
@@ -53,7 +53,7 @@ def test_bytes_used_on_the_stream_may_be_copied_to(name: str) -> None:
     worker, kept, stream = make_order(backend)
     with worker:
         address = kept.__cuda_array_interface__["data"][0]
-        kept.data_on_backend.complete_all_pending_operations()
+        kept.wait()
         for _ in range(3):  # what lacks an order is refused as it is issued
             stream.fill(address, np.float32(7).tobytes(), 6)
             COPIES[name](worker, kept, stream)
@@ -63,7 +63,7 @@ def test_bytes_used_on_the_stream_may_be_copied_to(name: str) -> None:
 
 READS: dict[str, Callable[[gx.Tensor, Stream], gx.ReadbackRequest]] = {
     "tensor": lambda tensor, stream: tensor.readback_request(stream=stream),
-    "data": lambda tensor, stream: tensor.data_on_backend.readback_request(stream=stream),
+    "data": lambda tensor, stream: tensor.readback_request(stream=stream),
 }
 
 
@@ -93,23 +93,23 @@ def test_bytes_changed_on_the_stream_are_what_is_read() -> None:
         gate.set()
         np.testing.assert_array_equal(request.result(), np.full((2, 3), 7, np.float32))
         np.testing.assert_array_equal(kept.readback_and_clone(stream=stream), np.full((2, 3), 9, np.float32))
-        np.testing.assert_array_equal(kept.data_on_backend.download(stream=stream), np.full((2, 3), 9, np.float32))
+        np.testing.assert_array_equal(kept.readback_and_clone(stream=stream), np.full((2, 3), 9, np.float32))
 
         async def read() -> list[Array]:
             stream.fill(address, np.float32(4).tobytes(), 6)
             first = await kept.readback_and_clone_async(stream=stream)
-            return [first, await kept.data_on_backend.download_async(stream=stream)]
+            return [first, await kept.readback_and_clone_async(stream=stream)]
 
         for each in asyncio.run(read()):
             np.testing.assert_array_equal(each, np.full((2, 3), 4, np.float32))
 
 
-def test_flush_has_the_stream_come_after_all_that_was_issued(backend: Backend) -> None:
+def test_stream_is_ordered_after_all_that_was_issued(backend: Backend) -> None:
     own, stream = backend.device.create_stream(), backend.device.create_stream()
     with gx.Worker(affine(), backend=backend, stream=own) as worker:
         gate = hold(own)
         worker.schedule(X)
-        worker.flush_schedule(stream=stream)
+        worker.order_before(stream)
         after = backend.device.create_event()
         stream.record(after)
         assert not after.is_done()

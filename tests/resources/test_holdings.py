@@ -70,7 +70,7 @@ def test_memory_of_a_run_by_steps_is_held_since_its_layer() -> None:
     backend = Backend(SimulatorDevice(list_kernels), SIMULATOR, "for a test")
     with gx.Worker(affine(), backend=backend) as worker:
         worker.run(X)
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         assert rows_of(worker)["pinned"].nbytes == 0
         steps = worker.schedule_iterable(X)
         next(steps)
@@ -88,12 +88,12 @@ def test_run_held_open_keeps_its_arena_and_no_staging() -> None:
         worker.run(X)
         steps = worker.schedule_iterable(X + 1)
         next(steps)
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         held = worker.memory_stats()
         assert held["pinned"] == held["exchange"] == 0
         allocated = device._blocks.nbytes
         for _ in range(50):  # frames of the caller's, in which the run is not gone on with
-            worker.flush_schedule(blocking=True)
+            worker.wait_for_completion()
         gc.collect()
         assert worker.memory_stats() == held
         assert device._blocks.nbytes == allocated == held["arena"] + held["frames"] + held["weights"]
@@ -112,10 +112,8 @@ def test_flush_that_blocks_gives_staging_back_and_keeps_inputs_set(backend: Back
         for number in range(3):
             worker.run(X + number)
         assert worker.memory_stats()["pinned"] > 0
-        worker.flush_schedule(blocking=False)
-        assert worker.memory_stats()["pinned"] > 0
         gc.collect()
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         assert worker.memory_stats()["pinned"] == 0
         np.testing.assert_array_equal(worker.run()[0], expect_affine(X + 2))
 
@@ -135,7 +133,7 @@ def test_flush_after_a_run_that_failed_gives_staging_back() -> None:
         GATES.open[gate].set()
         worker.schedule(X)
         with pytest.raises(gx.DeviceError, match="planted"):
-            worker.flush_schedule(blocking=True)
+            worker.wait_for_completion()
         assert worker.memory_stats()["pinned"] == 0
         np.testing.assert_array_equal(worker.run()[0], X + 1)
 
@@ -143,7 +141,7 @@ def test_flush_after_a_run_that_failed_gives_staging_back() -> None:
 def test_flush_leaves_a_readback_its_block(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         request = worker.schedule(X).peek_output().readback_request()
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         assert worker.memory_stats()["pinned"] > 0
         for number in range(3):
             worker.run(X + 1 + number)
@@ -151,7 +149,7 @@ def test_flush_leaves_a_readback_its_block(backend: Backend) -> None:
         del request
         worker.run(X)
         gc.collect()
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         assert worker.memory_stats()["pinned"] == 0
 
 
@@ -159,7 +157,7 @@ def test_flush_keeps_an_input_that_comes_from_another_device() -> None:
     backend = Backend(SimulatorDevice(list_kernels), SIMULATOR, "for a test")
     with gx.Worker(affine(), backend=CPU) as producer, gx.Worker(affine(), backend=backend) as worker:
         worker.schedule(producer.schedule(X).peek_output())
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         assert worker.memory_stats()["pinned"] == 0
         np.testing.assert_array_equal(worker.run()[0], expect_affine(expect_affine(X)))
 
@@ -168,7 +166,7 @@ def test_flush_half_way_through_a_run_on_the_host_keeps_its_input() -> None:
     with gx.Worker(affine(), backend=Backend(CpuDevice(), CPU, "for a test")) as worker:
         steps = worker.schedule_iterable(X)
         next(steps)
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         other = worker._backend.staging.take(X.nbytes)
         assert other.array is not None
         other.array[...] = 0xFF
@@ -179,7 +177,7 @@ def test_flush_half_way_through_a_run_on_the_host_keeps_its_input() -> None:
 def test_iterator_not_begun_keeps_its_input_through_a_flush(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         steps = worker.schedule_iterable(X)
-        worker.flush_schedule(blocking=True)
+        worker.wait_for_completion()
         list(steps)
         np.testing.assert_array_equal(worker.read_output(), expect_affine(X))
 
@@ -244,7 +242,7 @@ def test_stream_waits_for_the_reader_of_a_frame(frames: int) -> None:
         gate = hold(reading)
         worker.schedule(X).peek_output()
         kept = worker.copy_output()
-        kept.data_on_backend.upload(X)  # the copy's bytes are read by nobody
+        kept.upload(X)  # the copy's bytes are read by nobody
         worker.schedule(X)
         request = worker.peek_output().readback_request(stream=reading)
         later = [worker.schedule(X + number) for number in range(frames)]

@@ -120,7 +120,7 @@ def test_run_scheduled_under_no_implicit_sync_keeps_to_it_outside(backend: Backe
         lambda worker, run: run.peek_output().readback_and_clone(),
         lambda worker, run: run.peek_output().readback_request().result(),
         lambda worker, run: worker.run(ramp(2, 3)),
-        lambda worker, run: run.peek_output().data_on_backend.complete_all_pending_operations(),
+        lambda worker, run: run.peek_output().wait(),
         lambda worker, run: worker.trim(),
     ],
 )

@@ -19,9 +19,9 @@ def test_request_is_polled_then_immediate_as_often_as_asked() -> None:
     with worker:
         y = worker.schedule(x).peek_output()
         request = y.readback_request()
-        assert not request.is_done() and not y.is_readback_request_done()
+        assert not request.is_done()
         gate.set()
-        assert request.wait() and request.is_done() and y.is_readback_request_done()
+        assert request.wait() and request.is_done()
         for answer in (request.result(), request.result(), y.readback_and_clone(), y.readback_and_clone()):
             np.testing.assert_array_equal(answer, expect_affine(x))
 
@@ -33,24 +33,16 @@ def test_finished_request_answers_without_the_device() -> None:
         y.readback_request()
         copies = trace(backend).count("copy_to_host")
         y.readback_and_clone()
-        y.download_to_array()
-        y.download_to_native_array()
+        y.readback_and_clone()
+        y.readback_request().view()
         assert trace(backend).count("copy_to_host") == copies == 1
-
-
-def test_request_done_is_false_before_one_was_made() -> None:
-    with gx.Worker(affine(), backend=CPU) as worker:
-        run = worker.schedule(ramp(2, 3))
-        run.wait()
-        assert not run.peek_output().is_readback_request_done()
-        assert not run.peek_output().data_on_backend.is_readback_request_done()
 
 
 def test_second_request_is_the_same_one() -> None:
     worker, gate = hold_worker(affine())
     with worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
-        assert y.readback_request() is y.readback_request() is y.data_on_backend.readback_request()
+        assert y.readback_request() is y.readback_request()
         gate.set()
 
 
@@ -78,8 +70,7 @@ def test_upload_makes_the_request_a_new_one() -> None:
         y = worker.schedule(ramp(2, 3)).peek_output()
         before = y.readback_request()
         before.wait()
-        y.data_on_backend.upload(np.full((2, 3), 5, np.float32))
-        assert not y.is_readback_request_done()
+        y.upload(np.full((2, 3), 5, np.float32))
         assert y.readback_request() is not before
         np.testing.assert_array_equal(y.readback_and_clone(), np.full((2, 3), 5))
         np.testing.assert_array_equal(before.result(), expect_affine(ramp(2, 3)))
@@ -89,8 +80,8 @@ def test_readback_moves_no_device_data() -> None:
     with gx.Worker(affine(), backend=CPU) as worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
         y.readback_and_clone()[...] = 7
-        assert y.backend_type is y.data_on_backend.backend_type is CPU
-        np.testing.assert_array_equal(y.data_on_backend.download(), expect_affine(ramp(2, 3)))
+        assert y.backend_type is CPU
+        np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(ramp(2, 3)))
         np.testing.assert_array_equal(np.asarray(y), expect_affine(ramp(2, 3)))
 
 
@@ -98,27 +89,26 @@ def test_answers_have_the_shape_and_not_the_capacity() -> None:
     with gx.Worker(affine(), backend=CPU) as worker:
         worker.run(ramp(100, 3))
         y = worker.schedule(ramp(5, 3)).peek_output()
-        assert y.readback_and_clone().shape == y.download_to_native_array().shape == (5, 3)
-        assert y.data_on_backend.max_capacity == 15
+        assert y.readback_and_clone().shape == y.readback_request().view().shape == (5, 3)
 
 
 def test_download_into_an_array() -> None:
     with gx.Worker(affine(), backend=CPU) as worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
         out = np.empty((4, 3), np.float32)[::2]
-        assert y.download_to_array(out) is out
+        assert y.readback_and_clone(out) is out
         np.testing.assert_array_equal(out, expect_affine(ramp(2, 3)))
         for wrong in (np.empty((3, 2), np.float32), np.empty((2, 3))):
             with pytest.raises(gx.InputError, match=r"'y' is float32\[2,3\]"):
-                y.download_to_array(wrong)
+                y.readback_and_clone(wrong)
 
 
 def test_native_array_is_a_read_only_view_that_keeps_its_bytes() -> None:
     with gx.Worker(affine(), backend=CPU) as worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
-        view = y.download_to_native_array()
+        view = y.readback_request().view()
         assert not view.flags.writeable and not view.flags.owndata
-        assert np.shares_memory(view, y.download_to_native_array())
+        assert np.shares_memory(view, y.readback_request().view())
         del y
         for number in range(20):
             worker.run(ramp(2, 3) + number)
@@ -154,7 +144,7 @@ def test_cancelled_request_is_done_and_raises() -> None:
         with pytest.raises(gx.CancelledError):
             request.result()
         again = y.readback_request()
-        assert again is not request and not y.is_readback_request_done()
+        assert again is not request and not again.is_done()
         gate.set()
         np.testing.assert_array_equal(again.result(), expect_affine(x))
         assert not again.cancel()
@@ -252,7 +242,7 @@ def test_scalar_and_empty_tensors_are_read_back() -> None:
             answer = y.readback_and_clone()
             assert answer.shape == shape
             np.testing.assert_array_equal(answer, expect_affine(x))
-            assert y.download_to_native_array().shape == shape
+            assert y.readback_request().view().shape == shape
 
 
 def test_held_stream_is_not_done_until_it_is_let_go() -> None:

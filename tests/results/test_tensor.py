@@ -81,7 +81,7 @@ def test_upload_is_ordered_behind_the_run_that_makes_the_tensor() -> None:
     with worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
         source = np.full((2, 3), 5, np.float32)
-        y.data_on_backend.upload(source)
+        y.upload(source)
         source[...] = 6
         assert not y.is_done()
         gate.set()
@@ -95,7 +95,7 @@ def test_upload_to_a_run_half_scheduled_takes_the_array_at_the_call() -> None:
         next(steps)
         y = worker.peek_output()
         source = np.full((2, 3), 5, np.float32)
-        y.data_on_backend.upload(source)
+        y.upload(source)
         source[...] = 6
         list(steps)
         np.testing.assert_array_equal(y.readback_and_clone(), np.full((2, 3), 5))
@@ -104,7 +104,7 @@ def test_upload_to_a_run_half_scheduled_takes_the_array_at_the_call() -> None:
 def test_upload_of_fewer_elements_keeps_the_rest() -> None:
     with gx.Worker(affine(), backend=CPU) as worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
-        y.data_on_backend.upload(np.full(2, 9, np.float32))
+        y.upload(np.full(2, 9, np.float32))
         expected = expect_affine(ramp(2, 3))
         expected[0, :2] = 9
         np.testing.assert_array_equal(y.readback_and_clone(), expected)
@@ -115,7 +115,7 @@ def test_upload_that_does_not_fit_is_refused() -> None:
         y = worker.schedule(ramp(2, 3)).peek_output()
         for wrong in (np.zeros(7, np.float32), np.zeros(6)):
             with pytest.raises(gx.InputError, match="takes up to 6 elements of float32"):
-                y.data_on_backend.upload(wrong)
+                y.upload(wrong)
         np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(ramp(2, 3)))
 
 
@@ -125,7 +125,7 @@ def test_upload_waits_for_whoever_reads_the_tensor() -> None:
     with gx.Worker(affine(), backend=CPU) as producer, consumer:
         y = producer.schedule(x).peek_output()
         answer = consumer.schedule(y).peek_output()
-        y.data_on_backend.upload(np.zeros((2, 3), np.float32))
+        y.upload(np.zeros((2, 3), np.float32))
         gate.set()
         np.testing.assert_array_equal(answer.readback_and_clone(), expect_affine(expect_affine(x)))
         np.testing.assert_array_equal(y.readback_and_clone(), np.zeros((2, 3)))
@@ -139,7 +139,7 @@ def test_closed_tensor_raises_and_its_request_answers() -> None:
         with worker.copy_output() as copy:
             request = copy.readback_request()
         copy.close()
-        for use in (lambda: copy[0], lambda: worker.schedule(copy), lambda: copy.data_on_backend.upload(x)):
+        for use in (lambda: copy[0], lambda: worker.schedule(copy), lambda: copy.upload(x)):
             with pytest.raises(gx.ClosedError, match="closed"):
                 use()
         assert "closed" in repr(copy)

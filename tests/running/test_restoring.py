@@ -53,7 +53,7 @@ def test_stored_plan_serves_all_sizes_and_nothing_is_packed(monkeypatch: pytest.
             np.testing.assert_array_equal(worker.run(X[:n])[0], y)
         counters = worker._engine.site.counters
         assert (counters.plans, counters.restored, counters.refused) == (1, 1, [])
-        assert worker.plans[0] == model.plans["cpu"][0]
+        assert worker.plans[0] == model._plans["cpu"][0]
 
 
 def test_stored_plan_of_an_architecture_is_taken_there() -> None:
@@ -62,7 +62,7 @@ def test_stored_plan_of_an_architecture_is_taken_there() -> None:
     name = backend.device.target.name
     assert name == "sm_90"
     _, counters, plans = run(model, X, backend)
-    assert counters.restored == 1 and plans[0] == model.plans["sm_90"][0] and plans[0].kernels()
+    assert counters.restored == 1 and plans[0] == model._plans["sm_90"][0] and plans[0].kernels()
 
 
 def test_inputs_beyond_the_bounds_are_refused() -> None:
@@ -113,8 +113,8 @@ def scatter(plan: Plan) -> Plan:
 )
 def test_plan_that_lowering_does_not_give_is_made_anew_and_told(spoil: Callable[[Plan], Plan], why: str) -> None:
     model = restored_model()
-    (plan,) = model.plans["cpu"]
-    model.plans = {"cpu": (spoil(plan),)}
+    (plan,) = model._plans["cpu"]
+    model._plans = {"cpu": (spoil(plan),)}
     y, counters, plans = run(model, X)
     np.testing.assert_array_equal(y, run(load_linear(), X)[0])
     assert counters.restored == 0 and plans[0] == plan
@@ -125,7 +125,7 @@ def test_plan_that_lowering_does_not_give_is_made_anew_and_told(spoil: Callable[
 def test_plan_that_does_not_do_is_tried_once() -> None:
     model = restored_model()
     model.dims = {}
-    model.plans = {"cpu": tuple(swell(plan) for plan in model.plans["cpu"])}
+    model._plans = {"cpu": tuple(swell(plan) for plan in model._plans["cpu"])}
     with gx.Worker(model, backend=CPU) as worker:
         for n in (1, 2, 4, 8):
             worker.run(X[:n])
@@ -134,7 +134,7 @@ def test_plan_that_does_not_do_is_tried_once() -> None:
 
 def test_plans_of_other_ports_are_left_aside() -> None:
     model = restored_model()
-    (plan,) = model.plans["cpu"]
-    model.plans = {"cpu": (replace(plan, outputs=(replace(plan.outputs[0], name="q"),)),)}
+    (plan,) = model._plans["cpu"]
+    model._plans = {"cpu": (replace(plan, outputs=(replace(plan.outputs[0], name="q"),)),)}
     _, counters, _ = run(model, X)
     assert (counters.restored, counters.refused) == (0, [])

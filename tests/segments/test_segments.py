@@ -26,7 +26,7 @@ def test_schedule_returns_before_anything_is_done(staged: StagedModel, backend: 
         request.add_done_callback(lambda _: called.set())
         assert not run.is_done() and not request.is_done() and not called.is_set()
         if staged.shape is None:
-            with pytest.raises(gx.PendingError, match=r"await y\.ready\(\)"):
+            with pytest.raises(gx.PendingError, match=r"await y\.wait_async\(\)"):
                 _ = y.shape
         else:
             assert y.max_shape == staged.shape(x)
@@ -48,7 +48,7 @@ def test_schedule_returns_before_anything_is_done(staged: StagedModel, backend: 
 def test_unknown_bound_is_told_like_an_unknown_shape() -> None:
     with gx.Worker(MODELS["if"].load(), backend=CPU) as worker, holding(worker._engine.stream) as gate:
         y = worker.schedule(inputs(0)).peek_output()
-        with pytest.raises(gx.PendingError, match=r"'y'.*await y\.ready\(\)"):
+        with pytest.raises(gx.PendingError, match=r"'y'.*await y\.wait_async\(\)"):
             _ = y.max_shape
         gate.set()
 
@@ -59,7 +59,7 @@ def test_shape_is_known_once_ready(staged: StagedModel, backend: Backend) -> Non
     async def serve() -> None:
         with gx.Worker(staged.load(), backend=backend) as worker, holding(worker._engine.stream) as gate:
             y = worker.schedule(x).peek_output()
-            waiting = asyncio.ensure_future(y.ready())
+            waiting = asyncio.ensure_future(y.wait_async())
             await asyncio.sleep(0)
             assert not waiting.done()
             gate.set()

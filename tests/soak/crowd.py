@@ -88,8 +88,6 @@ class Member:
         for step in self._worker.schedule_iterable(x, budget_ms=self._random.choice([None, 0.5])):
             if step.waiting:
                 time.sleep(_MOST_DELAY_S)
-            elif self._random.random() < 0.2:
-                self._worker.flush_schedule()
         self._check([self._worker.read_output(name) for name in ("y", "found")], x)
 
     def step_and_leave(self) -> None:
@@ -149,7 +147,7 @@ class Member:
         self._check(asyncio.run(ask()), x)
 
     def flush(self) -> None:
-        self._worker.flush_schedule(blocking=True)
+        self._worker.wait_for_completion()
 
     def trim(self) -> None:
         self._worker.trim()

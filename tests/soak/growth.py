@@ -98,7 +98,7 @@ def run_long(soak: SoakModel, kind: str, runs: int) -> list[str]:
 def measure(worker: gx.Worker, backend: Backend) -> Held:
     """Return what is held when nothing is under way."""
     worker.trim()
-    worker.flush_schedule(blocking=True)
+    worker.wait_for_completion()
     gc.collect()
     stats = worker.memory_stats()
     held = sum(stats[name] for name in ("arena", "exchange", "weights", "frames"))

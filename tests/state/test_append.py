@@ -144,7 +144,7 @@ def test_rolling_back_copies_the_cache_only_while_somebody_holds_more() -> None:
         count = len(device.log)
         worker.schedule(make_rows(1, 1))
         assert "copy" in {row[0] for row in device.log[count:]}
-        assert longer.entry is not None
+        assert longer._entry is not None
 
 
 def test_run_in_several_plans_goes_on_from_dense_bytes(backend: Backend) -> None:
@@ -216,7 +216,7 @@ def test_capacity_is_refused_where_the_memory_grows_in_another_way(inputs: list[
 def test_bound_model_shares_weights_and_leaves_the_other_as_it_was() -> None:
     plain = cache()
     bound = plain.bind_state(PAIR, capacity=CAPACITY)
-    assert bound.slabs is plain.slabs and plain.memories == ()
+    assert bound._slabs is plain._slabs and plain.memories == ()
     assert all(
         any(array is other for other in plain.graph.constants.values()) for array in bound.graph.constants.values()
     )

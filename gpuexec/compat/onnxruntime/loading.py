@@ -95,7 +95,7 @@ def promote(model: Model, names: frozenset[str]) -> Model:
     promoted = Graph((*graph.inputs, *inputs), outputs, nodes, constants, graph.name)
     passed = run_passes(promoted, AT_LOAD, model.disabled_passes)
     built = Model(replace(model.info, graph=promoted), passed, model.dims, model.disabled_passes)
-    built.slabs, built.lock = model.slabs, model.lock
+    built._slabs, built._lock = model._slabs, model._lock
     return built
 
 

@@ -117,7 +117,7 @@ class Runner:
             raise make_error(ArgumentTypeError, f"Expected RunOptions, got {type(options).__name__}.")
         options = RunOptions() if options is None else options
         given = self.check_feed(feed)
-        inputs = {name: take_input(item, self._specs.get(name), name) for name, item in feed.items()}
+        inputs: dict[str, Any] = {name: take_input(item, self._specs.get(name), name) for name, item in feed.items()}
         if options.terminate:
             raise make_error(Fail, "The run was not begun: RunOptions.terminate is set.")
         with self._find_pool(given).lending() as worker:

@@ -203,7 +203,7 @@ class OrtValue:
             raise make_error(BindingError, f"The value is {self.spec}, got {got}.")
         with translating(BindingError):
             if isinstance(mine, Tensor):
-                mine.data_on_backend.upload(array)
+                mine.upload(array)
             elif not mine.flags.writeable:
                 raise make_error(BindingError, "The value is over an array that is read-only.")
             else:
@@ -236,7 +236,7 @@ class OrtValue:
     def wait(self) -> None:
         """Wait until its content is ready."""
         if isinstance(self._data, Tensor):
-            self._data.data_on_backend.complete_all_pending_operations()
+            self._data.wait()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)
