@@ -26,7 +26,7 @@ from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.stays import list_stays, name_values
+from gpuexec.profiling.lifetimes import list_lifetimes, name_values
 from gpuexec.runtime.device import Region
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec
@@ -117,26 +117,26 @@ def show_commands(journey: Journey) -> None:
 def show_plan(journey: Journey) -> None:
     """A plan is data, with no pointers: who lies where in the arena, and when. Time goes right, bytes go up."""
     plan = journey.plan
-    stays = list_stays(plan, name_values(journey.graph))
+    lifetimes = list_lifetimes(plan, name_values(journey.graph))
     count, rows, width = len(plan.segment.commands), 12, 6
     for row in reversed(range(rows)):
         low, high = (plan.layout.nbytes * edge // rows for edge in (row, row + 1))
         line = f"  [dim]{low:>7,}[/] "
         for command in range(count):
             held = {
-                index: min(high, stay.offset + stay.nbytes) - max(low, stay.offset)
-                for index, stay in enumerate(stays)
-                if stay.first <= command < stay.last
+                index: min(high, lifetime.offset + lifetime.nbytes) - max(low, lifetime.offset)
+                for index, lifetime in enumerate(lifetimes)
+                if lifetime.first <= command < lifetime.last
             }
             most = max(held, key=lambda index: held[index], default=0)
             is_free = not held or held[most] <= 0
             line += "·" * width if is_free else f"[{COLOURS[most % len(COLOURS)]}]{'█' * width}[/]"
         console.print(line)
     console.print(f"  {'':7} [dim]{''.join(f'{index:<{width}}' for index in range(count))}[/]")
-    for index, stay in enumerate(stays):
+    for index, lifetime in enumerate(lifetimes):
         colour = COLOURS[index % len(COLOURS)]
-        where = f"%{stay.buffer:<3} {stay.nbytes:>7,} bytes at {stay.offset:>7,}"
-        console.print(f"  [{colour}]██[/] {where}  {escape(', '.join(stay.values))}")
+        where = f"%{lifetime.buffer:<3} {lifetime.nbytes:>7,} bytes at {lifetime.offset:>7,}"
+        console.print(f"  [{colour}]██[/] {where}  {escape(', '.join(lifetime.values))}")
     console.print(f"  arena {plan.layout.nbytes:,} bytes; no layout takes less than {plan.layout.lower_bound:,}")
     for role in (Role.INPUT, Role.CONSTANT, Role.OUTPUT):
         of_role = [buffer for buffer in plan.buffers if buffer.role is role]

@@ -45,7 +45,7 @@ _HOMES = {
     "gpuexec.programs.program": ("Program",),
     "gpuexec.images.converter": ("ImageConverter", "to_image", "to_tensor"),
     "gpuexec.images.transform": ("ImageTransform",),
-    "gpuexec.memories": ("Memory",),
+    "gpuexec.state_spec": ("Memory",),
     "gpuexec.state.seeds": ("set_seed",),
     "gpuexec.state.state": ("Snapshot", "State"),
     "gpuexec.diagnosing.bisecting": ("bisect",),

@@ -40,7 +40,6 @@ from gpuexec.inspecting.gaps import Gap as Gap
 from gpuexec.inspecting.gaps import gap_of as gap_of
 from gpuexec.inspecting.statistics import Statistics as Statistics
 from gpuexec.loading import load as load
-from gpuexec.memories import Memory as Memory
 from gpuexec.model import Model as Model
 from gpuexec.profiling.complexity import count_work as count_work
 from gpuexec.profiling.profiler import Profiler as Profiler
@@ -74,6 +73,7 @@ from gpuexec.runtime.backend import BackendType as BackendType
 from gpuexec.state.seeds import set_seed as set_seed
 from gpuexec.state.state import Snapshot as Snapshot
 from gpuexec.state.state import State as State
+from gpuexec.state_spec import Memory as Memory
 from gpuexec.weights.gap import WeightGap as WeightGap
 from gpuexec.weights.gap import WeightRow as WeightRow
 from gpuexec.weights.gap import measure_weights as measure_weights

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import DeviceError, GpuexecError, InputError, OutOfMemoryError
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import Operator
 from gpuexec.spec import OPTIONAL, TensorSpec, check_size, is_container
 
@@ -71,7 +71,7 @@ def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[
     """
     first = inputs[0] if inputs else None
     viewed = int(operator.makes_views and first is not None and bool(first.flags.c_contiguous))
-    given = [None if array is None else bring(array) for array in inputs[viewed:]]
+    given = [None if array is None else read_content(array) for array in inputs[viewed:]]
     try:
         return operator.compute(*inputs[:viewed], *given)
     except GpuexecError:

@@ -1,4 +1,4 @@
-"""The engine under a Worker: from inputs to commands on a stream, for one caller at a time.
+"""Engine of a Worker or Method: reads inputs, finds a plan, binds a frame, puts commands on a stream.
 
 A run whose inputs are there goes onto the stream within the call. One that waits for something outside the stream (an
 input from another device, a run that is not scheduled yet) is advanced by the driver thread, and so are those that come
@@ -22,25 +22,25 @@ from gpuexec.plan import Plan
 from gpuexec.profiling.log import ProfileLog
 from gpuexec.profiling.profiler import Profiler, find_log, watching
 from gpuexec.resources.caller_stream import CallerStream, check_not_capturing
-from gpuexec.resources.entrance import Entrance
+from gpuexec.resources.exclusive_caller import ExclusiveCaller
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.resources.unclosed import find_caller
 from gpuexec.resources.weights import weights_of
 from gpuexec.run_binder import RunBinder, check_strict
-from gpuexec.running.bound import Bound
 from gpuexec.running.comparing import Comparer, Observe, Observer
-from gpuexec.running.inputs import Acceptor, GivenInput
-from gpuexec.running.issuer import GivingUp, Issuer
-from gpuexec.running.part import Stage
-from gpuexec.running.plan_cache import Choice
+from gpuexec.running.execution_context import ExecutionContext
+from gpuexec.running.inputs import GivenInput, InputReader
+from gpuexec.running.plan_cache import PlannedVariant
+from gpuexec.running.planning_context import PlanningContext
+from gpuexec.running.prepared_run import PreparedRun
 from gpuexec.running.profiled import following, profile_run
 from gpuexec.running.release import close_storage, settle_storage, trim_storage
-from gpuexec.running.road import Road
 from gpuexec.running.run import Run, Step
-from gpuexec.running.site import Site
 from gpuexec.running.stepping import Stepping
 from gpuexec.running.stopwatch import Stopwatch
 from gpuexec.running.storage import OpenStorage, own_storage, watch_memory
+from gpuexec.running.subgraph import Stage
+from gpuexec.running.submitter import GivingUp, Submitter
 from gpuexec.running.waiting import Waiting
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
@@ -82,12 +82,12 @@ class Engine:
         self.stream = stream if stream is not None else backend.device.create_stream()
         self.syncs = SyncLog(is_strict=is_strict)
         storage = self._storage = (open_storage or own_storage(frames))(backend, self.stream, self.syncs)
-        self.turns, self.frames, self.binder = storage.turns, storage.frames, storage.binder
+        self.run_counter, self.frames, self.binder = storage.run_counter, storage.frames, storage.binder
         weights = weights_of(model, backend)
         self.arena, self.pool = storage.arena, storage.pool
         is_comparing = is_comparing or observe is not None
         inspector = inspector or Inspector.of(None, keeps_all=is_comparing)
-        self.site = Site(
+        self.planning = PlanningContext(
             model,
             backend,
             weights.enter(),
@@ -103,8 +103,8 @@ class Engine:
             self.comparer = comparer
         self._owns_stream = stream is None
         stopwatch = Stopwatch(backend.device, self.stream)
-        road = Road(
-            self.site,
+        context = ExecutionContext(
+            self.planning,
             self.stream,
             threading.RLock(),
             self.pool,
@@ -113,21 +113,21 @@ class Engine:
             is_synchronous=self.is_synchronous,
             comparer=self.comparer,
         )
-        self._issuer = Issuer(backend, road)
-        owner = self.turns.owner
-        self._entrance = Entrance(
+        self._submitter = Submitter(backend, context)
+        owner = self.run_counter.owner
+        self._exclusive = ExclusiveCaller(
             backend,
             f"Another caller is inside this {owner}; make one {owner} per thread (they share the model's weights).",
             f"The {owner} is closed.",
             owner,
-            lambda: self._issuer.break_off(f"Its {owner} was closed by an interrupt."),
+            lambda: self._submitter.break_off(f"Its {owner} was closed by an interrupt."),
         )
-        self.holdings = watch_memory(storage, weights, self.site.graphs, backend)
-        self._stepping = Stepping(self._issuer, stopwatch, self.holdings, self._entrance)
-        self.waiting = Waiting(road, self._issuer, self._stepping, storage, self._entrance)
-        self.acceptor = Acceptor(model, backend, self.stream)
+        self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend)
+        self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self._exclusive)
+        self.waiting = Waiting(context, self._submitter, self._stepping, storage, self._exclusive)
+        self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
-        self._runs = RunBinder(road, storage, self.states, self._stepping.give_up, self.trim)
+        self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
         # Who profiles its runs, whatever the context says; and how many were.
         self.profiler: Profiler | None = None
         self.profiled = 0
@@ -137,7 +137,7 @@ class Engine:
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return self._entrance.is_closed
+        return self._exclusive.is_closed
 
     def check_open(self) -> None:
         """Check that the Worker can be used.
@@ -146,16 +146,16 @@ class Engine:
             StateError: The process was forked.
             ClosedError: The Worker is closed.
         """
-        self._entrance.check_open()
+        self._exclusive.check_open()
 
-    def entering(self) -> Entrance:
-        """Return the context that admits one caller at a time; see `Entrance`."""
-        return self._entrance
+    def entering(self) -> ExclusiveCaller:
+        """Return the context that admits one caller at a time; see `ExclusiveCaller`."""
+        return self._exclusive
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which to `close`; what an interrupt broke admits whoever closes it."""
-        self._entrance.recover()
-        return contextlib.nullcontext() if self._entrance.is_broken else self._entrance
+        self._exclusive.recover()
+        return contextlib.nullcontext() if self._exclusive.is_broken else self._exclusive
 
     # ---- running
 
@@ -169,20 +169,22 @@ class Engine:
         """
         log = find_log(self.profiler)
         if log is None:
-            bound = self._bind(inputs, copy=copy, stream=stream)
-            is_issued = self._issuer.put(bound)
+            prepared = self._bind(inputs, copy=copy, stream=stream)
+            is_issued = self._submitter.put(prepared)
         else:
             with watching(log, "schedule"):
-                bound = self._bind(inputs, copy=copy, stream=stream, log=log)
-                with following(bound.profile):
-                    is_issued = self._issuer.put(bound)
-        if not is_issued and (bound.caller is not None or not self._owns_stream):
+                prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+                with following(prepared.profile):
+                    is_issued = self._submitter.put(prepared)
+        if not is_issued and (prepared.caller is not None or not self._owns_stream):
             # What the caller puts on the stream next must come after the run.
-            self.syncs.note_wait(f"run {bound.run.number}", "what the run has to wait for, on a stream of the caller's")
-            with self._entrance.at_rest(), self.giving_up(bound.run.number):
-                self._issuer.driver.synchronize()
-        self.holdings.observe(bound.run.number)
-        return bound.run
+            self.syncs.note_wait(
+                f"run {prepared.run.number}", "what the run has to wait for, on a stream of the caller's"
+            )
+            with self._exclusive.at_rest(), self.giving_up(prepared.run.number):
+                self._submitter.driver.synchronize()
+        self.memory_usage.observe(prepared.run.number)
+        return prepared.run
 
     def begin(
         self, inputs: object, *, copy: bool, budget_ms: float | None, stream: object = None
@@ -196,8 +198,8 @@ class Engine:
         """
         log = find_log(self.profiler)
         with watching(log, "schedule"):
-            bound = self._bind(inputs, copy=copy, stream=stream, log=log)
-        return bound.run, self._stepping.begin(bound, budget_ms)
+            prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+        return prepared.run, self._stepping.begin(prepared, budget_ms)
 
     def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
@@ -206,19 +208,19 @@ class Engine:
 
     def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         given = dict(given)
-        with self._entrance.at_rest():
+        with self._exclusive.at_rest():
             self.states.fill(given, None)
-            stage, choice = self._runs.choose(given)
-            if choice is None or stage.plans is None:
+            stage, planned = self._runs.choose(given)
+            if planned is None or stage.plans is None:
                 return None
-            self._runs.check_limit(stage, choice, given)
+            self._runs.check_limit(stage, planned, given)
         # A run half scheduled keeps its recording as it is.
-        self._runs.reserve_all(stage, choice, records=self._stepping.bound is None)
-        self.holdings.observe(self.turns.number - 1 if self.turns.number else None)
-        return choice.prepared.plan
+        self._runs.reserve_all(stage, planned, records=self._stepping.prepared is None)
+        self.memory_usage.observe(self.run_counter.number - 1 if self.run_counter.number else None)
+        return planned.compiled.plan
 
-    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, Choice | None]:
-        """Return how a run of these inputs begins, and the plan for that, which is made if it is new."""
+    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, PlannedVariant | None]:
+        """Return the first stage of a run of these inputs, and its planned variant, made if it is new."""
         return self._runs.choose(given)
 
     def adopt(self, model: Model) -> None:
@@ -228,21 +230,23 @@ class Engine:
             StateError: A run is half scheduled.
             OutOfMemoryError: There is no room for the new weights beside the old; nothing was done.
         """
-        if self._stepping.bound is not None:
-            number = self._stepping.bound.run.number
+        if self._stepping.prepared is not None:
+            number = self._stepping.prepared.run.number
             raise StateError(f"Run {number} is half scheduled; finish or cancel it first.")
-        if self._issuer.driver.is_busy():
-            self.syncs.note_wait(f"run {self.turns.number - 1}", "weights are replaced once runs before are issued")
-            with self._entrance.at_rest():
-                self._issuer.driver.synchronize()
-        with self._issuer.lock:
-            limit = self.site.limit
+        if self._submitter.driver.is_busy():
+            self.syncs.note_wait(
+                f"run {self.run_counter.number - 1}", "weights are replaced once runs before are issued"
+            )
+            with self._exclusive.at_rest():
+                self._submitter.driver.synchronize()
+        with self._submitter.lock:
+            limit = self.planning.limit
             admit = None if limit is None else limit.admit
             # What only the old ones need goes once the runs before are done, and replays that were recorded with them.
-            weights = self.site.weights.replace(self.model.graph, model.graph, self.stream, admit)
-            self.site.adopt(model, weights)
-            self.model = self.site.model
-            self.acceptor = Acceptor(self.model, self.backend, self.stream)
+            weights = self.planning.weights.replace(self.model.graph, model.graph, self.stream, admit)
+            self.planning.adopt(model, weights)
+            self.model = self.planning.model
+            self.input_reader = InputReader(self.model, self.backend, self.stream)
             self.states.adopt(self.model)
             self._runs.adopt()
 
@@ -253,19 +257,19 @@ class Engine:
 
         Freed memory that the device keeps goes back to the driver, whoever freed it.
         """
-        with self._entrance.midway():
+        with self._exclusive.midway():
             self._stepping.drop("a trim")
-        with self._entrance.at_rest():
-            self._issuer.driver.synchronize()
+        with self._exclusive.at_rest():
+            self._submitter.driver.synchronize()
             settle_storage(self._storage, self.backend, self.stream)
-        with self._entrance.midway(), self._issuer.lock:
-            trim_storage(self._storage, self.site, self.stream)
-        self.backend.keeper.prune()
+        with self._exclusive.midway(), self._submitter.lock:
+            trim_storage(self._storage, self.planning, self.stream)
+        self.backend.deferred_free.prune()
         self.backend.staging.trim()
         self.backend.device.trim()
 
     def close(self, *, cancels: bool = False) -> bool:
-        """Wait for all work, then give everything back. Twice is harmless.
+        """Wait for all work, then free everything. Twice is harmless.
 
         A run that is not wholly on the stream after a while (`knobs.close_grace_s`) is cancelled, unless somebody waits
         for it, and a warning says so. One that does not stop then either is left behind, as is all that is under way
@@ -279,22 +283,22 @@ class Engine:
         """
         if self.is_closed:
             return True
-        if self._entrance.is_broken:
+        if self._exclusive.is_broken:
             self.abandon()
             return False
         grace_s = knobs.close_grace_s()
-        self._entrance.is_closed = True
+        self._exclusive.is_closed = True
         told: list[str] = []
         try:
             self._stepping.drop("the Worker's end")
             if cancels:
-                self._issuer.give_up_since(0, "It was closed.")
+                self._submitter.give_up_since(0, "It was closed.")
             is_settled = self._finish_runs(grace_s, told, is_cancelled=cancels)
             for replay in list(self.replays):
                 replay.close()
             if is_settled:
-                self._issuer.driver.close()
-                close_storage(self._storage, self.site, self.stream)
+                self._submitter.driver.close()
+                close_storage(self._storage, self.planning, self.stream)
                 if self._owns_stream:
                     close_stream(self.stream)
         except BaseException:
@@ -308,26 +312,26 @@ class Engine:
         return is_settled
 
     def abandon(self) -> None:
-        """Let nobody in any more, and leave what is under way behind; nothing is waited for. Twice is harmless."""
-        self._entrance.is_closed = self.turns.is_closed = True
-        self._issuer.break_off(f"Its {self.turns.owner} was closed.")
-        self._issuer.driver.close()
+        """Refuse later callers, and leave runs under way behind; nothing is waited for. Twice is harmless."""
+        self._exclusive.is_closed = self.run_counter.is_closed = True
+        self._submitter.break_off(f"Its {self.run_counter.owner} was closed.")
+        self._submitter.driver.close()
         with contextlib.suppress(GpuexecError):
             event = self.backend.device.create_event()
             self.stream.record(event)
-            self.backend.keeper.hold(event, self.arena, self.frames, self.pool, self.site.weights)
+            self.backend.deferred_free.hold(event, self.arena, self.frames, self.pool, self.planning.weights)
 
     def _finish_runs(self, grace_s: float, told: list[str], *, is_cancelled: bool) -> bool:
         """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
 
         Args:
             grace_s: How long to wait before it is cancelled, and for the end of what was.
-            told: What to warn of is added here.
+            told: Warnings are added here.
             is_cancelled: Whether runs were cancelled already.
         """
-        owner = f"a {self.turns.owner} of {self.model.graph.name!r}"
-        while not self._issuer.driver.synchronize(grace_s):
-            given_up = self._issuer.give_up_unwanted(f"Its {self.turns.owner} was closed.")
+        owner = f"a {self.run_counter.owner} of {self.model.graph.name!r}"
+        while not self._submitter.driver.synchronize(grace_s):
+            given_up = self._submitter.give_up_unwanted(f"Its {self.run_counter.owner} was closed.")
             if given_up:
                 is_cancelled = True
                 runs = ", ".join(map(str, given_up))
@@ -335,22 +339,22 @@ class Engine:
                     f"close() of {owner} cancelled run {runs}: not done after {grace_s:g} s, and nobody waits for it."
                     " Wait for runs before, or set GPUEXEC_CLOSE_GRACE to more seconds."
                 )
-            elif is_cancelled and not self._issuer.is_wanted():
+            elif is_cancelled and not self._submitter.is_wanted():
                 told.append(f"close() of {owner} left a run behind that was cancelled and has not stopped yet.")
                 return False
         return True
 
     def giving_up(self, number: int | None = None) -> GivingUp:
-        """Return a context for a call that waits for its own run: whatever ends the call cancels the run too.
+        """Return a context for a call that waits for its own run: an exception cancels the run too.
 
         Args:
             number: Of the run; None: the next.
         """
-        return GivingUp(self._issuer, self.turns.number if number is None else number)
+        return GivingUp(self._submitter, self.run_counter.number if number is None else number)
 
     # ---- binding
 
-    def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> Bound:
+    def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> PreparedRun:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
 
         Raises:
@@ -361,20 +365,20 @@ class Engine:
         caller = None if stream is None else CallerStream.of(self.backend, stream)
         if not self._owns_stream:
             check_not_capturing(self.stream)
-        stepping = self._stepping.bound
-        with self._entrance.at_rest():
-            given = self.acceptor.accept(inputs, self.binder.kept, copy=copy)
+        stepping = self._stepping.prepared
+        with self._exclusive.at_rest():
+            given = self.input_reader.accept(inputs, self.binder.kept, copy=copy)
             self.states.fill(given, None if stepping is None else stepping.run._fence)
-            stage, choice = self._runs.choose(given)
+            stage, planned = self._runs.choose(given)
             if self.syncs.is_strict:
                 check_strict(stage)
-            self._runs.check_limit(stage, choice, given)
+            self._runs.check_limit(stage, planned, given)
         self._stepping.drop("a newer one")
-        with self._entrance.at_rest():
-            regions = self._runs.reserve(stage, choice, given)
-        bound = self._runs.bind(given, stage, choice, regions)
-        bound.caller = caller
+        with self._exclusive.at_rest():
+            regions = self._runs.reserve(stage, planned, given)
+        prepared = self._runs.bind(given, stage, planned, regions)
+        prepared.caller = caller
         if log is not None:
-            profile_run(bound, log, self.model.graph.name, self.stream, self.holdings)
+            profile_run(prepared, log, self.model.graph.name, self.stream, self.memory_usage)
             self.profiled += 1
-        return bound
+        return prepared

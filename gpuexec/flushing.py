@@ -1,4 +1,4 @@
-"""Waiting for all work that was issued, of whatever runs an engine."""
+"""Flushing: waits for all that was issued, from a thread or an event loop."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.conform import conforms, field_types
 from gpuexec.errors import GpuexecError, InputError, ModelError, UnsupportedError, locate
 from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.operator import Operator, build, describe, find_operator, suggest_name
 from gpuexec.spec import MOST_AXES, DeclaredSpec, dtype_row, is_container
+from gpuexec.validate import field_types, is_of_type
 
 # Takes a constant and what to call it in messages, and returns its number.
 Keep = Callable[[Array, str], int]
@@ -79,7 +79,7 @@ def is_dim(dim: Any) -> bool:
     return dim is None or isinstance(dim, str)
 
 
-class _Absent(Operator):
+class _UnregisteredOperator(Operator):
     """Placeholder for an operator that is not registered, until all of them are known."""
 
     __slots__ = ()
@@ -198,10 +198,10 @@ def _build(operator: str, attributes: Mapping[str, Any], node: str, unknown: dic
     cls: Any = find_operator(operator)
     if cls is None:
         unknown.setdefault(operator, node)
-        return _Absent()
+        return _UnregisteredOperator()
     hints = field_types(cls)
     for key, value in attributes.items():
-        if key in hints and not conforms(value, hints[key]):
+        if key in hints and not is_of_type(value, hints[key]):
             raise ModelError(
                 f"{operator} {node!r}: attribute {key} is {str(value)[:60]!r}, expected {_show(hints[key])}.", node=node
             )

@@ -10,14 +10,14 @@ from gpuexec.errors import InputError
 from gpuexec.importer.load import load_graph
 from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.read import Source
-from gpuexec.memories import make_memory
+from gpuexec.initial_state import bind_shapes
 from gpuexec.model import Model
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_memories import add_memories
 from gpuexec.phases import phase
 from gpuexec.planner.classes import check_declared
 from gpuexec.progress import Tell, check_tell
-from gpuexec.starts import bind_shapes
+from gpuexec.state_spec import make_memory
 
 
 @phase("load model")

@@ -1,7 +1,7 @@
 """Memory-mapped files, and the byte ranges of arrays within them.
 
 An array over a map identifies its content in the file, and takes no memory. It is never read through the map: a process
-that touches a page of a truncated file is killed by SIGBUS. Content is read by file ranges instead, by `bring`,
+that touches a page of a truncated file is killed by SIGBUS. Content is read by file ranges instead, by `read_content`,
 `read_pieces` and `FileSource.read_into`, which raise an AccessError for a file that changed or was truncated. So a
 weight is represented by its array alone, and views of it (a slice, a transposition) stay views of the file.
 """
@@ -240,7 +240,7 @@ def find_source(array: Array) -> FileSource | None:
     return None if mapped is None else mapped.source
 
 
-def bring(array: Array) -> Array:
+def read_content(array: Array) -> Array:
     """Read the content of an array to the host: the array itself, or for a view of a file a read-only copy.
 
     The copy has the strides of the view, and is of the whole range of the file that these span.
@@ -262,14 +262,14 @@ def bring(array: Array) -> Array:
     return copied
 
 
-def bring_small(array: Array) -> Array:
-    """Read the content of a small array to the host, as `bring` does; large content stays in its file."""
-    return bring(array) if array.nbytes < MAPPED_NBYTES else array
+def read_small_content(array: Array) -> Array:
+    """Read the content of a small array to the host, as `read_content` does; large content lifetimes in its file."""
+    return read_content(array) if array.nbytes < MAPPED_NBYTES else array
 
 
 def view_bytes(array: Array) -> memoryview:
     """Return the dense content of an array as bytes: a view where it is dense, in memory or in a file, else a copy."""
-    dense = array if array.flags.c_contiguous else np.ascontiguousarray(bring(array))
+    dense = array if array.flags.c_contiguous else np.ascontiguousarray(read_content(array))
     return dense.reshape(-1).view(np.uint8).data
 
 
@@ -285,13 +285,13 @@ def hash_content(view: memoryview) -> bytes:
     return hashing.digest()
 
 
-def bring_bytes(view: memoryview) -> memoryview:
+def read_view(view: memoryview) -> memoryview:
     """Return bytes on the host: those given, or a copy read from the file of a map.
 
     Raises:
         AccessError: The file was written to, cut, or can't be read.
     """
-    return bring(np.frombuffer(view, np.uint8)).data if view.nbytes else view
+    return read_content(np.frombuffer(view, np.uint8)).data if view.nbytes else view
 
 
 def read_pieces(view: memoryview, nbytes: int = _PIECE_NBYTES) -> Iterator[memoryview]:
@@ -301,11 +301,11 @@ def read_pieces(view: memoryview, nbytes: int = _PIECE_NBYTES) -> Iterator[memor
         AccessError: The file was written to, cut, or can't be read.
     """
     for first in range(0, view.nbytes, nbytes):
-        yield bring_bytes(view[first : first + nbytes])
+        yield read_view(view[first : first + nbytes])
 
 
 def hold(array: Array) -> Array:
-    """Read the content of an array as `bring` does, once for as long as the array lives.
+    """Read the content of an array as `read_content` does, once for as long as the array lives.
 
     Raises:
         AccessError: The file was written to, cut, or can't be read.
@@ -315,7 +315,7 @@ def hold(array: Array) -> Array:
     key = id(array)
     held = _held.get(key)
     if held is None:
-        held = _held[key] = bring(array)
+        held = _held[key] = read_content(array)
         weakref.finalize(array, _held.pop, key, None).atexit = False
     return held
 

@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from gpuexec.editing import choosing, joining, naming
-from gpuexec.editing.parts import Parts, put_together, take_apart
+from gpuexec.editing.editable_model import EditableModel, apply_load_passes, make_editable
 from gpuexec.editing.weights import WeightSource, read_weights, replace_weights
 from gpuexec.errors import InputError, ModelError, StateError
 from gpuexec.graphs import Array, Graph, walk
 from gpuexec.importer.load import ImportedModel
 from gpuexec.importer.save import save_graph
-from gpuexec.memories import Memory, bind_pairs, make_memory
 from gpuexec.passes import AT_PLAN, Pass, compress
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
@@ -25,6 +24,7 @@ from gpuexec.plan import Plan
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.ports import make_input, make_output
 from gpuexec.runtime.stored_code import StoredCode
+from gpuexec.state_spec import Memory, bind_pairs, make_memory
 from gpuexec.version import VERSION
 
 
@@ -107,7 +107,7 @@ class Model:
         Raises:
             InputError: There is none of that name, or it lies in the body of a loop or branch.
         """
-        return self._edit(choosing.expose(self._parts(), names))
+        return self._edit(choosing.expose(self._editable(), names))
 
     def keep_outputs(self, names: Sequence[str]) -> Model:
         """Return this model with these outputs alone, in this order, without nodes that only others need.
@@ -117,7 +117,7 @@ class Model:
         Raises:
             InputError: There is none of that name, or one is listed twice.
         """
-        return self._edit(choosing.keep_outputs(self._parts(), names))
+        return self._edit(choosing.keep_outputs(self._editable(), names))
 
     def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
         """Return the subgraph of this model that computes some of its values from others.
@@ -129,7 +129,7 @@ class Model:
         Raises:
             InputError: There is none of that name, one is not needed, or one that is needed is not listed.
         """
-        return self._edit(choosing.extract(self._parts(), inputs, outputs))
+        return self._edit(choosing.extract(self._editable(), inputs, outputs))
 
     def rename(self, names: Mapping[str, str]) -> Model:
         """Return this model with other names for inputs and outputs, ``{"old": "new"}``; those of memories too.
@@ -137,7 +137,7 @@ class Model:
         Raises:
             InputError: There is none of that name, or two would have one.
         """
-        return self._edit(naming.rename(self._parts(), names))
+        return self._edit(naming.rename(self._editable(), names))
 
     def bind(self, dims: DeclaredDims) -> Model:
         """Return this model with dimensions fixed (``{"batch": 1}``) or bounded, as by ``dims`` of `load`.
@@ -145,7 +145,7 @@ class Model:
         Raises:
             InputError: There is no such dimension, or its value is no extent or range.
         """
-        return self._edit(naming.bind(self._parts(), dims))
+        return self._edit(naming.bind(self._editable(), dims))
 
     def prepend(self, other: Model, connections: joining.Connections | None = None) -> Model:
         """Return this model with another one in front, whose outputs are its inputs: pre-processing.
@@ -208,9 +208,9 @@ class Model:
         Raises:
             InputError: ``kind`` is none.
         """
-        parts = self._parts()
-        graph = compress(parts.graph, kind, only, self.disabled_passes)
-        compressed = self._edit(Parts(graph, parts.memories, parts.dims))
+        editable = self._editable()
+        graph = compress(editable.graph, kind, only, self.disabled_passes)
+        compressed = self._edit(EditableModel(graph, editable.memories, editable.dims))
         # Its weights on devices are its own: this model's are freed with this model's last Worker.
         compressed._slabs, compressed._lock = {}, threading.Lock()
         return compressed
@@ -241,7 +241,7 @@ class Model:
             AccessError: The file can't be written.
         """
         fixed = {name: bound for name, bound in self.dims.items() if isinstance(bound, int)}
-        graph = naming.fix_dims(self._parts().graph, fixed)
+        graph = naming.fix_dims(self._editable().graph, fixed)
         save_graph(
             graph, path, self.info, external_data=external_data, allow_custom=allow_custom, keep_sources=keep_sources
         )
@@ -251,21 +251,21 @@ class Model:
         if not isinstance(other, Model):
             raise InputError(f"Expected a model to join {self.graph.name!r} with, got a {type(other).__name__}.")
         first, second = (self, other) if is_behind else (other, self)
-        parts = joining.join(first._parts(), second._parts(), connections, keeps_first=is_behind)
-        return self._edit(parts, self.disabled_passes | other.disabled_passes)
+        editable = joining.join(first._editable(), second._editable(), connections, keeps_first=is_behind)
+        return self._edit(editable, self.disabled_passes | other.disabled_passes)
 
-    def _parts(self) -> Parts:
+    def _editable(self) -> EditableModel:
         # Keys of random operators are assigned again to the edited graph.
         source, graph = without_keys(self.info.graph), without_keys(self.graph)
         keys = {*find_keys(self.graph)} - {*find_keys(source)}
-        return take_apart(source, graph, [each for each in self.memories if each.input not in keys], self.dims)
+        return make_editable(source, graph, [each for each in self.memories if each.input not in keys], self.dims)
 
-    def _edit(self, parts: Parts, disabled: frozenset[str] | None = None) -> Model:
+    def _edit(self, editable: EditableModel, disabled: frozenset[str] | None = None) -> Model:
         passes = self.disabled_passes if disabled is None else disabled
-        graph, memories = put_together(parts, passes, self.graph)
-        counts = Counter(node.operator.name for each in walk(parts.graph) for node in each.nodes)
-        info = replace(self.info, graph=parts.graph, operators=dict(counts.most_common()))
-        return self._derive(info, graph, parts.dims, passes, memories)
+        graph, memories = apply_load_passes(editable, passes, self.graph)
+        counts = Counter(node.operator.name for each in walk(editable.graph) for node in each.nodes)
+        info = replace(self.info, graph=editable.graph, operators=dict(counts.most_common()))
+        return self._derive(info, graph, editable.dims, passes, memories)
 
     def _derive(
         self,
@@ -311,8 +311,8 @@ def check_process(model: Model) -> None:
 
 def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
     """Return a model with other content for weights; the arrays are used as they are. See `Model.with_weights`."""
-    parts = model._parts()
-    changed = model._edit(Parts(replace_weights(parts.graph, arrays), parts.memories, parts.dims))
+    editable = model._editable()
+    changed = model._edit(EditableModel(replace_weights(editable.graph, arrays), editable.memories, editable.dims))
     changed._plans = model._plans
     return changed
 

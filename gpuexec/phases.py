@@ -28,7 +28,7 @@ class Witness(Protocol):
     def end_phase(self, begun: object) -> None:
         """Record that a phase is over, however it ended."""
 
-    def hear(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
+    def note_moment(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
         """Record an event that is over, with its duration."""
 
 
@@ -83,4 +83,4 @@ def note(name: str, about: str, nbytes: int = 0, took_ms: float = 0.0) -> None:
     """Report a finished event to the context's receiver, if there is one."""
     witness = _WITNESS.get()
     if witness is not None:
-        witness.hear(name, about, nbytes, took_ms)
+        witness.note_moment(name, about, nbytes, took_ms)

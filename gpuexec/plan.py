@@ -7,7 +7,7 @@ Frozen data, no pointers, no callables.
 
 Execution order is partial: a device may run two commands of a segment together unless a path of edges joins them. A
 plan is made for the upper end of a size class; `Variant` holds the commands of one size of the class, over
-the same buffers. A run goes through several plans where the host has a say in between: see `gpuexec.planner.cut`.
+the same buffers. A run goes through several plans where the host has a say in between: see `gpuexec.planner.partition`.
 """
 
 from __future__ import annotations

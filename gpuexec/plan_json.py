@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.conform import find_misfit
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment, Variant
 from gpuexec.spec import MOST_BYTES, TensorSpec, check_size, dtype_row
+from gpuexec.validate import find_invalid_field
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
@@ -66,7 +66,7 @@ def decode_plan(data: Any) -> Plan:
         raise PlanError(f"The text is not a plan: {type(error).__name__}: {str(error)[:200]}.") from error
     if not isinstance(plan, Plan):
         raise PlanError(f"The text is not a plan: its top is {type(plan).__name__}.")
-    misfit = find_misfit(plan)
+    misfit = find_invalid_field(plan)
     if misfit is not None:
         raise PlanError(f"The text is not a plan: {misfit} is of another type.")
     if not all(0 <= buffer.nbytes <= MOST_BYTES for buffer in plan.buffers):

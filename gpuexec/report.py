@@ -1,4 +1,4 @@
-"""Reports of a Worker: runs, plans, devices and memory usage, as data and as text."""
+"""Report of a Worker: counts, waits and memory, as data and as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuexec.engine import Engine
 from gpuexec.plan import Plan
-from gpuexec.resources.holdings import Holding
+from gpuexec.resources.memory_usage import MemoryUsageRow
 from gpuexec.resources.syncs import CallRow, CopyRow, ReadRow
 from gpuexec.runtime.backend import BackendType
 
@@ -68,7 +68,7 @@ class Reporting:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans made so far, newest first."""
-        return tuple(self._engine.site.plans)
+        return tuple(self._engine.planning.plans)
 
     def report(self) -> Report:
         """Return a report of the runs so far."""
@@ -83,8 +83,8 @@ class Reporting:
         """
         return count_memory(self._engine)
 
-    def memory_report(self) -> tuple[Holding, ...]:
-        """Return the rows of `memory_stats` with the run and layer since which they are held, and the peak."""
+    def memory_report(self) -> tuple[MemoryUsageRow, ...]:
+        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
         return describe_memory(self._engine)
 
     def summary(self) -> str:
@@ -95,12 +95,12 @@ class Reporting:
 
 
 def make_report(engine: Engine, reason: str) -> Report:
-    """Return the report of an engine's runs; ``reason`` says why it runs on its backend."""
-    counters, syncs = engine.site.counters, engine.syncs
+    """Return what an engine did so far; ``reason`` says why it runs where it does."""
+    counters, syncs = engine.planning.counters, engine.syncs
     return Report(
         backend=engine.backend.device.name,
         reason=reason,
-        runs=engine.turns.number,
+        runs=engine.run_counter.number,
         plans=counters.plans,
         variants=counters.variants,
         plan_ms=counters.plan_ms,
@@ -111,8 +111,8 @@ def make_report(engine: Engine, reason: str) -> Report:
         host_syncs=syncs.waits,
         plans_restored=counters.restored,
         plans_refused=tuple(counters.refused),
-        graphs=engine.site.graphs.count,
-        graphs_refused=engine.site.graphs.refused,
+        graphs=engine.planning.graphs.count,
+        graphs_refused=engine.planning.graphs.refused,
         profiled=engine.profiled,
         device_copies=syncs.copies,
     )
@@ -121,18 +121,18 @@ def make_report(engine: Engine, reason: str) -> Report:
 def count_memory(engine: Engine) -> dict[str, int]:
     """Return bytes held, by purpose."""
     return {row.name: row.nbytes for row in describe_memory(engine)} | {
-        "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.site.plans), default=0)
+        "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.planning.plans), default=0)
     }
 
 
-def describe_memory(engine: Engine) -> tuple[Holding, ...]:
-    """Return memory held by purpose, and since when."""
-    last = engine.turns.number
-    engine.holdings.observe(last - 1 if last else None)
-    return engine.holdings.list_rows()
+def describe_memory(engine: Engine) -> tuple[MemoryUsageRow, ...]:
+    """Return what memory is held, and since when."""
+    last = engine.run_counter.number
+    engine.memory_usage.observe(last - 1 if last else None)
+    return engine.memory_usage.list_rows()
 
 
-def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Holding]) -> str:
+def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[MemoryUsageRow]) -> str:
     """Return report and memory as readable text."""
     lines = [
         f"{model_name}: {nodes} nodes on {report.backend} ({report.reason})",

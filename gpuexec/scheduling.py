@@ -1,4 +1,4 @@
-"""What puts runs on a stream and gives their outputs, of whatever runs an engine."""
+"""Scheduling of runs and access to their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Worker: for people who have a model and want answers."""
+"""Worker: runs a model on a device and returns its outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuexec.replay.record import record_replay
 from gpuexec.replay.replay import Replay
 from gpuexec.report import Reporting
 from gpuexec.resources.caller_stream import open_stream
-from gpuexec.resources.entrance import is_interrupt
+from gpuexec.resources.exclusive_caller import is_interrupt
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import weights_of
 from gpuexec.results.given import ArrayLike, Inputs
@@ -132,7 +132,7 @@ class Worker(Scheduling, Flushing, Reporting):
             inspector=inspector,
             open_storage=own_storage(frames, limit),
         )
-        self._engine.site.listener.tell = progress
+        self._engine.planning.listener.tell = progress
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)
@@ -157,8 +157,8 @@ class Worker(Scheduling, Flushing, Reporting):
             AccessError: A file that weights are in changed since the model was loaded.
         """
         check_tell(progress)
-        with self._engine.entering(), self._engine.site.listener.instead(progress):
-            given, _ = describe_inputs(self._engine.acceptor, inputs)
+        with self._engine.entering(), self._engine.planning.listener.instead(progress):
+            given, _ = describe_inputs(self._engine.input_reader, inputs)
             return self._engine.prepare(given)
 
     def tap(self, wanted: Mapping[str, object] | None = None) -> None:
@@ -176,7 +176,7 @@ class Worker(Scheduling, Flushing, Reporting):
                 they were.
         """
         with self._engine.entering():
-            self._engine.site.inspector.tap(self.model, wanted or {})
+            self._engine.planning.inspector.tap(self.model, wanted or {})
 
     def record(
         self, inputs: Inputs | None = None, *, outputs: Mapping[str, ArrayLike] | None = None, stream: object = None

@@ -11,7 +11,7 @@ from gpuexec.graphs import Graph
 from gpuexec.plan import Buffer, Plan, Role, Segment, Variant
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.device import Device, Memory, Recording, Region, Stream
+from gpuexec.runtime.device import Device, MemoryBlock, Recording, Region, Stream
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ class LoadedPlan:
     ) -> None:
         self.plan, self.device = plan, device
         self.stream: Stream = device.create_stream()
-        self._memories: list[Memory] = []
+        self._memories: list[MemoryBlock] = []
         arena = self._allocate(plan.layout.nbytes)
         memory = {b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets}
         self.bindings: dict[int, Region] = {}
@@ -102,7 +102,7 @@ class LoadedPlan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _allocate(self, nbytes: int) -> Memory:
+    def _allocate(self, nbytes: int) -> MemoryBlock:
         memory = self.device.allocate(nbytes)
         self._memories.append(memory)
         if nbytes:

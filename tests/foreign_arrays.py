@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Stream
+from gpuexec.runtime.device import MemoryBlock, Stream
 from gpuexec.spec import TensorSpec
 from tests.small_models import Array, hold
 
@@ -18,7 +18,7 @@ class DeviceArray:
 
     def __init__(self, backend: Backend, array: Array, *, is_held: bool = False) -> None:
         self.backend, self.spec = backend, TensorSpec(array.shape, array.dtype)
-        self.memory: Memory = backend.device.allocate(array.nbytes)
+        self.memory: MemoryBlock = backend.device.allocate(array.nbytes)
         self.stream: Stream = backend.device.create_stream()
         self.gate = hold(self.stream) if is_held else None
         self.stream.copy_to_device(self.memory.address, array.reshape(-1).view(np.uint8))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel, Slot
-from gpuexec.demands import require_at_least, require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import contiguous_strides
+from gpuexec.host_values import require_at_least, require_const
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.spec import TensorSpec
 

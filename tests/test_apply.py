@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gpuexec.apply import compute_arrays, host_failure, infer_specs
-from gpuexec.demands import require_const
 from gpuexec.errors import DeviceError, InputError, NeedsHostValue, OutOfMemoryError
+from gpuexec.host_values import require_const
 from gpuexec.operator import Operator, build
 from gpuexec.spec import MOST_AXES, TensorSpec, check_size
 

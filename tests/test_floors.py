@@ -14,7 +14,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuexec"
 # Rooms (a module or a package of gpuexec) from the ground up. Rooms of one floor never import each other; within a
 # package anything goes. The rooms of what users hold have an order, so each is a floor of its own here.
 HELD = (
-    *("memories", "ports", "starts", "editing", "model", "loading"),
+    *("state_spec", "ports", "initial_state", "editing", "model", "loading"),
     *("inspecting", "profiling", "weights"),
     *("resources", "results", "array_program", "running", "state"),
     *("run_binder", "engine", "replay", "programs", "report", "flushing", "scheduling", "worker", "diagnosing"),
@@ -22,12 +22,12 @@ HELD = (
 )
 FLOORS = (
     ("errors", "phases", "system_files", "version"),
-    ("array_files", "attributes", "extensions", "forms", "geometry", "knobs", "replacing")
-    + ("spec", "target", "progress", "mapped"),
+    ("array_files", "attributes", "extensions", "geometry", "knobs")
+    + ("atomic_file", "signatures", "spec", "target", "progress", "mapped"),
     ("command", "containers", "pickling"),
-    ("demands", "instances", "operator"),
+    ("host_values", "instances", "operator"),
     ("graphs", "plan", "apply"),
-    ("conform",),
+    ("validate",),
     ("plan_json", "graph_json"),  # beside what they write down
     ("ops",),
     ("importer", "passes", "planner", "runtime"),

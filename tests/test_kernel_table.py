@@ -7,7 +7,7 @@ from pathlib import Path
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
 from gpuexec.instances import kernel_table
-from gpuexec.runtime.budgets import LARGER, Use
+from gpuexec.runtime.budgets import LARGER, KernelUse
 from gpuexec.runtime.compile_all import find_strays, read_launches
 from tests.launches import collect_launches
 
@@ -24,7 +24,7 @@ def test_table_lists_what_the_plans_of_all_cases_launch(tmp_path: Path) -> None:
 
 def test_find_strays_names_both_kinds() -> None:
     table = {"f.cu": ("listed", "both")}
-    uses = {Kernel("f.cu", "both"): Use(), Kernel("f.cu", "launched"): Use()}
+    uses = {Kernel("f.cu", "both"): KernelUse(), Kernel("f.cu", "launched"): KernelUse()}
     assert find_strays(table, uses) == [
         "f.cu:listed is listed and no plan launches it; add a case that does, or drop it.",
         "f.cu:launched is launched and not listed; add it by `instantiate`.",

@@ -15,15 +15,15 @@ import pytest
 from gpuexec import mapped
 from gpuexec.errors import AccessError
 from gpuexec.mapped import (
-    bring,
-    bring_bytes,
     count_copied,
     find_range,
     find_source,
     hash_content,
     hold,
     map_file,
+    read_content,
     read_pieces,
+    read_view,
     view_bytes,
 )
 
@@ -73,7 +73,7 @@ def test_content_of_a_view_is_read_and_not_touched(path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(mapped, "_Map", Unreadable)
     array, expected = view(np.frombuffer(open_map(path), np.float32)), view(CONTENT)
-    found = bring(array)
+    found = read_content(array)
     np.testing.assert_array_equal(found, expected)
     assert found.strides == array.strides and not found.flags.writeable
     assert not array.size or find_source(found) is None
@@ -87,8 +87,8 @@ def test_content_of_a_view_is_read_and_not_touched(path: Path, monkeypatch: pyte
 
 def test_content_in_memory_is_not_copied() -> None:
     array = np.arange(5)
-    assert bring(array) is array and hold(array) is array
-    assert bring_bytes(memoryview(b"abc")) == b"abc"
+    assert read_content(array) is array and hold(array) is array
+    assert read_view(memoryview(b"abc")) == b"abc"
 
 
 def test_content_that_is_held_is_read_once_and_goes_with_its_array(path: Path) -> None:
@@ -125,7 +125,7 @@ def test_file_that_changes_is_told_whenever_it_does(
     else:
         monkeypatch.setattr(os, "preadv", read_and_change)
     with pytest.raises(AccessError, match=rf"w\.bin changed since the model was loaded: {message}"):
-        bring(array)
+        read_content(array)
 
 
 def test_only_copies_of_what_lies_in_files_count(path: Path) -> None:

@@ -13,7 +13,7 @@ import gpuexec as gx
 from gpuexec.errors import OrderError
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Stream, align
+from gpuexec.runtime.device import MemoryBlock, Stream, align
 from gpuexec.runtime.memory_pool import MemoryPool
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from tests.devices.opening import make_simulator
@@ -45,7 +45,7 @@ class Allocator:
     """A user's allocator as CuPy's is: what is freed goes to who asks next, for whatever stream that one means it."""
 
     def __init__(self, device: SimulatorDevice, nbytes: int = 1 << 20) -> None:
-        self.block: Memory = device.allocate(nbytes)
+        self.block: MemoryBlock = device.allocate(nbytes)
         self.free: list[tuple[int, int]] = []
         self.used = 0
 
@@ -127,7 +127,7 @@ def give_and_take(backend: Backend, worker: gx.Worker, consumer: Consumer, is_dl
     worker.schedule(X)
     worker.wait_for_completion()
     gc.collect()
-    backend.keeper.prune()
+    backend.deferred_free.prune()
     return address
 
 

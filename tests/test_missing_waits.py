@@ -16,7 +16,7 @@ import gpuexec as gx
 from gpuexec.errors import OrderError
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.keeper import Keeper
+from gpuexec.runtime.deferred_free import DeferredFree
 from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
 from gpuexec.runtime.staging import Staging
 from tests.devices.opening import make_simulator
@@ -185,7 +185,7 @@ def test_staging_of_uploads_used_again_without_waiting_is_found(stage: Stage, mo
 
 def test_tensor_dropped_without_keeping_its_bytes_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = stage.open(affine())
-    monkeypatch.setattr(Keeper, "hold", lambda self, event, *objects: None)
+    monkeypatch.setattr(DeferredFree, "hold", lambda self, event, *objects: None)
     worker.schedule(X)
     copied = worker.copy_output()
     copied.close()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError, NeedsHostValue, UnsupportedError
 from gpuexec.graphs import RawNode
+from gpuexec.host_values import require_const
 from gpuexec.loading import load
 from gpuexec.operator import (
     Operator,

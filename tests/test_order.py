@@ -27,8 +27,8 @@ def test_pending_readback_is_not_overwritten_by_later_runs() -> None:
     backend = open_backend(CPU)
     with gx.Worker(affine(), backend=CPU, frames=2) as worker:
         worker.run(ramp(2, 3))
-        with worker._engine.turns.transfers.lock:
-            copies = worker._engine.turns.transfers.open()
+        with worker._engine.run_counter.transfers.lock:
+            copies = worker._engine.run_counter.transfers.open()
             gate = hold(copies)
         xs = [ramp(2, 3) + number for number in range(6)]
         requests = [worker.schedule(x).peek_output().readback_request() for x in xs]

@@ -190,7 +190,7 @@ def test_workers_leave_no_memory_behind(backend: Backend) -> None:
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             del worker, kept
             gc.collect()
-            backend.keeper.prune()
+            backend.deferred_free.prune()
         left.append(len(device.space))
     assert left == left[:1] * 4
 

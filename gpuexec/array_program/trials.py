@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.graphs import Array, Node, Value
-from gpuexec.planner.analyse import Walk
+from gpuexec.planner.analyse import ShapeInference
 from gpuexec.spec import Dim, TensorSpec
 
 # Large sizes are multiples of this, so that they can be divided, by primes of their own.
@@ -40,7 +40,7 @@ class Trials:
         self._primes = (n for n in count(11) if all(n % d for d in range(2, int(n**0.5) + 1)))
         self._producers: dict[Value, Node] = {}
         self._given: tuple[dict[Value, TensorSpec], ...] = ({}, {}, {}, {})
-        self._walks = tuple(Walk(self._producers, {}, given) for given in self._given)
+        self._walks = tuple(ShapeInference(self._producers, {}, given) for given in self._given)
 
     def add_input(self, value: Value, dtype: np.dtype[Any], dims: tuple[Dim, ...]) -> None:
         """Add an input: of the program, or one of a body, without further knowledge."""

@@ -10,23 +10,23 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from gpuexec.atomic_file import write_file
 from gpuexec.cli.extents import array_of
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
-from gpuexec.planner.cut import Cut
-from gpuexec.planner.cutter import find_cut
+from gpuexec.planner.partition import Partition
+from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.stays import name_values
+from gpuexec.profiling.lifetimes import name_values
 from gpuexec.profiling.terminal import make_table, print_table
-from gpuexec.replacing import write_file
 from gpuexec.runtime.backend import BackendType
 from gpuexec.spec import TensorSpec
-from gpuexec.starts import find_starts
 from gpuexec.target import Target
 from gpuexec.worker import Worker
 
@@ -59,9 +59,9 @@ def main(options: argparse.Namespace) -> int:
         console.print(note, style="dim", markup=False)
     named = {port.name: TensorSpec.of(array_of(port, feeds[port.name])) for port in model.inputs}
     if model.memories:
-        named |= find_starts(model.graph, model.memories, model.dims, named)
+        named |= find_initial_specs(model.graph, model.memories, model.dims, named)
     specs = {value: named[value.name] for value in model.graph.inputs}
-    cut = find_cut(model.graph, specs, _target(options))
+    cut = find_partition(model.graph, specs, _target(options))
     plans: list[Plan] = []
     if cut.ready is not None:
         given = {value.name: specs[value] for value in cut.ready.inputs}
@@ -91,7 +91,7 @@ def _print_plan(console: Console, plan: Plan) -> None:
         console.print("no value is kept on the host")
 
 
-def _print_cut(console: Console, cut: Cut) -> None:
+def _print_cut(console: Console, cut: Partition) -> None:
     """Print why a plan does not hold the whole model."""
     reads = make_table(("then the host reads", "reader", "why"))
     for read in cut.reads:

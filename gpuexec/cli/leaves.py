@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.atomic_file import atomic_file, write_file
 from gpuexec.errors import InputError
-from gpuexec.replacing import replacing, write_file
 from gpuexec.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
@@ -75,7 +75,7 @@ def write_outputs(path: Path, outputs: Mapping[str, Any]) -> None:
     plain = {k: _to_text(k, v) if is_host_object(v.dtype) else v for k, v in list_all_leaves(outputs).items()}
     # NumPy's rule for file names without a suffix.
     target = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
-    with replacing(target) as file:
+    with atomic_file(target) as file:
         np.savez(file, allow_pickle=False, **plain)
 
 

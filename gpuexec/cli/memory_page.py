@@ -9,7 +9,7 @@ from html import escape
 from gpuexec.geometry import round_up
 from gpuexec.plan import Plan
 from gpuexec.planner.arena import ALIGNMENT
-from gpuexec.profiling.stays import Stay, list_stays
+from gpuexec.profiling.lifetimes import BufferLifetime, list_lifetimes
 
 WIDTH, HEIGHT = 1100.0, 420.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 80.0, 24.0, 20.0, 30.0
@@ -21,7 +21,9 @@ _TURN = 137.5
 
 def draw_memory(title: str, plans: Sequence[Plan], made_by: Mapping[str, Sequence[str]]) -> str:
     """Return an HTML page, well-formed as XML too, with a drawing of each plan's arena: commands by bytes."""
-    parts = [_draw_part(number, len(plans), plan, list_stays(plan, made_by)) for number, plan in enumerate(plans, 1)]
+    parts = [
+        _draw_part(number, len(plans), plan, list_lifetimes(plan, made_by)) for number, plan in enumerate(plans, 1)
+    ]
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -38,12 +40,12 @@ def draw_memory(title: str, plans: Sequence[Plan], made_by: Mapping[str, Sequenc
     )
 
 
-def find_peak(stays: Sequence[Stay], commands: int) -> tuple[int, int]:
+def find_peak(lifetimes: Sequence[BufferLifetime], commands: int) -> tuple[int, int]:
     """Return the command during which the most bytes are in use, and how many, in whole units of alignment."""
     loads = [0] * (commands + 1)
-    for stay in stays:
-        for command in range(stay.first, stay.last):
-            loads[command] += round_up(stay.nbytes, ALIGNMENT)
+    for lifetime in lifetimes:
+        for command in range(lifetime.first, lifetime.last):
+            loads[command] += round_up(lifetime.nbytes, ALIGNMENT)
     peak = max(loads)
     return loads.index(peak), peak
 
@@ -62,21 +64,21 @@ class _Scale:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * nbytes / max(self.nbytes, 1)
 
 
-def _draw_part(number: int, count: int, plan: Plan, stays: Sequence[Stay]) -> str:
+def _draw_part(number: int, count: int, plan: Plan, lifetimes: Sequence[BufferLifetime]) -> str:
     layout, commands = plan.layout, len(plan.segment.commands)
     scale = _Scale(commands, max(layout.nbytes, layout.lower_bound))
     ratio = layout.nbytes / layout.lower_bound if layout.lower_bound else 1.0
-    moment, peak = find_peak(stays, commands)
+    moment, peak = find_peak(lifetimes, commands)
     part = f"Part {number} of {count}: " if count > 1 else ""
     lines = [
         f"<section><h2>{part}{commands} commands for {_escape(plan.target)}</h2>",
         f"<p>arena {layout.nbytes:,} bytes, lower bound {layout.lower_bound:,} bytes ({ratio:.3f}), peak {peak:,} bytes"
-        f" at command {moment}, {len(stays)} buffers</p>",
+        f" at command {moment}, {len(lifetimes)} buffers</p>",
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" xmlns="http://www.w3.org/2000/svg" role="img">',
         *_draw_axes(scale),
         f'<rect class="peak" x="{scale.x(moment):.3f}" y="{_TOP:g}" width="{scale.x(moment + 1) - scale.x(moment):.3f}"'
         f' height="{HEIGHT - _TOP - _BOTTOM:g}"><title>peak: {peak:,} bytes at command {moment}</title></rect>',
-        *(line for stay in stays for line in _draw_stay(stay, scale)),
+        *(line for lifetime in lifetimes for line in _draw_lifetime(lifetime, scale)),
         _draw_level("bound", layout.lower_bound, "lower bound", scale),
         _draw_level("arena", layout.nbytes, "arena", scale),
         "</svg>",
@@ -96,16 +98,23 @@ def _draw_axes(scale: _Scale) -> Iterator[str]:
     yield "</g>"
 
 
-def _draw_stay(stay: Stay, scale: _Scale) -> Iterator[str]:
-    x, y = scale.x(stay.first), scale.y(stay.offset + stay.nbytes)
-    width, height = scale.x(stay.last) - x, scale.y(stay.offset) - y
-    data = {"buffer": stay.buffer, "offset": stay.offset, "nbytes": stay.nbytes, "first": stay.first, "last": stay.last}
+def _draw_lifetime(lifetime: BufferLifetime, scale: _Scale) -> Iterator[str]:
+    x, y = scale.x(lifetime.first), scale.y(lifetime.offset + lifetime.nbytes)
+    width, height = scale.x(lifetime.last) - x, scale.y(lifetime.offset) - y
+    data = {
+        "buffer": lifetime.buffer,
+        "offset": lifetime.offset,
+        "nbytes": lifetime.nbytes,
+        "first": lifetime.first,
+        "last": lifetime.last,
+    }
     attributes = " ".join(f'data-{name}="{value}"' for name, value in data.items())
+    hue = lifetime.buffer * _TURN % 360
     yield (
         f'<rect class="buffer" x="{x:.3f}" y="{y:.3f}" width="{width:.3f}" height="{height:.3f}"'
-        f' fill="hsl({stay.buffer * _TURN % 360:.0f} 55% 62%)" {attributes}><title>{_escape(str(stay))}</title></rect>'
+        f' fill="hsl({hue:.0f} 55% 62%)" {attributes}><title>{_escape(str(lifetime))}</title></rect>'
     )
-    label = (stay.nodes or ("",))[0]
+    label = (lifetime.nodes or ("",))[0]
     room = int(width / _LETTER_WIDTH) - 1
     if room > 2 and height > 13 and label:
         shown = label if len(label) <= room else label[: room - 1] + "…"

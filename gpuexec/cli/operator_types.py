@@ -20,7 +20,7 @@ from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import Operator
 from gpuexec.ops.shape import to_literal
 from gpuexec.passes.decompose import decompose
-from gpuexec.planner.cutter import find_cut
+from gpuexec.planner.partitioner import find_partition
 from gpuexec.spec import DTYPES, HOST_OBJECTS, STRING, dtype_row, is_host_object
 from gpuexec.target import Target
 
@@ -96,7 +96,7 @@ def list_host_calls(example: Example, target: Target) -> tuple[str, ...]:
         except InputError:  # with these inputs there are fewer outputs
             if (outputs := outputs - 1) < 1:
                 raise
-    return tuple(dict.fromkeys(call.operator.name for call in find_cut(graph, given, target).host_calls))
+    return tuple(dict.fromkeys(call.operator.name for call in find_partition(graph, given, target).host_calls))
 
 
 def _list_makers(op: Operator) -> Iterator[tuple[str, Operator]]:

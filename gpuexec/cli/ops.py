@@ -16,7 +16,7 @@ from gpuexec.cli.operator_types import Taken, list_taken
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode
 from gpuexec.importer.nodes import upgrade_node
-from gpuexec.importer.versions import Form, list_forms
+from gpuexec.importer.versions import OperatorVersions, list_forms
 from gpuexec.operator import Operator, decomposition_for, find_operator, operator_names, qualified, upgraded_names
 from gpuexec.profiling.terminal import open_console, print_table
 from gpuexec.spec import DTYPES, dtype_row, is_host_object
@@ -137,7 +137,7 @@ def list_rows(pattern: str = "") -> list[OperatorRow]:
     return [make_row(name, forms.get(name)) for name in sorted(chosen, key=lambda name: (split_name(name)[0], name))]
 
 
-def make_row(name: str, form: Form | None) -> OperatorRow:
+def make_row(name: str, form: OperatorVersions | None) -> OperatorRow:
     """Return the row of an operator from its registration."""
     found = find_operator(name)
     device, reason = _place(name, found, form)
@@ -150,7 +150,7 @@ def make_row(name: str, form: Form | None) -> OperatorRow:
     )
 
 
-def _place(name: str, found: type[Operator] | None, form: Form | None) -> tuple[str, str]:
+def _place(name: str, found: type[Operator] | None, form: OperatorVersions | None) -> tuple[str, str]:
     if found is None:
         if name in upgraded_names():
             return _RENAMED, ""

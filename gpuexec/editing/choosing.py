@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuexec.editing.parts import Parts
+from gpuexec.editing.editable_model import EditableModel
 from gpuexec.editing.values import exchange, find_values, keep_needed
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.graphs import Graph, Value
 from gpuexec.importer.infer import infer_declared
 from gpuexec.importer.tensors import refine
-from gpuexec.memories import Memory
-from gpuexec.planner.analyse import Walk
+from gpuexec.planner.analyse import ShapeInference
 from gpuexec.spec import DeclaredSpec, TensorSpec, is_container
+from gpuexec.state_spec import Memory
 
 # Extents that depend on no free dimension are equal with both.
 _TRIED = (8, 24)
@@ -33,37 +33,37 @@ def declare_outputs(graph: Graph) -> Graph:
     )
 
 
-def expose(parts: Parts, names: Sequence[str]) -> Parts:
-    """Return parts with additional outputs after the present ones; what is an output already stays one.
+def expose(editable: EditableModel, names: Sequence[str]) -> EditableModel:
+    """Return an editable model with additional outputs after the present ones; what is an output already lifetimes one.
 
     Raises:
         InputError: There is no such value or node, or a value's type can't be inferred.
     """
-    graph = parts.graph
-    added = [value for value in _find(parts, names, "expose") if value not in graph.outputs]
+    graph = editable.graph
+    added = [value for value in _find(editable, names, "expose") if value not in graph.outputs]
     outputs = (*graph.outputs, *added)
-    return parts.with_graph(_declare(Graph(graph.inputs, outputs, graph.nodes, graph.constants, graph.name)))
+    return editable.with_graph(_declare(Graph(graph.inputs, outputs, graph.nodes, graph.constants, graph.name)))
 
 
-def keep_outputs(parts: Parts, names: Sequence[str]) -> Parts:
-    """Return parts with these outputs alone, in this order, and the nodes they need.
+def keep_outputs(editable: EditableModel, names: Sequence[str]) -> EditableModel:
+    """Return an editable model with these outputs alone, in this order, and the nodes they need.
 
     A memory stays if an output that stays depends on it. An input that nothing read before stays too.
 
     Raises:
         InputError: There is no such value or node, or one is listed twice.
     """
-    chosen = _find(parts, names, "keep_outputs")
-    graph, memories = _keep_with_memories(parts, chosen, frozenset())
-    read = {value for node in parts.graph.nodes for value in node.inputs} | set(parts.graph.outputs)
+    chosen = _find(editable, names, "keep_outputs")
+    graph, memories = _keep_with_memories(editable, chosen, frozenset())
+    read = {value for node in editable.graph.nodes for value in node.inputs} | set(editable.graph.outputs)
     left = set(graph.inputs)
-    idle = {value for value in parts.inputs if value not in read}
-    inputs = tuple([value for value in parts.graph.inputs if value in left or value in idle])
+    idle = {value for value in editable.inputs if value not in read}
+    inputs = tuple([value for value in editable.graph.inputs if value in left or value in idle])
     graph = Graph(inputs, graph.outputs, graph.nodes, graph.constants, graph.name)
-    return Parts(parts.graph, memories, parts.dims).with_graph(_declare(graph))
+    return EditableModel(editable.graph, memories, editable.dims).with_graph(_declare(graph))
 
 
-def extract(parts: Parts, inputs: Sequence[str], outputs: Sequence[str]) -> Parts:
+def extract(editable: EditableModel, inputs: Sequence[str], outputs: Sequence[str]) -> EditableModel:
     """Return the subgraph of a model that computes some of its values from others.
 
     Memories that lie within it stay, and are not listed.
@@ -71,9 +71,9 @@ def extract(parts: Parts, inputs: Sequence[str], outputs: Sequence[str]) -> Part
     Raises:
         InputError: There is no such value, an output needs an input that is not listed, or one listed is not needed.
     """
-    given = _find(parts, inputs, "extract: inputs")
-    wanted = _find(parts, outputs, "extract: outputs")
-    graph, memories = _keep_with_memories(parts, wanted, frozenset(given))
+    given = _find(editable, inputs, "extract: inputs")
+    wanted = _find(editable, outputs, "extract: outputs")
+    graph, memories = _keep_with_memories(editable, wanted, frozenset(given))
     held = {memory.input for memory in memories}
     lacking = [value for value in graph.inputs if value not in given and value.name not in held]
     if lacking:
@@ -87,18 +87,18 @@ def extract(parts: Parts, inputs: Sequence[str], outputs: Sequence[str]) -> Part
     idle = [value.name for value in given if value not in needed]
     if idle:
         raise InputError(f"extract: {', '.join(outputs)} don't need {', '.join(idle)}; leave it out.", value=idle[0])
-    types = _find_types(keep_needed(parts.graph, [*given, *wanted]), [*given, *wanted])
+    types = _find_types(keep_needed(editable.graph, [*given, *wanted]), [*given, *wanted])
     others = {value: Value(value.name, types[value]) for value in given if value.declared is None}
     ports = (*given, *[value for value in graph.inputs if value.name in held])
     graph = exchange(Graph(ports, graph.outputs, graph.nodes, graph.constants, graph.name), others)
     shown = {value: Value(value.name, types[value]) for value in graph.outputs if value.declared is None}
-    return Parts(parts.graph, memories, parts.dims).with_graph(exchange(graph, shown))
+    return EditableModel(editable.graph, memories, editable.dims).with_graph(exchange(graph, shown))
 
 
-def _find(parts: Parts, names: Sequence[str], what: str) -> list[Value]:
+def _find(editable: EditableModel, names: Sequence[str], what: str) -> list[Value]:
     """Return values by name, none of which belongs to a memory."""
-    found = find_values(parts.graph, names, what)
-    for memory in parts.memories:
+    found = find_values(editable.graph, names, what)
+    for memory in editable.memories:
         for value in found:
             if value.name in (memory.input, memory.output):
                 message = f"{what}: {value.name!r} belongs to memory {memory}; see Worker.state."
@@ -107,16 +107,16 @@ def _find(parts: Parts, names: Sequence[str], what: str) -> list[Value]:
 
 
 def _keep_with_memories(
-    parts: Parts, chosen: Sequence[Value], given: frozenset[Value]
+    editable: EditableModel, chosen: Sequence[Value], given: frozenset[Value]
 ) -> tuple[Graph, tuple[Memory, ...]]:
     """Return the subgraph that these values need, and the memories they depend on over any number of runs."""
-    ends = {value.name: value for value in parts.graph.outputs}
+    ends = {value.name: value for value in editable.graph.outputs}
     kept: list[Memory] = []
     while True:
         outputs = list(dict.fromkeys([*chosen, *(ends[memory.output] for memory in kept)]))
-        graph = keep_needed(parts.graph, outputs, given)
+        graph = keep_needed(editable.graph, outputs, given)
         names = {value.name for value in graph.inputs if value not in given}
-        found = [memory for memory in parts.memories if memory.input in names]
+        found = [memory for memory in editable.memories if memory.input in names]
         if len(found) == len(kept):
             return graph, tuple(found)
         kept = found
@@ -199,7 +199,7 @@ def _infer_specs(graph: Graph, guess: int, inferred: Mapping[Value, DeclaredSpec
     constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
     given = {value: _guess_spec(value.declared, guess) for value in graph.inputs}
     inputs = {value: spec for value, spec in given.items() if spec is not None}
-    walk = Walk(graph.producers(), constants, inputs)
+    walk = ShapeInference(graph.producers(), constants, inputs)
     specs = walk.analysis.specs
     for node in graph.nodes:
         if any(value is not None and value not in specs for value in node.inputs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpuexec.editing.parts import Parts
+from gpuexec.editing.editable_model import EditableModel
 from gpuexec.editing.values import copy_graph, exchange
 from gpuexec.errors import InputError, name_after
 from gpuexec.graphs import Graph, Node, Value, take_free
@@ -17,7 +17,9 @@ from gpuexec.spec import DeclaredSpec, Dim, is_container
 Connections = Mapping[str, str | Sequence[str]]
 
 
-def join(first: Parts, second: Parts, connections: Connections | None, *, keeps_first: bool) -> Parts:
+def join(
+    first: EditableModel, second: EditableModel, connections: Connections | None, *, keeps_first: bool
+) -> EditableModel:
     """Join two models into one.
 
     Its inputs are those of the first and those of the second that nothing is connected to; its outputs those of the
@@ -39,8 +41,8 @@ def join(first: Parts, second: Parts, connections: Connections | None, *, keeps_
     links = _read_links(first, second, connections)
     dims = _unify(first, second, links)
     second, links = _rename_dims(second, links, dims)
-    first, second, links = _tell_apart(first, second, links, keeps_first=keeps_first)
-    declared = _meet(first, second)
+    first, second, links = _make_names_unique(first, second, links, keeps_first=keeps_first)
+    declared = _merge_dims(first, second)
     tail, identities = _pass_on(second.graph, links)
     connected, ends = set(links.values()), {memory.output for memory in first.memories}
     left = [value for value in first.graph.outputs if value not in connected or value.name in ends]
@@ -51,10 +53,10 @@ def join(first: Parts, second: Parts, connections: Connections | None, *, keeps_
         {**first.graph.constants, **tail.constants},
         first.graph.name if keeps_first else second.graph.name,
     )
-    return Parts(graph, (*first.memories, *second.memories), declared).with_graph(graph)
+    return EditableModel(graph, (*first.memories, *second.memories), declared).with_graph(graph)
 
 
-def _read_links(first: Parts, second: Parts, connections: Connections | None) -> dict[Value, Value]:
+def _read_links(first: EditableModel, second: EditableModel, connections: Connections | None) -> dict[Value, Value]:
     """Return the links: the first model's output by the second's input."""
     outputs = {value.name: value for value in first.outputs}
     inputs = {value.name: value for value in second.inputs}
@@ -79,7 +81,7 @@ def _read_links(first: Parts, second: Parts, connections: Connections | None) ->
     return links
 
 
-def _unify(first: Parts, second: Parts, links: Mapping[Value, Value]) -> dict[str, Dim]:
+def _unify(first: EditableModel, second: EditableModel, links: Mapping[Value, Value]) -> dict[str, Dim]:
     """Return the joined model's names of the second model's dimensions.
 
     Raises:
@@ -126,7 +128,7 @@ def _dims_of(graph: Graph) -> dict[str, None]:
     return {dim: None for row in declared for dim in row if isinstance(dim, str)}
 
 
-def _meet(first: Parts, second: Parts) -> DeclaredDims:
+def _merge_dims(first: EditableModel, second: EditableModel) -> DeclaredDims:
     """Merge the declared dimensions of both models; a name in both must satisfy both.
 
     Raises:
@@ -147,8 +149,8 @@ def _meet(first: Parts, second: Parts) -> DeclaredDims:
 
 
 def _rename_dims(
-    second: Parts, links: Mapping[Value, Value], called: Mapping[str, Dim]
-) -> tuple[Parts, dict[Value, Value]]:
+    second: EditableModel, links: Mapping[Value, Value], called: Mapping[str, Dim]
+) -> tuple[EditableModel, dict[Value, Value]]:
     """Return the second model with dimensions named as in the joined one, and the links to its inputs."""
     ports = [*second.graph.inputs, *second.graph.outputs]
     others = {}
@@ -166,13 +168,13 @@ def _rename_dims(
             low, high = bound if isinstance(bound, tuple) else (bound, bound)
             if not low <= new <= high:
                 raise InputError(f"Dimension {name!r} is {bound} in {second.graph.name!r}, what it is joined to {new}.")
-    changed = Parts(exchange(second.graph, others), second.memories, declared)
+    changed = EditableModel(exchange(second.graph, others), second.memories, declared)
     return changed, {others.get(target, target): source for target, source in links.items()}
 
 
-def _tell_apart(
-    first: Parts, second: Parts, links: Mapping[Value, Value], *, keeps_first: bool
-) -> tuple[Parts, Parts, dict[Value, Value]]:
+def _make_names_unique(
+    first: EditableModel, second: EditableModel, links: Mapping[Value, Value], *, keeps_first: bool
+) -> tuple[EditableModel, EditableModel, dict[Value, Value]]:
     """Rename values and nodes of both so that all names are unique; outside names have priority."""
     connected = set(links.values())
     outside = [
@@ -190,17 +192,17 @@ def _tell_apart(
     titles: set[str] = set()
     changed = {side: _name_nodes((first, second)[side].graph, titles) for side in order}
     sides = [
-        _with_names(parts, exchange(changed[side], renamed), {v.name: n for v, n in names.items() if v in own})
-        for side, parts in enumerate((first, second))
-        for own in [set(parts.graph.values())]
+        _with_names(editable, exchange(changed[side], renamed), {v.name: n for v, n in names.items() if v in own})
+        for side, editable in enumerate((first, second))
+        for own in [set(editable.graph.values())]
     ]
     moved = {renamed.get(target, target): renamed.get(source, source) for target, source in links.items()}
     return sides[0], sides[1], moved
 
 
-def _with_names(parts: Parts, graph: Graph, names: Mapping[str, str]) -> Parts:
-    memories = [replace(each, input=names[each.input], output=names[each.output]) for each in parts.memories]
-    return Parts(graph, tuple(memories), parts.dims)
+def _with_names(editable: EditableModel, graph: Graph, names: Mapping[str, str]) -> EditableModel:
+    memories = [replace(each, input=names[each.input], output=names[each.output]) for each in editable.memories]
+    return EditableModel(graph, tuple(memories), editable.dims)
 
 
 def _name_nodes(graph: Graph, titles: set[str]) -> Graph:

@@ -16,7 +16,7 @@ from gpuexec.errors import InputError, ModelError, abridge
 from gpuexec.graphs import Array
 from gpuexec.importer.initializers import read_initializers
 from gpuexec.importer.outputs import shorten
-from gpuexec.mapped import MAPPED_NBYTES, bring_bytes, map_file, open_regular
+from gpuexec.mapped import MAPPED_NBYTES, map_file, open_regular, read_view
 from gpuexec.spec import TensorSpec, dtype_row
 
 _KINDS = {"F": "float", "I": "int", "U": "uint"}
@@ -32,7 +32,7 @@ _LENGTH_NBYTES = 8  # length field in front of a safetensors header
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Row:
+class _NamedArray:
     """An array, possibly a view of a mapped file, and its source."""
 
     array: Array
@@ -50,7 +50,7 @@ class NamedDataMap(Mapping[str, Array]):
     A mapping of read-only arrays; ExecuTorch's other names for it are in `gpuexec.compat.executorch`.
     """
 
-    def __init__(self, rows: Mapping[str, _Row], sources: Sequence[str]) -> None:
+    def __init__(self, rows: Mapping[str, _NamedArray], sources: Sequence[str]) -> None:
         self._rows, self._sources = dict(rows), tuple(sources)
 
     @staticmethod
@@ -76,7 +76,7 @@ class NamedDataMap(Mapping[str, Array]):
         Raises:
             InputError: Two have the same key; names key and sources.
         """
-        rows: dict[str, _Row] = {}
+        rows: dict[str, _NamedArray] = {}
         for each in maps:
             if not isinstance(each, NamedDataMap):
                 raise InputError(f"merge takes NamedDataMaps, as load gives them; got a {type(each).__name__}.")
@@ -133,7 +133,7 @@ class NamedDataMap(Mapping[str, Array]):
     def __repr__(self) -> str:
         return f"NamedDataMap({len(self._rows)} arrays of {', '.join(self._sources)})"
 
-    def _find(self, key: str) -> _Row:
+    def _find(self, key: str) -> _NamedArray:
         if key not in self._rows:
             known = shorten(sorted(self._rows)) or "nothing"
             raise InputError(f"There is no {key!r} in {', '.join(self._sources)}; there is {known}.", value=key)
@@ -160,7 +160,7 @@ def _open(source: object) -> NamedDataMap:
 
 
 def _hold(arrays: Mapping[str, Array], source: str) -> NamedDataMap:
-    return NamedDataMap({name: _Row(array, source) for name, array in arrays.items()}, [source])
+    return NamedDataMap({name: _NamedArray(array, source) for name, array in arrays.items()}, [source])
 
 
 def safetensors_dtype(code: str) -> np.dtype[Any]:
@@ -180,8 +180,8 @@ def _open_safetensors(path: Path) -> NamedDataMap:
     try:
         with safe_open(path, framework="numpy"):
             pass  # the library checks the header against the file
-        start = _LENGTH_NBYTES + int.from_bytes(bring_bytes(content[:_LENGTH_NBYTES]), "little")
-        header = json.loads(bytes(bring_bytes(content[_LENGTH_NBYTES:start])))
+        start = _LENGTH_NBYTES + int.from_bytes(read_view(content[:_LENGTH_NBYTES]), "little")
+        header = json.loads(bytes(read_view(content[_LENGTH_NBYTES:start])))
         arrays = {}
         for name, row in header.items():
             if name == "__metadata__":
@@ -192,7 +192,7 @@ def _open_safetensors(path: Path) -> NamedDataMap:
                 continue
             low, high = row["data_offsets"]
             piece = content[start + low : start + high]
-            piece = piece if piece.nbytes >= MAPPED_NBYTES else bring_bytes(piece)
+            piece = piece if piece.nbytes >= MAPPED_NBYTES else read_view(piece)
             arrays[name] = np.frombuffer(piece, dtype).reshape(row["shape"])
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} holds no weights: {abridge(str(error), 300)}.") from error

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuexec.editing.parts import Parts
+from gpuexec.editing.editable_model import EditableModel
 from gpuexec.editing.values import exchange
 from gpuexec.errors import InputError
 from gpuexec.graphs import Graph, Value, take_free
 from gpuexec.planner.classes import DeclaredDims, check_declared
 
 
-def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
-    """Return parts with other names for inputs and outputs; an inner value of the same name is renamed.
+def rename(editable: EditableModel, names: Mapping[str, str]) -> EditableModel:
+    """Return an editable model with other names for inputs and outputs; an inner value of the same name is renamed.
 
     Raises:
         InputError: There is no such input or output, or two would have one name.
     """
     if not isinstance(names, Mapping):
         raise InputError(f"rename takes new names by old ones, {{'old': 'new'}}, got a {type(names).__name__}.")
-    graph = parts.graph
+    graph = editable.graph
     ports = {value.name: value for value in (*graph.inputs, *graph.outputs)}
     for old, new in names.items():
         if old not in ports:
@@ -38,20 +38,20 @@ def rename(parts: Parts, names: Mapping[str, str]) -> Parts:
             others[value] = Value(take_free(value.name, taken), value.declared)
     memories = [
         replace(each, input=names.get(each.input, each.input), output=names.get(each.output, each.output))
-        for each in parts.memories
+        for each in editable.memories
     ]
-    return Parts(exchange(graph, others), tuple(memories), parts.dims)
+    return EditableModel(exchange(graph, others), tuple(memories), editable.dims)
 
 
-def bind(parts: Parts, dims: DeclaredDims) -> Parts:
-    """Return parts with extents or ranges for dimensions, overriding those declared before.
+def bind(editable: EditableModel, dims: DeclaredDims) -> EditableModel:
+    """Return an editable model with extents or ranges for dimensions, overriding those declared before.
 
     Raises:
         InputError: There is no such dimension, or its value is no extent or range.
     """
     if not isinstance(dims, Mapping):
         raise InputError(f"bind takes extents by dimension, {{'batch': 1}}, got a {type(dims).__name__}.")
-    return Parts(parts.graph, parts.memories, {**parts.dims, **check_declared(parts.graph, dims)})
+    return EditableModel(editable.graph, editable.memories, {**editable.dims, **check_declared(editable.graph, dims)})
 
 
 def fix_dims(graph: Graph, extents: Mapping[str, int]) -> Graph:

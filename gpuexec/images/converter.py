@@ -168,7 +168,7 @@ class ImageConverter:
                 stream = content.lease.transfers.open()
                 readers.hold_back(stream, write)
                 if caller is not None:
-                    caller.lead(stream)
+                    caller.order_before(stream)
                 try:
                     replay.submit({_IN: source}, outputs={_OUT: show_bytes(target)}, stream=stream)
                 finally:
@@ -179,9 +179,9 @@ class ImageConverter:
             written = Fence.of(event)
             readers.add(written)
             content.fence, content.request = written, None
-        backend.keeper.hold(event, content.region.memory)
+        backend.deferred_free.hold(event, content.region.memory)
         if caller is not None:
-            caller.follow(event)
+            caller.order_after(event)
 
 
 _shared: dict[Backend, ImageConverter] = {}

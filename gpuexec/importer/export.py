@@ -17,7 +17,7 @@ from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
 from gpuexec.importer.source_lines import write_source
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import describe
 from gpuexec.ops.control import count_own_inputs
 from gpuexec.ops.shape import from_literal
@@ -89,7 +89,7 @@ def to_model(
 
 def store_inside(array: Array, name: str) -> TensorProto:
     """Return a constant that lies in the file itself."""
-    return numpy_helper.from_array(bring(np.asarray(array)), name)
+    return numpy_helper.from_array(read_content(np.asarray(array)), name)
 
 
 @dataclass(frozen=True, slots=True)

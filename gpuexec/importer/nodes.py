@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 
 from gpuexec.errors import InputError, ModelError, name_after
-from gpuexec.forms import find_form
 from gpuexec.graphs import Array, Node, RawNode, Value, bodies
 from gpuexec.importer.bodies import BODIES, has_bodies, read_control
 from gpuexec.importer.entries import read_outputs
@@ -24,6 +23,7 @@ from gpuexec.importer.source_lines import name_node
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
 from gpuexec.operator import build, qualified, suggest_name, upgrades_for
+from gpuexec.signatures import find_signature
 from gpuexec.spec import STRING, DeclaredSpec
 
 _PLAIN_CONSTANTS: Mapping[str, Any] = {
@@ -145,7 +145,7 @@ class NodeReader:
         schema = find_schema(proto.op_type, domain, opset)
         if schema is not None:
             check_form(proto, schema)
-        elif (form := find_form(proto.op_type, domain)) is not None:
+        elif (form := find_signature(proto.op_type, domain)) is not None:
             check_counts(proto, form)
         attributes: dict[str, Any] = {}
         inputs, outputs = tuple(proto.input), tuple(proto.output)

@@ -16,7 +16,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import ExternalData, Origin
 from gpuexec.importer.strip import OddMessageError, strip_weights
 from gpuexec.importer.text import check_text
-from gpuexec.mapped import bring_bytes, find_source, map_file
+from gpuexec.mapped import find_source, map_file, read_view
 from gpuexec.progress import Tell
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
@@ -127,7 +127,7 @@ def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> 
         raise ModelError(f"{where}: expected an ONNX model, got 0 bytes.")
     if whole.nbytes > _LARGEST_BYTES:
         raise ModelError(f"{where}: expected an ONNX model, got more than the {_LARGEST_BYTES} bytes one can have.")
-    header = bytes(bring_bytes(whole[:_HEADER_NBYTES]))
+    header = bytes(read_view(whole[:_HEADER_NBYTES]))
     if header.startswith(_LFS_POINTER):
         raise ModelError(f"{where}: expected an ONNX model, got a Git LFS pointer. Fetch the file: git lfs pull.")
     if header[8:9] == b"{" and _PROGRAM_ENTRY in header:
@@ -137,7 +137,7 @@ def _parse(content: memoryview, where: str, whole: memoryview | None = None) -> 
         )
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(bytes(bring_bytes(content)))
+        model.ParseFromString(bytes(read_view(content)))
     except DecodeError as error:
         got = f"{whole.nbytes} bytes that are no protobuf of one"
         raise ModelError(f"{where}: expected an ONNX model, got {got}: cut short, or another format.") from error

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import onnx
 from onnx import TensorProto, external_data_helper, helper
 
+from gpuexec.atomic_file import atomic_file
 from gpuexec.errors import AccessError, InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import Array, Graph, Node, walk
@@ -17,7 +18,6 @@ from gpuexec.importer.export import choose_opset, store_inside, to_model
 from gpuexec.importer.load import ImportedModel
 from gpuexec.mapped import read_pieces, view_bytes
 from gpuexec.operator import describe
-from gpuexec.replacing import replacing
 from gpuexec.spec import dtype_row, is_host_object
 
 # Size limit of a protobuf message, less the room for the graph itself.
@@ -59,11 +59,11 @@ def save_graph(
         _check_known(graph)
     try:
         with ExitStack() as stack:
-            file = stack.enter_context(replacing(path))
+            file = stack.enter_context(atomic_file(path))
             weights = (
                 None
                 if beside is None
-                else _Beside(stack.enter_context(replacing(beside)), beside.name, external_from_nbytes)
+                else _Beside(stack.enter_context(atomic_file(beside)), beside.name, external_from_nbytes)
             )
             store = store_inside if weights is None else weights.store
             model = to_model(graph, choose_opset(graph), store=store, keep_sources=keep_sources)

@@ -11,8 +11,8 @@ import onnx
 from onnx import AttributeProto, defs
 
 from gpuexec.errors import ModelError
-from gpuexec.forms import Form
 from gpuexec.importer.order import describe_node
+from gpuexec.signatures import Signature
 
 # onnx keeps versions in a C int.
 _LARGEST_OPSET = _NOWHERE = 2**31 - 1
@@ -103,7 +103,7 @@ def newest_version(op_type: str, domain: str) -> int:
     return found
 
 
-def check_counts(node: onnx.NodeProto, form: Schema | Form) -> None:
+def check_counts(node: onnx.NodeProto, form: Schema | Signature) -> None:
     """Check a node's numbers of inputs and outputs.
 
     Raises:

@@ -11,7 +11,7 @@ import onnx
 from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.tensors import UnsupportedFormError, to_array
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.spec import check_size, is_host_object
 
 Array = np.ndarray[Any, Any]
@@ -32,8 +32,8 @@ def to_dense(sparse: onnx.SparseTensorProto, origin: Origin, what: str) -> Array
         UnsupportedFormError: The element type is not supported, or the dense tensor would be too large.
     """
     name = sparse.values.name
-    values = bring(to_array(sparse.values, origin, f"{what} (its values)"))
-    indices = bring(to_array(sparse.indices, origin, f"{what} (its indices)"))
+    values = read_content(to_array(sparse.values, origin, f"{what} (its values)"))
+    indices = read_content(to_array(sparse.indices, origin, f"{what} (its indices)"))
     shape = tuple(sparse.dims)
     try:
         check_size(shape, values.dtype)

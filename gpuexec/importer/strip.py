@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpuexec.mapped import bring_bytes
+from gpuexec.mapped import read_view
 
 # Smaller content is not worth stripping.
 LARGE_NBYTES = 1 << 16
@@ -57,7 +57,7 @@ def strip_weights(content: memoryview) -> Stripped:
     """
     walker = _Walker(content)
     chunks = walker.walk_model(0, content.nbytes)
-    kept = (bring_bytes(content[c.start : c.stop]) if isinstance(c, range) else c for c in chunks)
+    kept = (read_view(content[c.start : c.stop]) if isinstance(c, range) else c for c in chunks)
     return Stripped(b"".join(kept), walker.pieces)
 
 
@@ -144,7 +144,7 @@ class _Walker:
         """Return a byte; of a file those around it are read with it."""
         block, place = divmod(at, _BLOCK_NBYTES)
         if block != self._block:
-            self._bytes = bring_bytes(self._content[at - place : at - place + _BLOCK_NBYTES])
+            self._bytes = read_view(self._content[at - place : at - place + _BLOCK_NBYTES])
             self._block = block
         return self._bytes[place]
 

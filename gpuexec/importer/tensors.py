@@ -17,7 +17,7 @@ from gpuexec.containers import to_strings
 from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.geometry import ceil_div
 from gpuexec.importer.origin import Origin
-from gpuexec.mapped import MAPPED_NBYTES, bring, bring_bytes
+from gpuexec.mapped import MAPPED_NBYTES, read_content, read_view
 from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, TensorSpec, check_size, dtype_row
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +67,7 @@ def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
         raise ModelError(f"{what}: the content does not fill {expected}: {error}.", value=tensor.name) from error
     if array.dtype == np.bool_:
         # Any byte but 0 is true in a file; NumPy would compute with the byte.
-        array = np.asarray(bring(array.view(np.uint8)) != 0)
+        array = np.asarray(read_content(array.view(np.uint8)) != 0)
     array.flags.writeable = False
     return array
 
@@ -304,7 +304,7 @@ def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryvie
         message = f"{where} can't be read: {expected} bytes at offset {offset} of the {whole.nbytes} it has."
         raise ModelError(message, value=tensor.name)
     content = whole[offset : offset + expected]
-    return content if expected >= MAPPED_NBYTES else bring_bytes(content)
+    return content if expected >= MAPPED_NBYTES else read_view(content)
 
 
 def _read_place(rows: Mapping[str, str], key: str, where: str, name: str) -> int | None:
@@ -334,5 +334,5 @@ def _read_location(tensor: TensorProto) -> str:
 def _with_content(tensor: TensorProto, content: memoryview) -> TensorProto:
     """Return a tensor with its content inside."""
     own = TensorProto(data_type=tensor.data_type, dims=tensor.dims, name=tensor.name)
-    own.raw_data = bytes(bring_bytes(content))
+    own.raw_data = bytes(read_view(content))
     return own

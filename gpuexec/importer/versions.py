@@ -18,7 +18,7 @@ _OURS = {f"tensor({_NAMES.get(row.name, row.name)})": row.name for row in (*DTYP
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OperatorVersions:
     """ONNX operator with its versions and types.
 
     Attributes:
@@ -38,7 +38,7 @@ class Form:
 
 
 @functools.cache
-def list_forms() -> Mapping[str, Form]:
+def list_forms() -> Mapping[str, OperatorVersions]:
     """Return every operator of the installed onnx's domains, by qualified name."""
     schemas: dict[str, list[Any]] = {}
     for schema in defs.get_all_schemas_with_history():
@@ -46,10 +46,10 @@ def list_forms() -> Mapping[str, Form]:
     return {name: _make_form(name, rows) for name, rows in sorted(schemas.items())}
 
 
-def _make_form(name: str, schemas: list[Any]) -> Form:
+def _make_form(name: str, schemas: list[Any]) -> OperatorVersions:
     schemas.sort(key=lambda schema: int(schema.since_version))
     newest = schemas[-1]
-    return Form(
+    return OperatorVersions(
         name,
         tuple(int(schema.since_version) for schema in schemas),
         _read_types(newest if not newest.deprecated or len(schemas) == 1 else schemas[-2]),

@@ -2,9 +2,9 @@
 
     Exposure.expose(graph) -> Exposed(graph, nodes, rows, words, counts, tensors)
 
-To compare nodes, all values become outputs. To count NaN or take statistics, `Statistics` nodes are added beside the
-observed nodes, and their words joined into one output; so observation is part of the plan, on every device, and a
-value's lifetime grows by one read only.
+To compare nodes, all values become outputs. To count NaN or take statistics, `StatisticsOperator` nodes are added
+beside the observed nodes, and their words joined into one output; so observation is part of the plan, on every device,
+and a value's lifetime grows by one read only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuexec.graphs import Graph, Node, Value, take_free
 from gpuexec.operator import Operator
 from gpuexec.ops.copy import Concat
 from gpuexec.ops.elementwise_cast import Identity
-from gpuexec.ops.statistics import Histogram, Statistics
+from gpuexec.ops.statistics import HistogramOperator, StatisticsOperator
 
 BINS = 64
 
@@ -33,7 +33,7 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExposedValue:
     """An observed value: the node that makes it (None: an input), and its taps.
 
     ``taker`` is the name of the node that takes its statistics, where one does.
@@ -55,9 +55,9 @@ class Row:
         return any(tap.tensor for tap in self.taps)
 
     @property
-    def operator(self) -> Statistics:
+    def operator(self) -> StatisticsOperator:
         """The Statistics operator for the value; a watch alone needs fewer statistics."""
-        return Statistics(moments=int(any(tap.moments for tap in self.taps)), floats_only=int(not self.taps))
+        return StatisticsOperator(moments=int(any(tap.moments for tap in self.taps)), floats_only=int(not self.taps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ class Exposed:
 
     graph: Graph
     nodes: tuple[Node, ...]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ExposedValue, ...] = ()
     words: Value | None = None
     counts: Value | None = None
     tensors: Mapping[Value, Value] = field(default_factory=dict)
@@ -103,32 +103,32 @@ class Exposure:
         """True if statistics of any value are taken."""
         return self.watches or bool(self.taps)
 
-    def expose(self, graph: Graph, untold: AbstractSet[Value]) -> Exposed:
+    def expose(self, graph: Graph, unreported: AbstractSet[Value]) -> Exposed:
         """Return an equivalent graph with the observed values as additional outputs, after those it has.
 
         Args:
             graph: The graph to be planned.
-            untold: Those of its inputs and weights that no tap has reported before.
+            unreported: Those of its inputs and weights that no tap has reported before.
         """
-        exposed = self._add_statistics(graph, untold) if self.has_statistics else Exposed(graph, graph.nodes)
+        exposed = self._add_statistics(graph, unreported) if self.has_statistics else Exposed(graph, graph.nodes)
         if self.keeps_all:
             made = [value for node in graph.nodes for value in node.outputs if value is not None]
             exposed = replace(exposed, graph=_with_outputs(exposed.graph, made))
         return exposed
 
-    def rows_of(self, node: Node | None, values: Iterable[Value | None]) -> list[Row]:
+    def rows_of(self, node: Node | None, values: Iterable[Value | None]) -> list[ExposedValue]:
         """Return the observed values that a node makes (None: inputs)."""
         name = "" if node is None else node.name
         rows = []
         for value in values:
             taps = tuple([tap for tap in self.taps if value is not None and tap.name in (value.name, name)])
             if value is not None and (self.watches or taps):
-                rows.append(Row(value, node, taps))
+                rows.append(ExposedValue(value, node, taps))
         return rows
 
-    def _add_statistics(self, graph: Graph, untold: AbstractSet[Value]) -> Exposed:
+    def _add_statistics(self, graph: Graph, unreported: AbstractSet[Value]) -> Exposed:
         names = {value.name for value in graph.values()}
-        rows: list[Row] = []
+        rows: list[ExposedValue] = []
         nodes: list[Node] = []
         words: list[Value] = []
         counts: list[Value] = []
@@ -139,18 +139,18 @@ class Exposure:
             nodes.append(Node(operator, taken, (made,), made.name))
             return made
 
-        def look(found: list[Row]) -> None:
+        def look(found: list[ExposedValue]) -> None:
             for row in found:
                 words.append(add(row.operator, row.value))
                 rows.append(replace(row, taker=words[-1].name))
                 if row.has_histogram:
-                    counts.append(add(Histogram(BINS), row.value, words[-1]))
+                    counts.append(add(HistogramOperator(BINS), row.value, words[-1]))
                 if row.has_tensor:
                     tensors[row.value] = add(Identity(), row.value)
 
-        given = [row if row.value in untold else replace(row, taps=()) for row in self.rows_of(None, graph.inputs)]
+        given = [row if row.value in unreported else replace(row, taps=()) for row in self.rows_of(None, graph.inputs)]
         look([row for row in given if row.taps or self.watches])
-        look([row for row in self.rows_of(None, graph.constants) if row.taps and row.value in untold])
+        look([row for row in self.rows_of(None, graph.constants) if row.taps and row.value in unreported])
         for node in graph.nodes:
             nodes.append(node)
             look(self.rows_of(node, node.outputs))

@@ -10,8 +10,8 @@ import numpy as np
 from gpuexec.graphs import Array, Node, Value
 from gpuexec.inspecting.exposing import Exposed
 from gpuexec.inspecting.statistics import Statistics, read_words
-from gpuexec.mapped import bring
-from gpuexec.ops.statistics import Statistics as TakeStatistics
+from gpuexec.mapped import read_content
+from gpuexec.ops.statistics import StatisticsOperator
 from gpuexec.spec import TensorSpec, dtype_row
 
 
@@ -110,7 +110,10 @@ def judge_node(node: Node, output: Value, read: Callable[[Value], Statistics | N
 
 
 def _blame_source(
-    node: Node, given: Collection[Value], constants: Collection[Value], read: Callable[[Value], Statistics | None]
+    node: Node,
+    given: Collection[Value],
+    constants: Collection[Value],
+    read: Callable[[Value], Statistics | None],
 ) -> NonFinite | None:
     """Return the model input or weight whose NaN a node passed on, if there is one."""
     for value in node.inputs:
@@ -136,7 +139,7 @@ def judge_host_node(node: Node, arrays: Mapping[Value, Array | None]) -> NonFini
 
 
 def _take(name: str, array: Array) -> Statistics:
-    (words,) = TakeStatistics(moments=0).compute(bring(array))
+    (words,) = StatisticsOperator(moments=0).compute(read_content(array))
     return read_words(name, "", TensorSpec(array.shape, array.dtype), words)
 
 

@@ -112,7 +112,7 @@ def read_words(
     counts: Array | None = None,
     results: Mapping[str, Any] | None = None,
 ) -> Statistics:
-    """Decode statistics and histogram counts from the words of `gpuexec.ops.statistics.Statistics`."""
+    """Decode statistics and histogram counts from the words of `gpuexec.ops.statistics.StatisticsOperator`."""
     least, most = float(words[LEAST]), float(words[MOST])
     histogram = None if counts is None else Histogram(least, most, tuple([int(count) for count in counts]))
     return Statistics(

@@ -17,8 +17,8 @@ import numpy as np
 from gpuexec.command import Slot
 from gpuexec.errors import InputError
 from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator
-from gpuexec.ops.attention_host import Rule, attend
-from gpuexec.ops.attention_launch import FLOATS, MASK_TYPES, Operands, launch_attention
+from gpuexec.ops.attention_host import AttentionRule, attend
+from gpuexec.ops.attention_launch import FLOATS, MASK_TYPES, AttentionOperands, launch_attention
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import Cast
 from gpuexec.ops.heads import (
@@ -122,10 +122,10 @@ class _Attention(Operator):
                 f"{self.name} expects attn_mask to broadcast to {list(shape)}, or to fewer keys, got {mask}."
             )
 
-    def _rule(self, depth: int, past: int) -> Rule:
+    def _rule(self, depth: int, past: int) -> AttentionRule:
         scale = (1 / sqrt(depth) if depth else 1.0) if self.scale is None else self.scale
         right = 0 if self.is_causal else self.right_window_size
-        return Rule(scale, self.softcap, self.left_window_size, right, past)
+        return AttentionRule(scale, self.softcap, self.left_window_size, right, past)
 
     def _compute(
         self, arrays: Sequence[Array | None], past: int, out: Sequence[Array | None] | None, place: int
@@ -141,7 +141,9 @@ class _Attention(Operator):
         y, scores = attend(heads, k, v, mask, lengths, self._rule(heads.shape[3], past), mode, sinks)
         return (y if q.ndim == 4 else join_heads(y)), scores
 
-    def _lower(self, emit: Emitter, operands: Operands, past: int, y: Slot | None, scores: Slot | None) -> None:
+    def _lower(
+        self, emit: Emitter, operands: AttentionOperands, past: int, y: Slot | None, scores: Slot | None
+    ) -> None:
         depth = operands.q.shape[3]
         if operands.v.dtype != operands.q.dtype:
             values = emit.temp(operands.v.shape, operands.q.dtype)
@@ -218,7 +220,7 @@ class Attention(_Attention):
         assert q is not None and k is not None and v is not None
         k = self._append(emit, k, past_key, present_key)
         v = self._append(emit, v, past_value, present_value)
-        operands = Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths)
+        operands = AttentionOperands(split_slot(q, self.q_num_heads), k, v, mask, lengths)
         self._lower(emit, operands, 0 if past_key is None else past_key.shape[_ROWS], y, scores)
 
     def _append(self, emit: Emitter, new: Slot, past: Slot | None, present: Slot | None) -> Slot:
@@ -281,5 +283,5 @@ class AttentionOverCache(_Attention):
         assert q is not None and k is not None and v is not None
         k, v = share_heads(emit, k, v)
         past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
-        operands = Operands(split_slot(q, self.q_num_heads), k, v, mask, lengths, sinks)
+        operands = AttentionOperands(split_slot(q, self.q_num_heads), k, v, mask, lengths, sinks)
         self._lower(emit, operands, past, y, scores)

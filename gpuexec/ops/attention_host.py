@@ -18,7 +18,7 @@ _FAR = 1 << 34  # kFar of attention.cu
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AttentionRule:
     """Scaling, capping and masking of scores.
 
     ``past`` is the position of the first query among the keys; -1 for ``left`` or ``right`` leaves a side unbounded.
@@ -50,7 +50,7 @@ def attend(
     v: Array,
     mask: Array | None,
     lengths: Array | None,
-    rule: Rule,
+    rule: AttentionRule,
     mode: int | None,
     sinks: Array | None = None,
 ) -> tuple[Array, Array | None]:

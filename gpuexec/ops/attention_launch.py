@@ -12,7 +12,7 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import Strides, broadcast_strides, ceil_div
 from gpuexec.instances import instantiate
 from gpuexec.operator import Emitter
-from gpuexec.ops.attention_host import Rule
+from gpuexec.ops.attention_host import AttentionRule
 from gpuexec.ops.team import BLOCK_THREADS
 from gpuexec.spec import BFLOAT16, accumulator, dtype_row, dtypes_of
 
@@ -35,7 +35,7 @@ instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in _KERNELS fo
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class AttentionOperands:
     """The slots of attention, each with four axes: batch, head, row, column. A mask may have fewer keys than k.
 
     Lengths are there for each batch, and sinks for each head of queries.
@@ -78,7 +78,7 @@ class _Division:
 
 
 def launch_attention(
-    emit: Emitter, operands: Operands, rule: Rule, y: Slot | None, scores: Slot | None, mode: int
+    emit: Emitter, operands: AttentionOperands, rule: AttentionRule, y: Slot | None, scores: Slot | None, mode: int
 ) -> None:
     """Launch attention into ``y``, and the scores of a mode into ``scores``.
 
@@ -118,7 +118,7 @@ def launch_attention(
         emit.launch(Kernel(_SOURCE, f"attention_scores<{cuda}>"), grid, _BLOCK, arguments, writes=[5])
 
 
-def _pack(operands: Operands, y_strides: Strides, rule: Rule, division: _Division) -> bytes:
+def _pack(operands: AttentionOperands, y_strides: Strides, rule: AttentionRule, division: _Division) -> bytes:
     """Return the bytes of the struct ``Attention`` of attention.cu."""
     q, k, v, mask = operands.q, operands.k, operands.v, operands.mask
     batch, heads, queries, depth = q.shape

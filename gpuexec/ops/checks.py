@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
+from gpuexec.host_values import require_const
 from gpuexec.operator import Array
 from gpuexec.spec import TensorSpec, dtype_row
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError, ModelError, NeedsHostValue
 from gpuexec.graphs import Graph, Node, bodies, walk, with_bodies
+from gpuexec.host_values import require_const
 from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.inline import inline_branch

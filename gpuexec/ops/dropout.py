@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Slot
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.graphs import RawNode
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import check_dtype, require_scalar

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuexec.command import Kernel, Slot
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import broadcast
 from gpuexec.graphs import RawNode
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, launch_units, require_inputs

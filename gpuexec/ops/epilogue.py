@@ -39,7 +39,7 @@ BINARY = ("Add", "Sub", "Mul", "Div", "PRelu", "AtLeast", "AtMost")
 UNARY_OPERATORS = frozenset(row.name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
 BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
 MAX_STEPS, MAX_OPERANDS = 6, 2  # kMaxSteps of epilogue.cuh, and its operands
-# An input of a step: see `Step`.
+# An input of a step: see `EpilogueStep`.
 Given = int | str | None
 VALUE, MADE = -1, -2  # in place of an input's position: the previous step's result; the producer's result
 
@@ -85,7 +85,7 @@ for _kernel in FINISHED.values():
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EpilogueStep:
     """An elementwise operator with the sources of its inputs.
 
     Each is a position among the inputs of the fused operator, `VALUE`, `MADE`, a number as text (a tensor of one
@@ -109,9 +109,9 @@ class Step:
 
 
 @functools.lru_cache(4096)
-def read_steps(rows: tuple[Any, ...]) -> tuple[Step, ...]:
+def read_steps(rows: tuple[Any, ...]) -> tuple[EpilogueStep, ...]:
     """Return steps from a fused operator's attribute: name, attributes and inputs of each."""
-    return tuple(Step(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows)
+    return tuple(EpilogueStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows)
 
 
 def count_steps(name: str, inputs: Sequence[object]) -> int:
@@ -136,7 +136,7 @@ class Epilogue:
     packed: bytes
 
 
-def make_epilogue(steps: Sequence[Step], inputs: Slots, y: Slot) -> Epilogue | None:
+def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epilogue | None:
     """Return the epilogue that applies these steps to ``y``; None where a kernel can't."""
     operands: list[Slot] = []
     rows: list[bytes] = []
@@ -177,7 +177,7 @@ def make_epilogue(steps: Sequence[Step], inputs: Slots, y: Slot) -> Epilogue | N
 
 
 def _pack(functor: int, beside: int, is_swapped: int, alpha: float = 0.0, beta: float = 0.0) -> bytes:
-    """Return the bytes of a struct ``Step``."""
+    """Return the bytes of a struct ``EpilogueStep``."""
     return struct.pack("<2iq2d", functor, beside, is_swapped, alpha, beta)
 
 

@@ -23,7 +23,7 @@ from gpuexec.ops import narrow
 from gpuexec.ops.batch_norm import BatchNormalization
 from gpuexec.ops.conv import Conv, ConvTranspose
 from gpuexec.ops.einsum import Einsum
-from gpuexec.ops.epilogue import MADE, FinishingEmitter, Step, make_epilogue, read_steps
+from gpuexec.ops.epilogue import MADE, EpilogueStep, FinishingEmitter, make_epilogue, read_steps
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.matmul import Gemm, MatMul
 from gpuexec.ops.microsoft.matmul import FusedMatMul
@@ -66,7 +66,7 @@ class Parts:
     """
 
     producer: Operator
-    steps: tuple[Step, ...]
+    steps: tuple[EpilogueStep, ...]
     first_operand: int | None = field(init=False)
     last_use: int = field(init=False)
     keeps_shape: dict[tuple[tuple[int, ...] | None, ...], bool] = field(init=False, default_factory=dict)

@@ -31,7 +31,7 @@ BLOCK_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class WeightOperand:
     """Signature of an operator with a weight: position of the weight, number of inputs, and position of a bias.
 
     ``has_blits``: see `Operator`.
@@ -47,11 +47,11 @@ class Form:
 FORMS = {
     form.consumer.name: form
     for form in (
-        Form(MatMul, 1, 2),
-        Form(Gemm, 1, 3, 2),
-        Form(Conv, 1, 3, 2),
-        Form(ConvTranspose, 1, 3, 2),
-        Form(Gather, 0, 2, has_blits=False),
+        WeightOperand(MatMul, 1, 2),
+        WeightOperand(Gemm, 1, 3, 2),
+        WeightOperand(Conv, 1, 3, 2),
+        WeightOperand(ConvTranspose, 1, 3, 2),
+        WeightOperand(Gather, 0, 2, has_blits=False),
     )
 }
 
@@ -64,7 +64,7 @@ class Narrowed(Operator):
     """
 
     __slots__ = ()
-    form: ClassVar[Form]
+    form: ClassVar[WeightOperand]
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     to: int
     scale_axis: int | None
@@ -211,7 +211,7 @@ def _cut_last(bias: Array | None, extent: int, span: tuple[int, int]) -> Array |
     return bias[..., slice(*span)] if bias is not None and is_along else bias
 
 
-def _make(form: Form) -> None:
+def _make(form: WeightOperand) -> None:
     """Register the operator for a consumer: its fields, the wide type, and the axis of the scales."""
     consumer = form.consumer
     fields: list[Any] = [(f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(consumer)]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Argument, Kernel
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import Node, Value
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_dtype, require_ints
@@ -58,7 +58,7 @@ class BoxSelection(Operator):
             if spec is not None and (spec.dtype != _FLOAT or spec.size != 1):
                 raise InputError(f"{self.name} expects {role} to be one float32, got {spec}.")
 
-    def most(self, boxes: TensorSpec, limit: TensorSpec | None) -> int:
+    def limit_boxes(self, boxes: TensorSpec, limit: TensorSpec | None) -> int:
         """Return how many boxes may be kept for one batch and class."""
         given = () if limit is None else require_ints(limit, "max_output_boxes_per_class", 2)
         return _clamp(given, boxes.shape[1])
@@ -100,7 +100,7 @@ class NonMaxSuppression(BoxSelection):
     ) -> tuple[TensorSpec, ...]:
         """Return the number of boxes, if the content is known."""
         self.check(boxes, scores, iou_threshold, score_threshold)
-        most = self.most(boxes, limit)
+        most = self.limit_boxes(boxes, limit)
         arrays = [require_const(spec, role, i) for i, (spec, role) in enumerate([(boxes, "boxes"), (scores, "scores")])]
         iou, score = (
             None if spec is None else require_const(spec, role, i)
@@ -139,7 +139,7 @@ class SelectBoxes(BoxSelection):
     ) -> tuple[TensorSpec, ...]:
         """Return specs with room for all rows that may be kept."""
         self.check(boxes, scores, iou_threshold, score_threshold)
-        rows = scores.shape[0] * scores.shape[1] * self.most(boxes, limit)
+        rows = scores.shape[0] * scores.shape[1] * self.limit_boxes(boxes, limit)
         return TensorSpec((rows, 3), _INDEX), TensorSpec((1,), _INDEX)
 
     def compute(
@@ -163,7 +163,7 @@ class SelectBoxes(BoxSelection):
         boxes, scores, limit, iou_threshold, score_threshold = (*inputs, None, None, None)[:5]
         rows, count = outputs
         assert boxes is not None and scores is not None
-        most = self.most(boxes.spec, None if limit is None else limit.spec)
+        most = self.limit_boxes(boxes.spec, None if limit is None else limit.spec)
         classes, box_count = scores.shape[1:]
         lines = scores.shape[0] * classes
         scratch = emit.temp((lines, 2, box_count), _INDEX)

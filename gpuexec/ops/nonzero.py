@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graphs import Node, Value
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_computed, check_dtype, require_ints

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axis
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype

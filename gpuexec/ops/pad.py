@@ -11,12 +11,12 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.containers import make_blank
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div, normalize_axes
 from gpuexec.graphs import RawNode
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ops.checks import require_ints
 from gpuexec.ops.layout import Slots, attributes_to_inputs, read_ints, window
@@ -81,7 +81,7 @@ class Pad(Operator):
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
         """Return whether all pads are known to be 0."""
         pads = inputs[1] if len(inputs) > 1 else None
-        return pads is not None and pads.content is not None and not bring(pads.content).any()
+        return pads is not None and pads.content is not None and not read_content(pads.content).any()
 
     def compute(
         self, x: Array, pads: Array, constant_value: Array | None = None, axes: Array | None = None, out: Any = None

@@ -161,7 +161,7 @@ class QuantizeLinear(Operator):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ScalePlaces:
     """Scale lookup of each element: elements ``[outer, extent, inner]``, scales by strides (0: all share one)."""
 
     shape: tuple[int, ...]
@@ -182,21 +182,21 @@ class Places:
         return rows[(slice(None),) * self.axis + (slice(self.extent),)]
 
 
-def find_places(name: str, shape: tuple[int, ...], scales: tuple[int, ...], axis: int, block: int) -> Places:
+def find_places(name: str, shape: tuple[int, ...], scales: tuple[int, ...], axis: int, block: int) -> ScalePlaces:
     """Return the scale lookup of elements.
 
     Raises:
         InputError: As many scales can't belong to such a tensor.
     """
     if prod(scales) == 1 and len(scales) <= 1 and not block:
-        return Places(shape, 0, 1, 1, prod(shape), 1, (0, 0, 0))
+        return ScalePlaces(shape, 0, 1, 1, prod(shape), 1, (0, 0, 0))
     where = normalize_axis(axis, len(shape))
     outer, extent, inner = prod(shape[:where]), shape[where], prod(shape[where + 1 :])
     if len(scales) == 1 and scales[0] == extent and not block:
-        return Places(shape, where, outer, extent, inner, 1, (0, 1, 0))
+        return ScalePlaces(shape, where, outer, extent, inner, 1, (0, 1, 0))
     blocks = ceil_div(extent, block) if block > 0 else 0
     if block > 0 and scales == (*shape[:where], blocks, *shape[where + 1 :]):
-        return Places(shape, where, outer, extent, inner, block, (blocks * inner, inner, 1))
+        return ScalePlaces(shape, where, outer, extent, inner, block, (blocks * inner, inner, 1))
     wanted = f"[{extent}] along axis {axis}" if not block else f"one for each {block} places along axis {axis}"
     raise InputError(f"{name} expects one scale, or {wanted} of {list(shape)}, got scales of {list(scales)}.")
 

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.graphs import RawNode
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ops import reduce_host as host

@@ -28,7 +28,7 @@ from gpuexec.ops.rnn_host import (
     make_rnn_step,
     unroll,
 )
-from gpuexec.ops.rnn_launch import Layer, Operands, launch_layer
+from gpuexec.ops.rnn_launch import RecurrentLayer, RecurrentOperands, launch_layer
 from gpuexec.spec import TensorSpec, accumulator, dtypes_of
 
 DTYPES = dtypes_of("float")
@@ -70,10 +70,12 @@ class Recurrent(Operator):
         """Return the step function of one direction, by its weights and activations."""
         raise TypeError(f"{type(self).__name__} lacks make_step")
 
-    def layer(self) -> Layer:
+    def layer(self) -> RecurrentLayer:
         """Return the parameters common to all layers."""
         functions, reverses = tuple(self._functions()), DIRECTIONS[self.direction]
-        return Layer(self.name, self.gates, reverses, functions, self.clip, self.hidden_size, bool(self.layout))
+        return RecurrentLayer(
+            self.name, self.gates, reverses, functions, self.clip, self.hidden_size, bool(self.layout)
+        )
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the specs of Y and of each part of the last state.
@@ -149,7 +151,7 @@ class Recurrent(Operator):
         """Multiply the inputs of all steps, then launch all steps."""
         x, w, r, bias, lengths, h, *rest = (*inputs, *(None,) * 8)[:8]
         assert x is not None and w is not None and r is not None
-        launch_layer(emit, self.layer(), Operands(x, w, r, bias, lengths, h, rest[0], rest[1]), outputs)
+        launch_layer(emit, self.layer(), RecurrentOperands(x, w, r, bias, lengths, h, rest[0], rest[1]), outputs)
 
     def _functions(self) -> list[Bound]:
         """Return the activations of all directions in one list, unclipped."""
@@ -189,7 +191,7 @@ class LSTM(Recurrent):
         """Return the step of a memory cell."""
         return make_lstm_step(r, peepholes, bound, bool(self.input_forget))
 
-    def layer(self) -> Layer:
+    def layer(self) -> RecurrentLayer:
         """Return the parameters of the launch."""
         return replace(Recurrent.layer(self), input_forget=bool(self.input_forget))
 
@@ -209,7 +211,7 @@ class GRU(Recurrent):
         """Return the step of a gated unit."""
         return make_gru_step(r, recurrent_bias, bound, bool(self.linear_before_reset))
 
-    def layer(self) -> Layer:
+    def layer(self) -> RecurrentLayer:
         """Return the parameters of the launch."""
         return replace(Recurrent.layer(self), is_linear=bool(self.linear_before_reset))
 

@@ -30,7 +30,7 @@ instantiate(_SOURCE, [f"recur<{dtype_row(t).cuda}>" for t in dtypes_of("float")]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class RecurrentLayer:
     """Parameters of a recurrent layer beside its slots.
 
     ``hidden_size`` is what the attribute says, 0 where it says nothing: it alone decides on the kernel, since extents
@@ -49,7 +49,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class RecurrentOperands:
     """The inputs of a layer as ONNX has them."""
 
     x: Slot
@@ -62,7 +62,9 @@ class Operands:
     peepholes: Slot | None
 
 
-def launch_layer(emit: Emitter, layer: Layer, operands: Operands, outputs: tuple[Slot | None, ...]) -> None:
+def launch_layer(
+    emit: Emitter, layer: RecurrentLayer, operands: RecurrentOperands, outputs: tuple[Slot | None, ...]
+) -> None:
     """Launch a layer into Y, the last h and the last c, of which some may be absent."""
     x, recurrent = operands.x, operands.recurrent
     directions, hidden = recurrent.shape[0], recurrent.shape[2]
@@ -114,7 +116,7 @@ def _widen(emit: Emitter, slot: Slot) -> Slot:
     return wide
 
 
-def _pack(layer: Layer, extents: tuple[int, int, int, int], log_units: int) -> bytes:
+def _pack(layer: RecurrentLayer, extents: tuple[int, int, int, int], log_units: int) -> bytes:
     """Return the bytes of the struct ``Recurrence`` of rnn.cu."""
     steps, batch, hidden, directions = extents
     of_direction, outer, inner, _ = contiguous_strides(

@@ -41,7 +41,7 @@ instantiate(SOURCE, ["merge_all_samples"])
 
 @operator("Statistics", "gpuexec")
 @dataclass(frozen=True, slots=True)
-class Statistics(Operator):
+class StatisticsOperator(Operator):
     """Counts and first places of NaN and infinities, and range, mean and deviation of finite elements.
 
     Without ``moments`` mean and deviation are NaN, and cost nothing. With ``floats_only`` there are none of other
@@ -104,8 +104,8 @@ class Statistics(Operator):
 
 @operator("Histogram", "gpuexec")
 @dataclass(frozen=True, slots=True)
-class Histogram(Operator):
-    """Counts of the finite elements in ``bins`` even parts of the range that their `Statistics` tell."""
+class HistogramOperator(Operator):
+    """Counts of the finite elements in ``bins`` even parts of the range that their `StatisticsOperator` tell."""
 
     bins: int = 64
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
@@ -132,7 +132,7 @@ class Histogram(Operator):
         return (np.bincount(bins, minlength=self.bins).astype(np.int64, copy=False),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch as many blocks as `Statistics` does."""
+        """Launch as many blocks as `StatisticsOperator` does."""
         (x, words), (counts,) = inputs, outputs
         assert x is not None and words is not None and counts is not None
         x, words = widen_narrow(emit, x), emit.contiguous(words)
@@ -146,7 +146,7 @@ class Histogram(Operator):
 def is_look(command: Command) -> bool:
     """Return whether a command is one of theirs, which only look at a value that others work with."""
     if isinstance(command, HostCall):
-        return command.operator in (Statistics.name, Histogram.name)
+        return command.operator in (StatisticsOperator.name, HistogramOperator.name)
     # That of a blit lies in a folder.
     return isinstance(command, Launch) and command.kernel.source.rpartition("/")[2] == SOURCE
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from gpuexec.command import Kernel, Slot
 from gpuexec.containers import make_blank
-from gpuexec.demands import require_const
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graphs import Node, Value
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
 from gpuexec.ops.checks import check_computed

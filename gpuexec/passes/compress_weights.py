@@ -16,7 +16,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.geometry import normalize_axis
 from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import build
 from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
 from gpuexec.passes.narrow_weights import Stored, add_constant, can_read
@@ -96,7 +96,7 @@ def _to_half(array: Array) -> tuple[Array] | None:
     made = np.empty(array.shape, np.float16)
     with np.errstate(over="ignore"):
         for part in _parts(array, 0):
-            made[part] = bring(array[part])
+            made[part] = read_content(array[part])
             if not np.isfinite(made[part]).all():
                 return None
     made.flags.writeable = False
@@ -109,7 +109,7 @@ def _to_int8(array: Array, axis: int | None) -> tuple[Array, Array] | None:
     shape = () if axis is None else (array.shape[axis],)
     largest = np.zeros(shape, np.float32)
     for part in _parts(array, axis or 0):
-        most = np.abs(bring(array[part]).astype(np.float32)).max(axis=other, initial=0.0)
+        most = np.abs(read_content(array[part]).astype(np.float32)).max(axis=other, initial=0.0)
         if axis is None:
             largest = np.maximum(largest, most)
         else:
@@ -123,7 +123,7 @@ def _to_int8(array: Array, axis: int | None) -> tuple[Array, Array] | None:
     spread = scale if axis is None else scale.reshape(-1, *(1,) * (array.ndim - axis - 1))
     for part in _parts(array, axis or 0):
         divisor = (spread if axis is None else spread[part[axis]]).astype(np.float32)
-        made[part] = np.clip(np.rint(bring(array[part]).astype(np.float32) / divisor), -_MOST, _MOST)
+        made[part] = np.clip(np.rint(read_content(array[part]).astype(np.float32) / divisor), -_MOST, _MOST)
     made.flags.writeable = scale.flags.writeable = False
     return made, scale
 

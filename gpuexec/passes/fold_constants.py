@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.graphs import Array, Graph, Node, Value, bodies
-from gpuexec.mapped import bring_small, count_copied, find_source
+from gpuexec.mapped import count_copied, find_source, read_small_content
 from gpuexec.spec import TensorSpec, is_container
 
 # A result may take this much, or this many times the bytes of its inputs: a weight may be converted, but a
@@ -74,7 +74,7 @@ def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Val
 
 def freeze(array: Array) -> Array:
     """Return the array dense and read-only; a large view of a file stays a view."""
-    array = bring_small(array)
+    array = read_small_content(array)
     dense = (array if find_source(array) is not None else np.asarray(array, order="C")).view()
     dense.flags.writeable = False
     return dense

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.mapped import bring, count_copied
+from gpuexec.mapped import count_copied, read_content
 from gpuexec.passes.fold_constants import COPIED_NBYTES
 
 _INPUTS_OF_NORM = 5  # data, scale, bias, mean, variance
@@ -71,7 +71,7 @@ def _fit(parameters: Sequence[Value], constants: Mapping[Value, Array]) -> bool:
 
 def _fold_weights(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> tuple[Array, Array] | None:
     """Return the weight and bias that do both, or None where they do not fit their type."""
-    weight, *vectors = map(bring, _pick(conv, norm, constants))
+    weight, *vectors = map(read_content, _pick(conv, norm, constants))
     *bias, scale, beta, mean, variance = (vector.astype(np.float64) for vector in vectors)
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(variance + getattr(norm.operator, "epsilon", 1e-5))

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from gpuexec.graphs import Array, Graph, Node, Value, bodies
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 
 # Constants up to this size are compared by content.
 _COMPARED_NBYTES = 4096
@@ -66,7 +66,7 @@ def _merge_constants(constants: Mapping[Value, Array]) -> dict[Value, Value]:
     first: dict[Hashable, Value] = {}
     for value, array in constants.items():
         if array.nbytes <= _COMPARED_NBYTES:
-            kept = first.setdefault((array.dtype, array.shape, bring(array).tobytes()), value)
+            kept = first.setdefault((array.dtype, array.shape, read_content(array).tobytes()), value)
             if kept is not value:
                 stands_for[value] = kept
     return stands_for

@@ -12,7 +12,7 @@ from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.geometry import normalize_axis
 from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import build, describe, find_operator
 from gpuexec.ops.narrow import DOMAIN, FORMS
 from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
@@ -129,20 +129,20 @@ def _dequantized(node: Node, name: str, weight: Array, scale: Array | None, zero
     if weight.dtype == _UINT8:
         zero = np.zeros(scale.shape, np.uint8) if zero is None else zero
         weight, zero = _shift(weight), _shift(zero)
-    if zero is not None and not bring(zero).any():
+    if zero is not None and not read_content(zero).any():
         zero = None
     return Stored(name, weight, scale, zero, axis, scale.dtype)
 
 
 def _to_int8(array: Array) -> Array:
     """Return integers of fewer bits, which a byte holds each anyway, as int8."""
-    wide = bring(array).astype(np.int8)
+    wide = read_content(array).astype(np.int8)
     wide.flags.writeable = False
     return wide
 
 
 def _shift(array: Array) -> Array:
-    shifted: Array = np.asarray(bring(array) ^ np.uint8(_SHIFT)).view(np.int8)
+    shifted: Array = np.asarray(read_content(array) ^ np.uint8(_SHIFT)).view(np.int8)
     shifted.flags.writeable = False
     return shifted
 

@@ -11,7 +11,7 @@ from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
 from gpuexec.geometry import ceil_div, normalize_axis
 from gpuexec.graphs import Array, Graph, Node, Value
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import build
 from gpuexec.passes.narrow_weights import add_constant
 from gpuexec.spec import TensorSpec, dtype_row
@@ -126,12 +126,12 @@ def _pack(name: str, block: int, weight: Array | None, scale: Array | None, zero
     if zero is not None or not is_signed:  # signed codes have 0 in the middle
         given = np.zeros(scale.shape, weight.dtype) if zero is None else zero
         zeros = _pair(_as_codes(given, is_signed), 2 * ceil_div(blocks, 2))
-    return Packed(name, inner, block, codes, _freeze(np.ascontiguousarray(bring(scale))), zeros)
+    return Packed(name, inner, block, codes, _freeze(np.ascontiguousarray(read_content(scale))), zeros)
 
 
 def _as_codes(array: Array, is_signed: bool) -> Array:
     """Return integers of 4 bits as bytes from 0 to 15."""
-    return (bring(array).astype(np.int8) + np.int8(_HALF_RANGE if is_signed else 0)).view(np.uint8)
+    return (read_content(array).astype(np.int8) + np.int8(_HALF_RANGE if is_signed else 0)).view(np.uint8)
 
 
 def _pair(codes: Array, width: int) -> Array:

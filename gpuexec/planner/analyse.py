@@ -66,7 +66,9 @@ class Analyser:
             PlanError: What is known at the upper end is not known at this size.
         """
         given = {value: inputs[value.name] for value in self._graph.inputs}
-        analysis = Walk(self._producers, self._constants, given, self._known).run(self._graph.nodes, self._last)
+        analysis = ShapeInference(self._producers, self._constants, given, self._known).run(
+            self._graph.nodes, self._last
+        )
         if self._known is None:
             self._known = frozenset(analysis.known)
         elif not self._known <= analysis.known:
@@ -76,7 +78,7 @@ class Analyser:
         return analysis
 
 
-class Walk:
+class ShapeInference:
     """One pass over the nodes of a graph.
 
     Args:

@@ -62,7 +62,7 @@ def pack(lifetimes: Sequence[Lifetime]) -> Packing:
         PlanError: A lifetime is empty (first >= last), a size is negative, or a buffer comes twice.
     """
     kept = _sort(lifetimes)
-    problem = _pose(kept)
+    problem = _make_problem(kept)
     best, winner = _solve(problem)
     offsets = dict.fromkeys((each.buffer for each in lifetimes), 0)
     offsets.update((each.buffer, offset * ALIGNMENT) for each, offset in zip(kept, best))
@@ -77,7 +77,7 @@ def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
     Raises:
         PlanError: As ``pack``.
     """
-    return _pose(_sort(lifetimes)).bound * ALIGNMENT
+    return _make_problem(_sort(lifetimes)).bound * ALIGNMENT
 
 
 def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
@@ -97,7 +97,7 @@ def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
     return sorted((each for each in lifetimes if each.nbytes), key=lambda each: (each.first, each.last, each.buffer))
 
 
-def _pose(lifetimes: Sequence[Lifetime]) -> Problem:
+def _make_problem(lifetimes: Sequence[Lifetime]) -> Problem:
     """State the placement problem: conflicts between buffers, in units of ALIGNMENT, sorted by first command."""
     sizes = tuple(ceil_div(each.nbytes, ALIGNMENT) for each in lifetimes)
     moments = _find_moments(lifetimes)

@@ -8,7 +8,7 @@ from gpuexec.errors import InputError, locate
 from gpuexec.graphs import Array, Graph, Node, Value
 from gpuexec.ops.control import LOOPS, If, inline_branch
 from gpuexec.ops.trips import check_condition
-from gpuexec.planner.analyse import Walk
+from gpuexec.planner.analyse import ShapeInference
 from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.spec import TensorSpec
 
@@ -18,7 +18,7 @@ class Branches:
 
     Args:
         graph: The graph that is walked.
-        walk: How far that has come.
+        inference: The shape inference under way.
         constants: Content of constants; those of branches are put there.
         producers: The node that makes each value; those of branches are put there.
 
@@ -28,8 +28,10 @@ class Branches:
         taken: The Ifs that were decided, each with whether its condition held.
     """
 
-    def __init__(self, graph: Graph, walk: Walk, constants: dict[Value, Array], producers: dict[Value, Node]) -> None:
-        self._walk, self._constants, self._producers = walk, constants, producers
+    def __init__(
+        self, graph: Graph, inference: ShapeInference, constants: dict[Value, Array], producers: dict[Value, Node]
+    ) -> None:
+        self._inference, self._constants, self._producers = inference, constants, producers
         self._names = {value.name for value in graph.values()}
         self._inlined: set[Node] = set()
         self.decided_by: dict[str, None] = {}
@@ -45,8 +47,8 @@ class Branches:
         """
         assert isinstance(node.operator, If)
         try:
-            check_condition(self._walk.analysis.specs[condition])
-            content = self._walk.demand(node, condition, "condition").value
+            check_condition(self._inference.analysis.specs[condition])
+            content = self._inference.demand(node, condition, "condition").value
         except InputError as error:
             raise locate(error, node, node.name) from None
         assert content is not None
@@ -61,7 +63,7 @@ class Branches:
         self._constants.update(constants)
         self._names.update(v.name for n in nodes for v in n.outputs if v is not None)
         self._names.update(value.name for value in constants)
-        self._walk.analysis.specs.update({value: TensorSpec.of(array) for value, array in constants.items()})
+        self._inference.analysis.specs.update({value: TensorSpec.of(array) for value, array in constants.items()})
         self._inlined.update(nodes)
         for each in nodes:
             self._producers.update({value: each for value in each.outputs if value is not None})
@@ -77,9 +79,9 @@ class Branches:
             return False
         if isinstance(node.operator, (If, *LOOPS)) or node.operator.uses_all_cores:
             return False
-        specs = evaluate_node(node, [None if v is None else self._walk.analysis.specs[v] for v in node.inputs])
+        specs = evaluate_node(node, [None if v is None else self._inference.analysis.specs[v] for v in node.inputs])
         for value, spec in zip(node.outputs, specs, strict=False):
             if value is not None and spec is not None and spec.value is not None:
                 self._constants[value] = spec.value.array
-                self._walk.analysis.specs[value] = spec
+                self._inference.analysis.specs[value] = spec
         return all(value is None or value in self._constants for value in node.outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.spec import HostValue, TensorSpec, is_host_object
 
 # The largest value, in bytes, that is propagated and may become part of a launch.
@@ -23,7 +23,7 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
     if first.array is second.array:
         return True
     # The bytes of a host object are addresses, not content.
-    return not is_host_object(a.dtype) and bring(first.array).tobytes() == bring(second.array).tobytes()
+    return not is_host_object(a.dtype) and read_content(first.array).tobytes() == read_content(second.array).tobytes()
 
 
 def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:

@@ -42,7 +42,7 @@ class Sorting:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GraphSplit:
     """Graph to plan now, graph of what is left, and constants that are read outside of both."""
 
     ready: Graph | None
@@ -58,7 +58,7 @@ def divide(
     trace: HostTrace,
     *,
     is_body: bool,
-) -> Parts:
+) -> GraphSplit:
     """Return the parts of a graph whose nodes are sorted.
 
     Args:
@@ -69,10 +69,10 @@ def divide(
         trace: Finds the nodes that the host can compute by itself.
         is_body: Outputs that are inputs, or that the host or a loop makes, are taken from where they are.
     """
-    return _Division(graph, sorting, producers, known, trace, is_body).run()
+    return _GraphSplitter(graph, sorting, producers, known, trace, is_body).run()
 
 
-class _Division:
+class _GraphSplitter:
     def __init__(
         self,
         graph: Graph,
@@ -87,7 +87,7 @@ class _Division:
         # Nodes that run after the ready part, and before the rest.
         self._between = [*sorting.on_host, *([sorting.repeat] if sorting.repeat is not None else [])]
 
-    def run(self) -> Parts:
+    def run(self) -> GraphSplit:
         """Divide."""
         sorting, outputs = self._sorting, self._graph.outputs
         host_made = {v for node in sorting.on_host for v in node.outputs if v is not None}
@@ -105,7 +105,7 @@ class _Division:
         kept = [v for v in wanted if v in made and v not in host_made and v not in sorting.objects]
         ready_outputs = tuple(dict.fromkeys([*given, *kept]))
         ready_nodes, _ = list_needed([n for n in sorting.nodes if n in sorting.ready], ready_outputs)
-        return Parts(
+        return GraphSplit(
             self._make_graph(ready_nodes, ready_outputs) if ready_outputs else None,
             self._make_graph(rest_nodes, tuple(rest_outputs)) if rest_outputs else None,
             {v: sorting.constants[v] for v in (*wanted, *outputs) if v in sorting.constants},

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuexec.command import Command
-from gpuexec.planner.draft import slots_of
+from gpuexec.planner.unpacked_plan import slots_of
 
 Edge = tuple[int, int]
 

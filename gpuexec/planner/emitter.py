@@ -11,13 +11,13 @@ from gpuexec.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, Hos
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.geometry import max_offset
 from gpuexec.graphs import Node
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.operator import describe
 from gpuexec.ops.copy import copy_commands
 from gpuexec.ops.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
 from gpuexec.ops.shape import store_commands, to_literal
 from gpuexec.plan import Role
-from gpuexec.planner.draft import Array, Draft, DraftBuffer, Effects, dense
+from gpuexec.planner.unpacked_plan import Array, Effects, UnpackedBuffer, UnpackedPlan, dense
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -25,16 +25,16 @@ _LARGEST_INT = 2**31 - 1
 
 
 class CommandEmitter:
-    """Emitter of commands over the buffers of a draft.
+    """Emitter of commands over the buffers of an unpacked plan.
 
     Args:
         choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
     """
 
-    def __init__(self, target: Target, draft: Draft, choices: Sequence[bool] | None = None) -> None:
+    def __init__(self, target: Target, unpacked: UnpackedPlan, choices: Sequence[bool] | None = None) -> None:
         self.target = target
-        self.effects = Effects(len(draft.buffers))
-        self._draft = draft
+        self.effects = Effects(len(unpacked.buffers))
+        self._unpacked = unpacked
         self._given = None if choices is None else iter(choices)
         self._launched = False
 
@@ -89,7 +89,7 @@ class CommandEmitter:
 
     def grow(self, output: Slot, source: Slot) -> bool:
         """Make an output the bytes of a memory and those behind them, where its buffer has its capacity."""
-        is_able = self._draft.buffers[source.buffer].role is Role.STATE
+        is_able = self._unpacked.buffers[source.buffer].role is Role.STATE
         if is_able:
             self.alias(output, Slot(source.buffer, source.offset_bytes, output.spec, source.strides))
         return is_able
@@ -98,7 +98,7 @@ class CommandEmitter:
         """Return the slot, or a dense copy; a copy at all sizes of a class where the upper end needs one."""
         if self._choose_dense(slot):
             return slot
-        copy = dense(self._new_buffer(DraftBuffer(Role.TEMP, slot.spec.nbytes)), slot.spec)
+        copy = dense(self._new_buffer(UnpackedBuffer(Role.TEMP, slot.spec.nbytes)), slot.spec)
         self.copy(copy, slot)
         return copy
 
@@ -128,13 +128,13 @@ class CommandEmitter:
     def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
         """Return scratch memory."""
         spec = TensorSpec(tuple(shape), np.dtype(dtype))
-        return dense(self._new_buffer(DraftBuffer(Role.TEMP, spec.nbytes)), spec)
+        return dense(self._new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes)), spec)
 
     def constant(self, array: Array) -> Slot:
         """Return a table made while planning."""
         spec = TensorSpec(array.shape, array.dtype)
-        data = np.ascontiguousarray(bring(array)).tobytes()
-        return dense(self._new_buffer(DraftBuffer(Role.CONSTANT, spec.nbytes, data=data)), spec)
+        data = np.ascontiguousarray(read_content(array)).tobytes()
+        return dense(self._new_buffer(UnpackedBuffer(Role.CONSTANT, spec.nbytes, data=data)), spec)
 
     def index_type(self, *slots: Slot) -> str:
         """Return the type of offsets; the same for all sizes of a class."""
@@ -143,7 +143,7 @@ class CommandEmitter:
 
     # ---- parts
 
-    def _new_buffer(self, buffer: DraftBuffer) -> int:
+    def _new_buffer(self, buffer: UnpackedBuffer) -> int:
         self.effects.buffers.append(buffer)
         return self.effects.first_buffer + len(self.effects.buffers) - 1
 
@@ -162,9 +162,9 @@ class CommandEmitter:
 
     def _can_place(self, source: Slot, window: Slot) -> bool:
         buffer = source.buffer
-        if buffer >= self.effects.first_buffer or buffer in self._draft.placed or buffer in self.effects.placed:
+        if buffer >= self.effects.first_buffer or buffer in self._unpacked.placed or buffer in self.effects.placed:
             return False
-        held = self._draft.buffers[buffer]
+        held = self._unpacked.buffers[buffer]
         is_whole = source.offset_bytes == 0 and source.is_contiguous and held.nbytes == source.spec.nbytes
         is_free = held.role is Role.TEMP and held.content is None
         # Lowered as a buffer of its own, it has to start as one does.
@@ -201,21 +201,23 @@ class NodeEmitter(CommandEmitter):
 
 
 def emit_copy(
-    target: Target, draft: Draft, destination: Slot, source: Slot, choices: Sequence[bool] | None = None
+    target: Target, unpacked: UnpackedPlan, destination: Slot, source: Slot, choices: Sequence[bool] | None = None
 ) -> Effects:
     """Return the effects of a copy between slots of equal shape and dtype; ``choices`` as of `CommandEmitter`."""
-    emitter = CommandEmitter(target, draft, choices)
+    emitter = CommandEmitter(target, unpacked, choices)
     emitter.copy(destination, source)
     return emitter.effects
 
 
-def emit_store(target: Target, draft: Draft, destination: Slot, content: Array, capacity: int) -> list[Command]:
+def emit_store(
+    target: Target, unpacked: UnpackedPlan, destination: Slot, content: Array, capacity: int
+) -> list[Command]:
     """Return the commands that write a host value; as many for every content of up to ``capacity`` bytes."""
     if destination.spec.size == 0:
         return []
     if not target.has_kernels:
         return [HostCall("Constant", (("value", to_literal(content)),), (), (destination,))]
-    emitter = CommandEmitter(target, draft)
+    emitter = CommandEmitter(target, unpacked)
     store_commands(emitter, destination, content, capacity)
     return emitter.effects.commands
 

@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.graphs import Node
-from gpuexec.mapped import bring_small
+from gpuexec.mapped import read_small_content
 from gpuexec.operator import Operator
 from gpuexec.spec import TensorSpec
 
@@ -66,7 +66,7 @@ def _check_types(specs: Sequence[TensorSpec], arrays: Sequence[Array | None]) ->
 
 def frozen(array: Array) -> Array:
     """Return the array, closed to writing."""
-    array = bring_small(np.asarray(array))
+    array = read_small_content(np.asarray(array))
     if array.flags.writeable:
         array = array.copy() if array.base is not None else array
         array.flags.writeable = False

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from gpuexec.command import Slot
 from gpuexec.plan import Role
-from gpuexec.planner.draft import DraftBuffer, Group, GroupKey, Place, find_root, slots_of
+from gpuexec.planner.unpacked_plan import Group, GroupKey, Place, UnpackedBuffer, find_root, slots_of
 
 Pair = tuple[int, int]
 
 
 def merge_in_place(
-    buffers: Sequence[DraftBuffer], groups: Sequence[Group], placed: Mapping[int, Place], outputs: Mapping[int, str]
+    buffers: Sequence[UnpackedBuffer], groups: Sequence[Group], placed: Mapping[int, Place], outputs: Mapping[int, str]
 ) -> tuple[dict[int, Place], dict[GroupKey, Pair]]:
     """Grant the requests that are safe.
 
@@ -21,7 +21,7 @@ def merge_in_place(
     bytes of an input, never give theirs.
 
     Args:
-        buffers: Of the draft, by id.
+        buffers: Of the unpacked plan, by id.
         groups: In plan order.
         placed: Buffers that lie in others already.
         outputs: Buffers that are outputs of the graph.

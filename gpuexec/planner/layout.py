@@ -9,8 +9,8 @@ from gpuexec.errors import OutOfMemoryError
 from gpuexec.ops.statistics import is_look
 from gpuexec.plan import ArenaLayout, Buffer, Role
 from gpuexec.planner.arena import Lifetime, pack
-from gpuexec.planner.draft import slots_of
 from gpuexec.planner.edges import find_edges, find_paths
+from gpuexec.planner.unpacked_plan import slots_of
 from gpuexec.target import Target
 
 # Commands that move this many bytes or more are worth running side by side, so their buffers are kept apart.

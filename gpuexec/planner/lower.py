@@ -1,4 +1,4 @@
-"""Lowering of a graph with specs to a draft of commands over unplaced buffers.
+"""Lowering of a graph with specs to an unpacked plan of commands over unplaced buffers.
 
 A value known to the host is not computed by its node: it gets a buffer with content, which a store command writes if a
 command reads it.
@@ -18,9 +18,9 @@ from gpuexec.plan import Role
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
 from gpuexec.planner.content import content_key, is_same_spec
-from gpuexec.planner.draft import Draft, DraftBuffer, Effects, dense, move_effects
 from gpuexec.planner.emitter import NodeEmitter
-from gpuexec.planner.lacking import lacks_kernel
+from gpuexec.planner.host_fallback import lacks_kernel
+from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan, dense, move_effects
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -36,12 +36,12 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Draft with the slots of the graph inputs that have readers, and of the graph outputs.
+    """Unpacked plan with the slots of the graph inputs that have readers, and of the graph outputs.
 
     ``grown`` are the positions of outputs that memories become where they lie.
     """
 
-    draft: Draft
+    unpacked: UnpackedPlan
     inputs: dict[str, Slot]
     outputs: list[Slot]
     grown: frozenset[int] = frozenset()
@@ -63,7 +63,7 @@ class Lowering:
     def __init__(self, graph: Graph, target: Target, caches: Caches | None = None) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
         self._remembered: list[Remembered | None] = [None] * len(graph.nodes)
-        self._given: dict[Value, tuple[DraftBuffer, Slot]] = {}
+        self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
         self._choices: list[list[bool]] = []
 
@@ -102,12 +102,12 @@ class _Walk:
         graph: Graph,
         target: Target,
         analysis: Analysis,
-        given: dict[Value, tuple[DraftBuffer, Slot]],
+        given: dict[Value, tuple[UnpackedBuffer, Slot]],
         caches: Caches,
     ) -> None:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
         self._caches = caches
-        self._draft = Draft()
+        self._unpacked = UnpackedPlan()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
         self._seen: dict[Hashable, tuple[list[int], Effects]] = {}
@@ -115,14 +115,18 @@ class _Walk:
     def lower(
         self, position: int, node: Node, remembered: list[Remembered | None], choices: Sequence[bool] | None
     ) -> Effects:
-        """Add a node's effects to the draft."""
+        """Add a node's effects to the unpacked plan."""
         specs = self._analysis.specs
         inputs = tuple([None if value is None else self._slot(value) for value in node.inputs])
         wanted = [None if value is None else specs[value] for value in node.outputs]
         last = remembered[position]
-        if last is None or last.effects.first_buffer != len(self._draft.buffers) or not _is_same(last, inputs, wanted):
+        if (
+            last is None
+            or last.effects.first_buffer != len(self._unpacked.buffers)
+            or not _is_same(last, inputs, wanted)
+        ):
             last = remembered[position] = Remembered(inputs, wanted, self._find_effects(node, inputs, wanted, choices))
-        self._draft.apply(last.effects, ("node", position), node.name)
+        self._unpacked.apply(last.effects, ("node", position), node.name)
         for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
             if value is not None and slot is not None and spec is not None:
                 # The slot keeps content that a shape demanded, for the lowering of its readers.
@@ -142,8 +146,8 @@ class _Walk:
         seen = self._seen.get(key)
         if seen is not None:
             like, effects = seen
-            return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._draft.buffers))
-        emitter = NodeEmitter(self._target, self._draft, choices)
+            return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._unpacked.buffers))
+        emitter = NodeEmitter(self._target, self._unpacked, choices)
         try:
             effects = emitter.lower(node, inputs, wanted)
         except GpuexecError as error:
@@ -176,20 +180,20 @@ class _Walk:
                 continue
             if slot.buffer not in numbers:
                 numbers.append(slot.buffer)
-                held = self._draft.buffers[slot.buffer]
-                rows.append((held.role, held.nbytes, held.content is None, slot.buffer in self._draft.placed))
+                held = self._unpacked.buffers[slot.buffer]
+                rows.append((held.role, held.nbytes, held.content is None, slot.buffer in self._unpacked.placed))
             rows.append((numbers.index(slot.buffer), slot.offset_bytes, slot.strides))
         content = content_key([None if slot is None else slot.spec for slot in inputs])
         decided = None if choices is None else tuple(choices)
         return numbers, (node.operator, tuple(rows), content, tuple(wanted), decided)
 
     def finish(self) -> Lowered:
-        """Return the draft."""
+        """Return the unpacked plan."""
         outputs = [self._slot(value) for value in self._graph.outputs]
         inputs = {value.name: self._slots[value] for value in self._graph.inputs if value in self._slots}
         grown = {cache.output for cache in self._caches.values()}
         positions = frozenset([n for n, value in enumerate(self._graph.outputs) if value in grown])
-        return Lowered(self._draft, inputs, outputs, positions)
+        return Lowered(self._unpacked, inputs, outputs, positions)
 
     def _slot(self, value: Value) -> Slot:
         """Return a value's slot; an input, constant or host value gets a buffer at its first use."""
@@ -197,26 +201,26 @@ class _Walk:
         if slot is None:
             spec = self._analysis.specs[value]
             last = self._given.get(value)
-            if last is None or last[1].spec is not spec or last[1].buffer != len(self._draft.buffers):
+            if last is None or last[1].spec is not spec or last[1].buffer != len(self._unpacked.buffers):
                 last = self._given[value] = self._give(value, spec)
-            self._draft.buffers.append(last[0])
+            self._unpacked.buffers.append(last[0])
             slot = self._slots[value] = last[1]
         return slot
 
-    def _give(self, value: Value, spec: TensorSpec) -> tuple[DraftBuffer, Slot]:
+    def _give(self, value: Value, spec: TensorSpec) -> tuple[UnpackedBuffer, Slot]:
         """Return the next buffer, for a value that no node makes, and its slot."""
         if value in self._graph.constants:
-            buffer = DraftBuffer(Role.CONSTANT, spec.nbytes, value.name)
+            buffer = UnpackedBuffer(Role.CONSTANT, spec.nbytes, value.name)
         elif value in self._analysis.known:
             assert spec.value is not None
-            buffer = DraftBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
+            buffer = UnpackedBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
         elif value in self._caches:
             cache, bare = self._caches[value], TensorSpec(spec.shape, spec.dtype)
-            buffer = DraftBuffer(Role.STATE, cache.whole(bare).nbytes, value.name)
-            return buffer, Slot(len(self._draft.buffers), 0, spec, cache.strides(bare))
+            buffer = UnpackedBuffer(Role.STATE, cache.whole(bare).nbytes, value.name)
+            return buffer, Slot(len(self._unpacked.buffers), 0, spec, cache.strides(bare))
         else:
-            buffer = DraftBuffer(Role.INPUT, spec.nbytes, value.name)
-        return buffer, dense(len(self._draft.buffers), spec)
+            buffer = UnpackedBuffer(Role.INPUT, spec.nbytes, value.name)
+        return buffer, dense(len(self._unpacked.buffers), spec)
 
 
 def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:

@@ -1,4 +1,4 @@
-"""Resolution of a draft's slots to slots of plan buffers.
+"""Resolution of an unpacked plan's slots to slots of plan buffers.
 
 Runs once at the upper end and once for every size; unchanged commands are the same objects as before.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
-from gpuexec.planner.draft import Draft, GroupKey, Place, find_root, map_slots
 from gpuexec.planner.settle import Pick, Settlement, make_stores
+from gpuexec.planner.unpacked_plan import GroupKey, Place, UnpackedPlan, find_root, map_slots
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -26,9 +26,9 @@ class _Done:
 
 
 class Resolver:
-    """Resolution of the drafts of one size class.
+    """Resolution of the unpacked plans of one size class.
 
-    The first draft, the upper end, is what later ones are compared with: commands must be alike but for grids, scalars,
+    The first, the upper end, is what later ones are compared with: commands must be alike but for grids, scalars,
     offsets and extents.
     """
 
@@ -39,24 +39,24 @@ class Resolver:
         self._stores: dict[int, tuple[bytes, list[Command]]] = {}
         self._placed: dict[int, Place] | None = None
 
-    def resolve(self, draft: Draft) -> tuple[Command, ...]:
-        """Return the commands of a draft.
+    def resolve(self, unpacked: UnpackedPlan) -> tuple[Command, ...]:
+        """Return the commands of an unpacked plan.
 
         Raises:
-            PlanError: The draft differs from the upper end in more than sizes, or needs more room.
+            PlanError: The unpacked plan differs from the upper end in more than sizes, or needs more room.
         """
-        self._check_buffers(draft)
-        groups = {group.key: group for group in draft.groups}
-        if len(groups) != len(draft.groups):
-            raise AssertionError("Two groups of a draft have the same key.")
-        places = {**self._settlement.merged, **draft.placed}
+        self._check_buffers(unpacked)
+        groups = {group.key: group for group in unpacked.groups}
+        if len(groups) != len(unpacked.groups):
+            raise AssertionError("Two groups of an unpacked plan have the same key.")
+        places = {**self._settlement.merged, **unpacked.placed}
         # Most sizes place buffers as the last one did. None until all picks are done, should one fail.
-        is_still, self._placed = draft.placed == self._placed, None
+        is_still, self._placed = unpacked.placed == self._placed, None
         wheres: dict[int, Place] = {}
         commands: list[Command] = []
         for pick in self._settlement.picks:
             if pick.key[0] == "store":
-                drafted: Sequence[Command] = self._find_stores(draft, pick.key[1])
+                drafted: Sequence[Command] = self._find_stores(unpacked, pick.key[1])
             else:
                 group = groups.get(pick.key)
                 if group is None:
@@ -68,7 +68,7 @@ class Resolver:
             if done is None or done.commands is not drafted or not (is_still or self._lies_still(done, places, wheres)):
                 done = self._done[pick.key] = self._resolve_pick(pick, drafted, places, wheres)
             commands += done.resolved
-        self._placed = draft.placed
+        self._placed = unpacked.placed
         return tuple(commands)
 
     def _lies_still(self, done: _Done, places: dict[int, Place], wheres: dict[int, Place]) -> bool:
@@ -95,7 +95,7 @@ class Resolver:
         return _Done(drafted, touched, resolved)
 
     def _where(self, buffer: int, places: dict[int, Place], wheres: dict[int, Place]) -> Place:
-        """Return plan buffer and byte offset of a draft buffer."""
+        """Return plan buffer and byte offset of a buffer of the unpacked plan."""
         where = wheres.get(buffer)
         if where is None:
             root, offset = find_root(buffer, places)
@@ -105,23 +105,23 @@ class Resolver:
             where = wheres[buffer] = (number, offset)
         return where
 
-    def _find_stores(self, draft: Draft, buffer: int) -> list[Command]:
-        content = draft.buffers[buffer].content
+    def _find_stores(self, unpacked: UnpackedPlan, buffer: int) -> list[Command]:
+        content = unpacked.buffers[buffer].content
         assert content is not None
         key = content.tobytes()
         last = self._stores.get(buffer)
         if last is None or last[0] != key:
             capacity = self._settlement.buffers[buffer].nbytes
-            last = self._stores[buffer] = (key, make_stores(draft, self._target, buffer, capacity))
+            last = self._stores[buffer] = (key, make_stores(unpacked, self._target, buffer, capacity))
         return last[1]
 
-    def _check_buffers(self, draft: Draft) -> None:
+    def _check_buffers(self, unpacked: UnpackedPlan) -> None:
         ends = self._settlement.buffers
-        if len(draft.buffers) != len(ends):
-            raise PlanError(f"This size needs {len(draft.buffers)} buffers, the upper end {len(ends)}.")
-        if draft.placed.keys() & self._settlement.merged.keys():
+        if len(unpacked.buffers) != len(ends):
+            raise PlanError(f"This size needs {len(unpacked.buffers)} buffers, the upper end {len(ends)}.")
+        if unpacked.placed.keys() & self._settlement.merged.keys():
             raise PlanError("Buffers are placed at this size that are not at the upper end.")
-        for buffer, end in zip(draft.buffers, ends, strict=True):
+        for buffer, end in zip(unpacked.buffers, ends, strict=True):
             if buffer is end:
                 continue
             if buffer.role is not end.role or (buffer.content is None) != (end.content is None):

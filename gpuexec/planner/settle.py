@@ -1,7 +1,7 @@
 """Settlement of a size class: kept commands, shared bytes and buffer numbers common to all its sizes.
 
-`settle` decides it once, at the upper end. Output copies and stores of host values join the draft here, since only now
-it is known which are needed.
+`settle` decides it once, at the upper end. Output copies and stores of host values join the unpacked plan here, since
+only now it is known which are needed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from gpuexec.command import Command, Slot
 from gpuexec.errors import GpuexecError, PlanError, locate
 from gpuexec.graphs import Graph
 from gpuexec.plan import Role
-from gpuexec.planner.draft import Draft, DraftBuffer, Group, GroupKey, Place, dense, find_root, slots_of
 from gpuexec.planner.emitter import emit_copy, emit_store
 from gpuexec.planner.in_place import Pair, merge_in_place
 from gpuexec.planner.lower import Lowered
+from gpuexec.planner.unpacked_plan import (
+    Group,
+    GroupKey,
+    Place,
+    UnpackedBuffer,
+    UnpackedPlan,
+    dense,
+    find_root,
+    slots_of,
+)
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -33,7 +42,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Decisions for a size class, in terms of the draft's buffers and groups.
+    """Decisions for a size class, in terms of the unpacked plan's buffers and groups.
 
     Attributes:
         picks: In plan order.
@@ -41,14 +50,14 @@ class Settlement:
         outputs: For each output of the graph its buffer.
         merged: Buffers that lie in others for good; those placed by offset excluded.
         buffers: All buffers at the upper end.
-        numbers: Plan buffer of each draft buffer that commands or outputs use.
+        numbers: Plan buffer of each buffer of the unpacked plan that commands or outputs use.
     """
 
     picks: tuple[Pick, ...]
     promoted: tuple[int | None, ...]
     outputs: tuple[int, ...]
     merged: Mapping[int, Place]
-    buffers: tuple[DraftBuffer, ...]
+    buffers: tuple[UnpackedBuffer, ...]
     numbers: Mapping[int, int]
 
     def enlarge(self, factor: int) -> Settlement:
@@ -61,27 +70,27 @@ class Settlement:
 
 
 def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies) -> Settlement:
-    """Decide the layout that all sizes of the class share, from the draft of its upper end."""
-    draft = lowered.draft
+    """Decide the layout that all sizes of the class share, from the unpacked plan of its upper end."""
+    unpacked = lowered.unpacked
     promoted = _promote(lowered)
     outputs = copies.add(lowered, promoted)
     names = {buffer: value.name for buffer, value in zip(outputs, graph.outputs, strict=True)}
-    groups, positions = _keep_live(draft, set(names))
-    places, granted = merge_in_place(draft.buffers, groups, draft.placed, names)
+    groups, positions = _keep_live(unpacked, set(names))
+    places, granted = merge_in_place(unpacked.buffers, groups, unpacked.placed, names)
     picks = []
     stored: set[int] = set()
     for group, kept in zip(groups, positions, strict=True):
-        picks += _pick_stores(draft, target, (s.buffer for c in group.commands for s in c.reads_from()), stored)
+        picks += _pick_stores(unpacked, target, (s.buffer for c in group.commands for s in c.reads_from()), stored)
         picks.append(Pick(group.key, group.origin, kept, granted.get(group.key)))
-    picks += _pick_stores(draft, target, outputs, stored)
+    picks += _pick_stores(unpacked, target, outputs, stored)
     roots = {find_root(slot.buffer, places)[0] for group in groups for c in group.commands for slot, _ in slots_of(c)}
     roots.update(stored, outputs)
     return Settlement(
         picks=tuple(picks),
         promoted=promoted,
         outputs=outputs,
-        merged={buffer: place for buffer, place in places.items() if buffer not in draft.placed},
-        buffers=tuple(draft.buffers),
+        merged={buffer: place for buffer, place in places.items() if buffer not in unpacked.placed},
+        buffers=tuple(unpacked.buffers),
         numbers={buffer: number for number, buffer in enumerate(sorted(roots))},
     )
 
@@ -100,7 +109,7 @@ class OutputCopies:
         Raises:
             PlanError: A promoted output does not lie where it lay at the upper end.
         """
-        draft = lowered.draft
+        unpacked = lowered.unpacked
         outputs = []
         for position, (value, slot) in enumerate(zip(self._graph.outputs, lowered.outputs, strict=True)):
             own = promoted[position]
@@ -110,32 +119,32 @@ class OutputCopies:
                 continue
             if own is None:
                 spec = TensorSpec(slot.shape, slot.dtype)
-                own = draft.new_buffer(DraftBuffer(Role.OUTPUT, spec.nbytes, value.name))
+                own = unpacked.new_buffer(UnpackedBuffer(Role.OUTPUT, spec.nbytes, value.name))
                 try:
-                    commands = self._copy(draft, position, dense(own, spec), slot)
+                    commands = self._copy(unpacked, position, dense(own, spec), slot)
                 except GpuexecError as error:
                     raise locate(error, f"Output {value}") from None
                 if commands:
-                    draft.groups.append(Group(("output", position), value.name, commands))
+                    unpacked.groups.append(Group(("output", position), value.name, commands))
             elif slot.buffer != own or slot.offset_bytes or not slot.is_contiguous:
                 raise PlanError(f"Output {value} lies elsewhere at this size.")
             outputs.append(own)
         return tuple(outputs)
 
-    def _copy(self, draft: Draft, position: int, destination: Slot, source: Slot) -> list[Command]:
+    def _copy(self, unpacked: UnpackedPlan, position: int, destination: Slot, source: Slot) -> list[Command]:
         last = self._last.get(position)
         if last is None or last[0] != destination or last[1] != source:
-            effects = emit_copy(self._target, draft, destination, source, self._choices.get(position))
+            effects = emit_copy(self._target, unpacked, destination, source, self._choices.get(position))
             self._choices.setdefault(position, effects.choices)
             last = self._last[position] = (destination, source, effects.commands)
         return last[2]
 
 
-def make_stores(draft: Draft, target: Target, buffer: int, capacity: int) -> list[Command]:
+def make_stores(unpacked: UnpackedPlan, target: Target, buffer: int, capacity: int) -> list[Command]:
     """Return the commands that write the content of a host value."""
-    content = draft.buffers[buffer].content
+    content = unpacked.buffers[buffer].content
     assert content is not None
-    return emit_store(target, draft, dense(buffer, TensorSpec(content.shape, content.dtype)), content, capacity)
+    return emit_store(target, unpacked, dense(buffer, TensorSpec(content.shape, content.dtype)), content, capacity)
 
 
 def _promote(lowered: Lowered) -> tuple[int | None, ...]:
@@ -143,8 +152,8 @@ def _promote(lowered: Lowered) -> tuple[int | None, ...]:
     promoted: list[int | None] = []
     taken: set[int] = set()
     for slot in lowered.outputs:
-        held = lowered.draft.buffers[slot.buffer]
-        is_free = held.role is Role.TEMP and slot.buffer not in taken and slot.buffer not in lowered.draft.placed
+        held = lowered.unpacked.buffers[slot.buffer]
+        is_free = held.role is Role.TEMP and slot.buffer not in taken and slot.buffer not in lowered.unpacked.placed
         is_whole = slot.offset_bytes == 0 and slot.is_contiguous and slot.spec.nbytes == held.nbytes
         promoted.append(slot.buffer if is_free and is_whole else None)
         if is_free and is_whole:
@@ -152,16 +161,16 @@ def _promote(lowered: Lowered) -> tuple[int | None, ...]:
     return tuple(promoted)
 
 
-def _keep_live(draft: Draft, outputs: set[int]) -> tuple[list[Group], list[tuple[int, ...]]]:
+def _keep_live(unpacked: UnpackedPlan, outputs: set[int]) -> tuple[list[Group], list[tuple[int, ...]]]:
     """Return the live groups, in order and cut down to their live commands, and the indices of these."""
-    wanted = {find_root(buffer, draft.placed)[0] for buffer in outputs}
+    wanted = {find_root(buffer, unpacked.placed)[0] for buffer in outputs}
     groups, positions = [], []
-    for group in reversed(draft.groups):
+    for group in reversed(unpacked.groups):
         kept: list[int] = []
         for position in range(len(group.commands) - 1, -1, -1):
             command = group.commands[position]
-            if any(find_root(slot.buffer, draft.placed)[0] in wanted for slot in command.writes_to()):
-                wanted.update(find_root(slot.buffer, draft.placed)[0] for slot in command.reads_from())
+            if any(find_root(slot.buffer, unpacked.placed)[0] in wanted for slot in command.writes_to()):
+                wanted.update(find_root(slot.buffer, unpacked.placed)[0] for slot in command.reads_from())
                 kept.append(position)
         if kept:
             kept.reverse()
@@ -170,15 +179,15 @@ def _keep_live(draft: Draft, outputs: set[int]) -> tuple[list[Group], list[tuple
     return groups[::-1], positions[::-1]
 
 
-def _pick_stores(draft: Draft, target: Target, buffers: Iterable[int], stored: set[int]) -> list[Pick]:
+def _pick_stores(unpacked: UnpackedPlan, target: Target, buffers: Iterable[int], stored: set[int]) -> list[Pick]:
     """Return picks for the host values among these buffers that no pick stores yet."""
     picks = []
     for buffer in buffers:
-        held = draft.buffers[buffer]
+        held = unpacked.buffers[buffer]
         if held.content is None or buffer in stored:
             continue
         stored.add(buffer)
-        count = len(make_stores(draft, target, buffer, held.nbytes))
+        count = len(make_stores(unpacked, target, buffer, held.nbytes))
         if count:
             picks.append(Pick(("store", buffer), held.name, tuple(range(count)), None))
     return picks

@@ -23,8 +23,8 @@ from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
 from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
-from gpuexec.planner.numbers import raise_numbers
 from gpuexec.planner.resolve import Resolver
+from gpuexec.planner.scalar_bounds import raise_scalar_bounds
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
 from gpuexec.planner.stored import take_over
 from gpuexec.planner.verify import Verifier
@@ -65,7 +65,7 @@ def plan_graph(
     if caches:
         specs = Analyser(graph).run(inputs).specs
         larger = [*grown_ends(graph, inputs, declared or {}, caches, specs), *larger]
-    for ends in chain.from_iterable((raise_numbers(graph, inputs, ends), ends) for ends in larger):
+    for ends in chain.from_iterable((raise_scalar_bounds(graph, inputs, ends), ends) for ends in larger):
         if ends is None:
             continue
         try:
@@ -154,7 +154,7 @@ class Template:
             analysis = self._analyser.run(inputs)
             lowered = self._lowering.run(analysis)
             self._copies.add(lowered, self._settlement.promoted)
-            commands = self._resolver.resolve(lowered.draft)
+            commands = self._resolver.resolve(lowered.unpacked)
             if any(read.input not in self._reads for read in analysis.reads):
                 raise PlanError("Planning reads the content of inputs that it did not read at the upper end.")
             self._verifier.check_variant(commands)
@@ -166,7 +166,7 @@ class Template:
             )
 
     def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:
-        commands = self._resolver.resolve(lowered.draft)
+        commands = self._resolver.resolve(lowered.unpacked)
         numbers = settlement.numbers
         # The first output of the graph that lies in a buffer names it.
         outputs: dict[int, str] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpuexec.graphs import Array, Node, Value
-from gpuexec.planner.analyse import Walk
+from gpuexec.planner.analyse import ShapeInference
 from gpuexec.planner.content import HOST_VALUE_LIMIT
 from gpuexec.spec import TensorSpec
 
@@ -20,7 +20,7 @@ class HostTrace:
     """Trace of values back to what is on the host, or small enough to read, over nodes that are light.
 
     Args:
-        walk: Has visited the nodes that are followed.
+        inference: Has visited the nodes that are followed.
         producers: The node that makes each value.
         constants: Content of constants.
         inputs: Specs of the graph's inputs, with content where it is on the host.
@@ -29,13 +29,17 @@ class HostTrace:
 
     def __init__(
         self,
-        walk: Walk,
+        inference: ShapeInference,
         producers: Mapping[Value, Node],
         constants: Mapping[Value, Array],
         inputs: Mapping[Value, TensorSpec],
         on_host: AbstractSet[Node],
     ) -> None:
-        self._specs, self._known, self._is_light = walk.analysis.specs, walk.analysis.known, walk.is_light
+        self._specs, self._known, self._is_light = (
+            inference.analysis.specs,
+            inference.analysis.known,
+            inference.is_light,
+        )
         self._producers, self._constants, self._inputs, self._on_host = producers, constants, inputs, on_host
 
     def find(self, value: Value, traced: Traces | None = None) -> tuple[list[Value], list[Node]]:

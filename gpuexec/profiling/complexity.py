@@ -8,13 +8,13 @@ from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.graphs import Graph, Node, Value
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.planner.analyse import Analyser
-from gpuexec.planner.cutter import find_cut
+from gpuexec.planner.partitioner import find_partition
 from gpuexec.ports import ModelPort
 from gpuexec.profiling.layers import count_node_flops
 from gpuexec.spec import TensorSpec
-from gpuexec.starts import find_starts
 from gpuexec.target import Target
 
 
@@ -52,7 +52,7 @@ def count_work(model: Model, inputs: Mapping[str, object] | None = None) -> tupl
     ports = [port for port in model.ports if port in model.inputs or port.name in given]
     named = {port.name: _describe(model, port, given.get(port.name)) for port in ports}
     if model.memories:
-        named = {**find_starts(model.graph, model.memories, model.dims, named), **named}
+        named = {**find_initial_specs(model.graph, model.memories, model.dims, named), **named}
     specs = _infer_known(model.graph, named)
     return tuple(_count(node, specs, model.graph) for node in model.graph.nodes)
 
@@ -60,7 +60,7 @@ def count_work(model: Model, inputs: Mapping[str, object] | None = None) -> tupl
 def _infer_known(graph: Graph, named: Mapping[str, TensorSpec]) -> Mapping[Value, TensorSpec]:
     """Infer the specs of all values that follow from the inputs without running anything."""
     given = {value: named[value.name] for value in graph.inputs}
-    cut = find_cut(graph, given, Target.named("cpu"))
+    cut = find_partition(graph, given, Target.named("cpu"))
     specs: dict[Value, TensorSpec] = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
     specs.update({value: TensorSpec.of(array) for value, array in (cut.constants or {}).items()})
     specs.update(given)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.graphs import Graph, Node, Value
 from gpuexec.plan import Plan
+from gpuexec.profiling.lifetimes import BufferLifetime, list_lifetimes, name_values
 from gpuexec.profiling.rows import CommandRow
-from gpuexec.profiling.stays import Stay, list_stays, name_values
 from gpuexec.spec import TensorSpec
 
 _NO_GRID = (0, 0, 0)
@@ -66,7 +66,7 @@ def describe_layers(
         specs: Of its values, at that size.
     """
     nodes = {node.name: node for node in graph.nodes}
-    stays = list_stays(plan, name_values(graph))
+    lifetimes = list_lifetimes(plan, name_values(graph))
     origins = plan.segment.origins
     layers: list[Layer] = []
     counted: set[str] = set()
@@ -81,7 +81,7 @@ def describe_layers(
         counted.add(origin)
         rows = tuple(describe_command(command) for command in commands[first:last])
         operator = rows[0].kind if node is None else node.operator.name
-        layers.append(Layer(origin, operator, rows, first, last, flops, *_find_alive(stays, first, last)))
+        layers.append(Layer(origin, operator, rows, first, last, flops, *_find_alive(lifetimes, first, last)))
         first = last
     return PlanLayers(number, plan.layout.nbytes, tuple(layers))
 
@@ -115,8 +115,8 @@ def count_node_flops(node: Node, specs: Mapping[Value, TensorSpec]) -> int | Non
     return node.operator.count_flops(inputs, outputs)
 
 
-def _find_alive(stays: Sequence[Stay], first: int, last: int) -> tuple[int, tuple[tuple[str, int], ...]]:
+def _find_alive(lifetimes: Sequence[BufferLifetime], first: int, last: int) -> tuple[int, tuple[tuple[str, int], ...]]:
     """Return the arena bytes that are live during commands, and the temporaries there."""
-    alive = [stay for stay in stays if stay.first < last and stay.last > first]
-    values = tuple((", ".join(stay.values) or "scratch", stay.nbytes) for stay in alive)
-    return sum(stay.nbytes for stay in alive), values
+    alive = [lifetime for lifetime in lifetimes if lifetime.first < last and lifetime.last > first]
+    values = tuple((", ".join(lifetime.values) or "scratch", lifetime.nbytes) for lifetime in alive)
+    return sum(lifetime.nbytes for lifetime in alive), values

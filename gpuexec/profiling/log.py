@@ -90,8 +90,8 @@ class ProfileLog:
             self._ranges.pop()
         self._note(begun.name, begun.about, begun.run, 0, begun.start_ms, self.read_ms() - begun.start_ms)
 
-    def hear(self, name: str, about: str, nbytes: int, took_ms: float, run: int = -1) -> None:
-        """Hear of something that is over now."""
+    def note_moment(self, name: str, about: str, nbytes: int, took_ms: float, run: int = -1) -> None:
+        """Record an event that is over."""
         self._note(name, about, run, nbytes, self.read_ms() - took_ms, took_ms)
 
     def open_run(

@@ -36,7 +36,7 @@ class Lap:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class LayerEntry:
     """A layer put on a stream, or computed by the host."""
 
     layer: Layer
@@ -77,7 +77,7 @@ class RunProfile:
         self._base = log.align(device)
         self._issued_ms = log.read_ms()
         self._whole = Lap(None, None)
-        self._entries: list[Entry] = []
+        self._entries: list[LayerEntry] = []
         self._transfers: list[tuple[str, str, str, int, Lap]] = []
         self._open: deque[Lap] = deque()
         self.is_over = False
@@ -114,7 +114,7 @@ class RunProfile:
         now = self.log.read_ms()
         lap = Lap(None, None, now - took_ms, took_ms)
         thread = self.log.name_thread()
-        self._entries.append(Entry(layer, -1, 0, now - took_ms, took_ms, lap, thread, self._read_held()))
+        self._entries.append(LayerEntry(layer, -1, 0, now - took_ms, took_ms, lap, thread, self._read_held()))
 
     @contextlib.contextmanager
     def time_transfer(self, stream: Stream, name: str, about: str, nbytes: int) -> Iterator[None]:
@@ -140,9 +140,9 @@ class RunProfile:
         """Hear that it is over."""
         self.log.end_phase(begun)
 
-    def hear(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
-        """Hear of something that is over now."""
-        self.log.hear(name, about, nbytes, took_ms, self.number)
+    def note_moment(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
+        """Record an event that is over."""
+        self.log.note_moment(name, about, nbytes, took_ms, self.number)
 
     # ---- results
 
@@ -242,7 +242,7 @@ class RunProfile:
             issue_ms = self.log.read_ms() - issued_ms
         lap = Lap(start, self._mark(self._stream))
         thread, held = self.log.name_thread(), self._read_held()
-        self._entries.append(Entry(layer, plan.number, plan.arena, issued_ms, issue_ms, lap, thread, held))
+        self._entries.append(LayerEntry(layer, plan.number, plan.arena, issued_ms, issue_ms, lap, thread, held))
         self._open.append(lap)
         if len(self._open) > _LAPS_OPEN:
             self.log.backlog.settle(self)

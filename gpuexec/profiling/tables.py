@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from gpuexec.atomic_file import write_file
 from gpuexec.errors import InputError
 from gpuexec.profiling.rows import LayerRow, Summary
 from gpuexec.profiling.terminal import make_table, open_console, print_table
-from gpuexec.replacing import write_file
 
 if TYPE_CHECKING:
     import pandas

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuexec.atomic_file import write_file
 from gpuexec.profiling.rows import HOST, EventRow, LayerRow, MemoryRow
-from gpuexec.replacing import write_file
 
 _Event = dict[str, Any]
 _HOST_PID = 1

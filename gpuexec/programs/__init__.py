@@ -1,1 +1,1 @@
-"""For people who own their memory: program files, methods, and what they run in."""
+"""Programs: files of compiled methods, and Methods that run in memory of the user."""

@@ -1,4 +1,4 @@
-"""Bounds of a model's inputs: every extent fixed, or within a range, so that it is planned once for all sizes."""
+"""Bounds of a model's inputs: every extent fixed or within a range, so that one plan serves all sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Bounds:
         return TensorSpec(extents, self.declared.dtype) if len(extents) == len(sizes) else None
 
     def describe_gap(self) -> str:
-        """Say which extent has no bound, and what to write."""
+        """Name the extent that has no bound, and the cure."""
         if self.ranges is None:
             return f"input {self.name!r} ({self.declared}) has no declared rank"
         axis = self.ranges.index(None)

@@ -1,4 +1,4 @@
-"""Models -> contents of a program: shapes declared, plans and kernels made for them.
+"""Building of programs: shapes declared, plans and kernels made for each method.
 
 Nothing of it needs a device, and kernels need NVRTC only where architectures are named.
 """
@@ -20,7 +20,7 @@ from gpuexec.plan import Plan
 from gpuexec.programs.bounds import Bounds, declare_shapes, find_bounds
 from gpuexec.programs.cases import Case, make_case
 from gpuexec.programs.contents import Bound, Contents, StoredCase, StoredMethod
-from gpuexec.programs.following import Memo
+from gpuexec.programs.dry_run import Memo
 from gpuexec.programs.method_plan import plan_method
 from gpuexec.programs.rehearsing import make_array, rehearse
 from gpuexec.runtime import nvrtc
@@ -135,7 +135,7 @@ def _make_plans(model: Model, target: Target) -> tuple[Plan, ...]:
 def _find_kernels(
     model: Model, targets: Sequence[Target], cases: Sequence[StoredCase]
 ) -> tuple[dict[str, tuple[Kernel, ...]], tuple[str, ...]]:
-    """Return the kernels a model launches by name of the target, and what could not be found out."""
+    """Return the kernels a model launches, by name of the target, and the gaps."""
     found: dict[str, tuple[Kernel, ...]] = {}
     gaps: dict[str, None] = {}
     memo = Memo()

@@ -1,4 +1,4 @@
-"""Cases to test a method with: inputs, the outputs expected, and how far these may be off."""
+"""Test cases of a method: inputs, expected outputs, and the error allowed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from gpuexec.containers import pack
 from gpuexec.errors import InputError
 from gpuexec.graphs import Array, Graph, walk
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.operator import Tolerance
 from gpuexec.ops.interpret import compute_graph
@@ -18,7 +19,6 @@ from gpuexec.ports import ModelPort
 from gpuexec.programs.contents import Allowance, StoredCase, check_allowed
 from gpuexec.programs.limiting import limit_trips
 from gpuexec.spec import UNKNOWN, TensorSpec, dtype_row, eps_of, is_container, is_host_object
-from gpuexec.starts import find_starts
 
 _ULPS = 4
 
@@ -78,7 +78,7 @@ def make_case(model: Model, case: Case, *, most_trips: int | None = None) -> Sto
 def _compute(model: Model, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return what NumPy makes of the inputs, and of memories that hold nothing yet."""
     specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
-    starts = find_starts(model.graph, model.memories, model.dims, specs) if model.memories else {}
+    starts = find_initial_specs(model.graph, model.memories, model.dims, specs) if model.memories else {}
     given = {**inputs, **{name: np.zeros(spec.shape, spec.dtype) for name, spec in starts.items()}}
     made = compute_graph(graph, [given[value.name] for value in graph.inputs])
     named = dict(zip([value.name for value in graph.outputs], made, strict=True))

@@ -1,4 +1,4 @@
-"""The file of a program: three tensors of bytes in the layout of safetensors, with a hash of each.
+"""Program file format: three tensors of bytes in the layout of safetensors, with a hash of each.
 
     file = length of header (8 bytes, little-endian), header (JSON, padded with spaces), program, weights, code
 
@@ -22,13 +22,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gpuexec.atomic_file import atomic_file
 from gpuexec.errors import AccessError, InputError, ModelError, abridge
-from gpuexec.mapped import bring_bytes, hash_content, read_pieces
+from gpuexec.mapped import hash_content, read_pieces, read_view
 from gpuexec.programs.contents import FORMAT, Contents, Verification
 from gpuexec.programs.contents_bytes import ALIGNMENT, pad
 from gpuexec.programs.contents_json import decode_contents, encode_contents
 from gpuexec.programs.fetching import fetch, measure
-from gpuexec.replacing import replacing
 
 PARTS = ("program", "weights", "code")
 _KEY = "gpuexec"
@@ -108,7 +108,7 @@ def write_contents(contents: Contents, target: str | os.PathLike[str] | BinaryIO
     try:
         if not isinstance(target, str | os.PathLike):
             return _write(target, rows)
-        with replacing(target) as file:
+        with atomic_file(target) as file:
             return _write(file, rows)
     except (OSError, ValueError) as error:  # ValueError: a closed file object, a path with a zero byte
         reason = getattr(error, "strerror", None) or str(error)
@@ -122,7 +122,7 @@ def parse_json(text: bytes | memoryview, what: str) -> Any:
         ModelError: The text is no JSON, or nested too deep.
     """
     try:
-        decoded = bytes(bring_bytes(memoryview(text))).decode()
+        decoded = bytes(read_view(memoryview(text))).decode()
         data = json.loads(decoded, parse_constant=_refuse_constant, parse_float=_parse_float, parse_int=_parse_int)
         _check_texts(decoded, data)
         return data
@@ -162,7 +162,7 @@ def _read_header(loader: Any) -> tuple[dict[str, Any], int]:
     size = measure(loader)
     if size < 8:
         raise ModelError(f"The file has {size} bytes, which is no program: expected a header of safetensors.")
-    length = int.from_bytes(bring_bytes(fetch(loader, 0, 8)), "little")
+    length = int.from_bytes(read_view(fetch(loader, 0, 8)), "little")
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         raise ModelError(
             f"The file is no program, or was cut: its header would take {length} bytes of {size}, expected at most "
@@ -242,7 +242,7 @@ def _align(view: memoryview) -> memoryview:
     room = np.empty(view.nbytes + 16, np.uint8)
     skip = -room.ctypes.data % 16
     copied = room[skip : skip + view.nbytes].data
-    copied[:] = bring_bytes(view)
+    copied[:] = read_view(view)
     return copied.toreadonly()
 
 

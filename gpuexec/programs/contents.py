@@ -1,4 +1,4 @@
-"""What a program file holds, as data: methods with their models, plans and cases, and code for devices.
+"""Contents of a program file as data: methods with their models, plans and cases, and kernels.
 
     Contents     = methods: {name: StoredMethod}, code, version, writer
     StoredMethod = model, plans: {target: Plan*}, cases, gaps
@@ -43,7 +43,7 @@ def check_allowed(name: str, number: Any) -> None:
 
 
 class Verification(Enum):
-    """What is checked of a program when it is read.
+    """Checks of a program when it is read.
 
     FULL: the hash of every part, and that graphs, plans and cases are whole. MINIMAL: the format, and that all sizes
     fit the file; for files whose content one vouches for.
@@ -55,7 +55,7 @@ class Verification(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far an output of a case may be off: ``|got - expected| <= atol + rtol * |expected|``, anywhere.
+    """Error allowed of an output of a case: ``|got - expected| <= atol + rtol * |expected|``, anywhere.
 
     ``reason`` says where the numbers come from: the tolerance class of the operators, or the user.
 
@@ -103,7 +103,7 @@ class StoredMethod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contents:
-    """What a program file holds; see the module docstring.
+    """Contents of a program file; see the module docstring.
 
     ``notes`` say what was found in a file and left aside, in whole sentences.
     """

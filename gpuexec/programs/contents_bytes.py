@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Kernel
-from gpuexec.conform import conforms
 from gpuexec.containers import describe
 from gpuexec.errors import InputError, ModelError
 from gpuexec.graphs import Array
-from gpuexec.mapped import bring, bring_bytes, bring_small, hash_content, view_bytes
+from gpuexec.mapped import hash_content, read_content, read_small_content, read_view, view_bytes
 from gpuexec.runtime.stored_code import StoredKernel
 from gpuexec.spec import STRING, check_size, dtype_row, is_container, is_host_object
+from gpuexec.validate import is_of_type
 
 ALIGNMENT = 256
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -37,7 +37,7 @@ def take(data: Any, key: str, kind: type, where: str) -> Any:
         ModelError: It is missing, or of another type.
     """
     value = data.get(key) if isinstance(data, dict) else None
-    if not conforms(value, kind):
+    if not is_of_type(value, kind):
         raise ModelError(f"{where} has no {key!r}, or one that is no {kind.__name__}.")
     return value
 
@@ -88,7 +88,11 @@ def _decode_strings(raw: bytes, shape: list[int]) -> Array:
         items = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"An array of strings can't be read: {error}") from error
-    if not conforms(items, list) or len(items) != math.prod(shape) or not all(isinstance(each, str) for each in items):
+    if (
+        not is_of_type(items, list)
+        or len(items) != math.prod(shape)
+        or not all(isinstance(each, str) for each in items)
+    ):
         raise ModelError(f"An array of strings is {str(items)[:60]!r}, expected {math.prod(shape)} texts.")
     array = np.array(items, STRING).reshape(shape)
     array.flags.writeable = False
@@ -101,12 +105,12 @@ def decode_array(row: Any, weights: memoryview, is_full: bool) -> Array:
     Raises:
         ModelError: The row is of another form, or outside the weights.
     """
-    has_size = conforms(row, list) and len(row) == 4 and row[0] == "string"  # strings say how long they are
-    if not conforms(row, list) or len(row) != 3 + has_size:
+    has_size = is_of_type(row, list) and len(row) == 4 and row[0] == "string"  # strings say how long they are
+    if not is_of_type(row, list) or len(row) != 3 + has_size:
         raise ModelError(f"An array is {str(row)[:60]!r}, expected [dtype, shape, offset].")
     name, shape, offset, *size = row
     if not (
-        isinstance(name, str) and isinstance(shape, list) and all(conforms(n, int) for n in (*shape, offset, *size))
+        isinstance(name, str) and isinstance(shape, list) and all(is_of_type(n, int) for n in (*shape, offset, *size))
     ):
         raise ModelError(f"An array is {str(row)[:60]!r}, expected [dtype, shape, offset].")
     try:
@@ -120,9 +124,9 @@ def decode_array(row: Any, weights: memoryview, is_full: bool) -> Array:
     if offset < 0 or nbytes < 0 or offset % ALIGNMENT or offset + nbytes > weights.nbytes:
         raise ModelError(f"An array of {nbytes} bytes at {offset} is outside the {weights.nbytes} of the weights.")
     if has_size:
-        return _decode_strings(bytes(bring_bytes(weights[offset : offset + nbytes])), shape)
+        return _decode_strings(bytes(read_view(weights[offset : offset + nbytes])), shape)
     raw = np.frombuffer(weights, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
-    raw = bring(raw) if dtype == np.bool_ else bring_small(raw)
+    raw = read_content(raw) if dtype == np.bool_ else read_small_content(raw)
     if is_full and dtype == np.bool_ and nbytes and int(raw.max()) > 1:
         raise ModelError(f"An array of bool at {offset} has bytes other than 0 and 1.")
     array = raw.view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""The contents of a program as JSON and bytes, and back.
+"""Contents of a program as JSON and bytes, and back.
 
     {"format": [major, minor], "writer": ..., "plans": form of plans, "arrays": [[dtype, shape, offset]],
      "methods": {name: ...}, "code": [...]}
@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.conform import conforms
 from gpuexec.errors import GpuexecError, ModelError, PlanError, locate
 from gpuexec.graph_json import decode_graph, encode_graph, is_dim
 from gpuexec.graphs import Array, Graph, check
 from gpuexec.importer.load import ImportedModel
-from gpuexec.memories import Memory, make_memory
 from gpuexec.model import Model
 from gpuexec.ops.control import check_arity
 from gpuexec.passes import AT_LOAD, AT_PLAN
@@ -33,6 +31,8 @@ from gpuexec.programs.contents import FORMAT, Allowance, Bound, Contents, Stored
 from gpuexec.programs.contents_bytes import ALIGNMENT, ArrayStore, decode_array, decode_kernel, encode_kernel, pad, take
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.spec import UNKNOWN
+from gpuexec.state_spec import Memory, make_memory
+from gpuexec.validate import is_of_type
 
 _MEMORY = {"input": str, "output": str, "axis": int | None, "capacity": int | None, "is_implicit": bool}
 _INFO = {
@@ -143,7 +143,7 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
     described = take(data, "info", dict, "It")
     info = {key: take(described, key, kind, "Its description") for key, kind in _INFO.items()}
     for key, kind in (("opsets", int), ("metadata", str), ("operators", int)):
-        if not all(conforms(value, kind) for value in info[key].values()):
+        if not all(is_of_type(value, kind) for value in info[key].values()):
             raise ModelError(f"What its description says of {key} is no {kind.__name__}.")
     dims = {name: _decode_bound(bound) for name, bound in take(data, "dims", dict, "It").items()}
     check_declared(graph, dims)
@@ -167,7 +167,7 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
 
 
 def _decode_memory(row: Any, graph: Graph, dims: Mapping[str, Bound]) -> Memory:
-    if not isinstance(row, dict) or not all(conforms(row.get(key), hint) for key, hint in _MEMORY.items()):
+    if not isinstance(row, dict) or not all(is_of_type(row.get(key), hint) for key, hint in _MEMORY.items()):
         raise ModelError(f"A memory is {str(row)[:80]}, expected its input, output, axis and capacity.")
     inputs, outputs = ({value.name: value for value in values} for values in (graph.inputs, graph.outputs))
     name, output, axis, capacity = row["input"], row["output"], row["axis"], row["capacity"]
@@ -205,7 +205,7 @@ def _encode_bound(bound: Bound) -> Any:
 
 def _decode_bound(bound: Any) -> Bound:
     low, high = bound if isinstance(bound, list) and len(bound) == 2 else (bound, bound)
-    if conforms(low, int) and conforms(high, int) and 0 <= low <= high < 2**63:
+    if is_of_type(low, int) and is_of_type(high, int) and 0 <= low <= high < 2**63:
         return (low, high) if isinstance(bound, list) else int(bound)
     raise ModelError(f"{str(bound)[:60]!r} is no extent, nor a range of extents.")
 
@@ -230,7 +230,7 @@ def _decode_case(data: Any, model: Model, arrays: Sequence[Array]) -> StoredCase
     outputs = _pick_arrays(take(data, "outputs", dict, "A case"), made, arrays)
     allowances = {}
     for name, row in take(data, "allowances", dict, "A case").items():
-        if not (isinstance(row, list) and conforms(tuple(row), tuple[float, float, str])) or name not in outputs:
+        if not (isinstance(row, list) and is_of_type(tuple(row), tuple[float, float, str])) or name not in outputs:
             raise ModelError(f"What a case allows of {name!r} is {str(row)[:60]!r}, expected [rtol, atol, reason].")
         allowances[name] = Allowance(float(row[0]), float(row[1]), row[2])
     if inputs.keys() != given.keys() or allowances.keys() != outputs.keys() or not outputs:
@@ -242,7 +242,7 @@ def _pick_arrays(
     numbers: Mapping[str, Any], ports: Mapping[str, np.dtype[Any]], arrays: Sequence[Array]
 ) -> dict[str, Array]:
     for name, number in numbers.items():
-        if name not in ports or not conforms(number, int) or not 0 <= number < len(arrays):
+        if name not in ports or not is_of_type(number, int) or not 0 <= number < len(arrays):
             raise ModelError(f"A case names {name!r}, which is none of the model's, or an array that is not there.")
         if ports[name] not in (UNKNOWN, arrays[number].dtype):
             raise ModelError(f"A case has {name!r} as {arrays[number].dtype}, the model as {ports[name]}.", value=name)

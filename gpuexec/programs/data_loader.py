@@ -1,4 +1,4 @@
-"""Where the bytes of a program come from: files, mapped files, memory, file objects, or a loader of one's own.
+"""Data loaders: a program's bytes from files, mapped files, memory, file objects, or a loader of the user.
 
 A loader answers three questions, from any thread: ``size()``, ``load(offset, size)`` and ``load_into(offset, size,
 buffer)``.
@@ -47,7 +47,7 @@ class DataLoader(ABC):
         """Return how many bytes there are."""
 
     def close(self) -> None:  # noqa: B027  (not every loader has something to close)
-        """Let go of what lies behind it; loading raises afterwards."""
+        """Close the source; loading raises afterwards."""
 
     def __enter__(self) -> DataLoader:
         return self
@@ -166,7 +166,7 @@ class BufferDataLoader(DataLoader):
         return self._size
 
     def close(self) -> None:
-        """Let go of the buffer."""
+        """Release the buffer."""
         self._view = None
 
 
@@ -216,7 +216,7 @@ class FileLikeDataLoader(DataLoader):
         return self._size
 
     def close(self) -> None:
-        """Let go of the file; it stays open."""
+        """Release the file, which stays open."""
         with self._lock:
             self._file = None
 

@@ -1,4 +1,4 @@
-"""Asking a loader, which may be a user's own, for bytes: what it gives is checked, what it raises is told.
+"""Checked reads from a data loader: sizes are verified, errors of the loader are named.
 
 Whoever implements a loader (`gpuexec.programs.data_loader`) need check nothing.
 """

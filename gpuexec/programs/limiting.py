@@ -1,4 +1,4 @@
-"""Graphs whose Loops end: for inputs that nobody chose, with which a Loop might go on for ever."""
+"""Loop limit of a graph: for made-up inputs, with which a Loop might never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Method's memory is made of, where its user says so: planned arenas, and allocators for the rest."""
+"""Memory manager of a Method: planned memory of the user, and allocators for the rest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.geometry import round_up
 from gpuexec.pickling import not_picklable
 from gpuexec.resources.fence import Fence
-from gpuexec.resources.frames import Count, Readers
+from gpuexec.resources.frames import Readers, SharedRunCount
 from gpuexec.results.arenas import make_bytes
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime.backend import Backend, BackendLike, BackendType, find_backend
 
 
 class Allocator(Protocol):
-    """What gives memory: anything with this method."""
+    """Memory allocator: anything with this method."""
 
     def allocate(self, nbytes: int) -> object:
         """Return at least so many bytes on the Method's device, from a multiple of 16 on.
@@ -97,7 +97,7 @@ class BumpAllocator:
 
 
 class Sharing:
-    """What all Methods over the same memory share: how many runs began there, who uses it now, and who did last.
+    """Shared state of Methods over the same memory: the run count, the present user, and the last.
 
     Attributes:
         count: Of runs; a new one makes all outputs stale.
@@ -106,7 +106,7 @@ class Sharing:
     """
 
     def __init__(self) -> None:
-        self.count = Count()
+        self.count = SharedRunCount()
         self.stepping: object | None = None
         self.use: Fence | None = None
         self._readers: Readers | None = None
@@ -121,7 +121,7 @@ class Sharing:
             return self._readers
 
     def enter(self, user: object) -> int:
-        """Say who writes to the memory from now on; return how often that has changed."""
+        """Set the present user of the memory; return how often it has changed."""
         with self._lock:
             self._changes += user is not self._last
             self._last = user
@@ -154,7 +154,7 @@ class HierarchicalAllocator:
 
 
 class MemoryManager:
-    """Whose memory a Method uses.
+    """Memory of a Method: planned, for state, and for what is temporary.
 
     Args:
         method_allocator: Gives what the Method keeps and is not planned: outputs that are not, room for inputs that are

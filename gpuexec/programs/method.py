@@ -1,4 +1,4 @@
-"""The Method: a model loaded for people who own its memory. Made by `Program.load_method`."""
+"""Method: a model loaded into memory that its user owns. Made by `Program.load_method`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from gpuexec.editing.weights import WeightSource
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, StateError
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.model import Model, check_process
 from gpuexec.pickling import not_picklable
 from gpuexec.profiling.profiler import Profiler
@@ -22,7 +22,7 @@ from gpuexec.programs.method_storage import MethodClaims, MethodMemory, check_me
 from gpuexec.programs.slot_binder import SlotBinder
 from gpuexec.progress import Tell
 from gpuexec.resources.caller_stream import open_stream
-from gpuexec.resources.entrance import is_interrupt
+from gpuexec.resources.exclusive_caller import is_interrupt
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.results.given import ArrayLike, Inputs
 from gpuexec.results.outputs import Outputs
@@ -70,7 +70,7 @@ class Method(Setting):
             self._claims.release()
             raise
         self._engine.profiler = profiler
-        self._engine.site.listener.tell = progress
+        self._engine.planning.listener.tell = progress
         assert isinstance(self._engine.binder, SlotBinder)
         self._inputs, self._frame = self._engine.binder.inputs, self._engine.frames[0]
         self._planned = {port.name: self._frame.given(port.name) for port in model.outputs}
@@ -92,7 +92,7 @@ class Method(Setting):
 
     @property
     def method_meta(self) -> MethodMeta:
-        """What the method takes, gives and needs."""
+        """Description of the method."""
         return self._meta
 
     # ---- weights
@@ -172,7 +172,7 @@ class Method(Setting):
         return self._steps.advance(self)
 
     def reset(self) -> None:
-        """Give up the steps of a run, if it is in the middle of them, and begin anew; legal at any time."""
+        """Cancel the steps of the present run, if there are any, and begin anew; legal at any time."""
         with self._engine.entering():
             self._steps.is_over = False
             if self._steps.is_open and self._run is not None:
@@ -210,7 +210,7 @@ class Method(Setting):
 
     @property
     def state(self) -> State:
-        """What the memories hold between runs; Methods of one device may go on from the same."""
+        """State of the memories between runs; Methods of one device may share one."""
         self._engine.check_open()
         return self._engine.states.state
 
@@ -233,13 +233,13 @@ class Method(Setting):
             return self.state.get(name)
         for value, array in self._model.graph.constants.items():
             if value.name == name:
-                view = bring(array).view()
+                view = read_content(array).view()
                 view.flags.writeable = False
                 return view
         raise InputError(f"Method {self._meta.name!r} has no attribute {name!r}.", value=name)
 
     def set_attribute(self, name: str, value: ArrayLike) -> None:
-        """Let a memory hold an array from now on, which is copied.
+        """Set a memory to a copy of an array.
 
         Raises:
             InputError: There is no memory of that name, or the array does not fit.

@@ -1,4 +1,4 @@
-"""The inputs of a Method: each has a place of its own, is taken at once, and stays set until it is replaced."""
+"""Inputs of a Method: each has its own place, is taken at once, and stays set until it is replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, StaleError
 from gpuexec.programs.memory_manager import Sharing
-from gpuexec.programs.method_places import Places
+from gpuexec.programs.method_places import InputPlaces
 from gpuexec.programs.slot_marks import SlotMarks
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.syncs import SyncLog
@@ -17,14 +17,14 @@ from gpuexec.results.arenas import view_region, wrap_region
 from gpuexec.results.tensor import Tensor
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream, begin_host_write
+from gpuexec.runtime.device import MemoryBlock, Region, Stream, begin_host_write
 from gpuexec.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 
 
 class MethodInputs:
-    """Knows what the inputs are set to, where that lies, and which run used it last.
+    """The values that inputs are set to, their memory, and the run that used each last.
 
     What is set from the host is copied at once: into its window, or into pinned memory lent by the device where nothing
     is planned. ``kept`` is what each input is set to.
@@ -42,13 +42,13 @@ class MethodInputs:
         backend: Backend,
         stream: Stream,
         syncs: SyncLog,
-        places: Places,
+        places: InputPlaces,
         sharing: Sharing | None,
     ) -> None:
         self.backend, self.stream, self.syncs = backend, stream, syncs
         self.places, self._sharing = places, sharing
         self.kept: dict[str, GivenInput] = {}
-        self._blocks: dict[str, Memory] = {}
+        self._blocks: dict[str, MemoryBlock] = {}
         # The last run that uses what an input was set to.
         self._uses: dict[str, Fence] = {}
         self._marks = SlotMarks(places, sharing)
@@ -86,7 +86,7 @@ class MethodInputs:
             raise InputError(f"{what} overlaps the memory of an input that stays set; give each bytes of its own.")
 
     def clear(self) -> None:
-        """Give back what is held; the caller has waited for all runs."""
+        """Free all memory; the caller has waited for all runs."""
         for name in list(self._blocks):
             self.backend.staging.give_back(self._blocks.pop(name))
         self.places.clear()
@@ -96,7 +96,7 @@ class MethodInputs:
     # ---- what a run does with them
 
     def enter(self) -> None:
-        """Say that a run uses the slots from here now.
+        """Note that a run of this Method uses the slots now.
 
         Raises:
             StaleError: Another Method has used slots since they were written; those inputs are no longer set.
@@ -117,7 +117,7 @@ class MethodInputs:
             self._sharing.use = run
 
     def keep(self, name: str, region: Region, spec: TensorSpec, written: Fence | None = None) -> Tensor:
-        """Let an input stay set to bytes on the device that no run will write, there once ``written`` is done."""
+        """Keep an input set to device bytes that no run will write, valid once ``written`` is done."""
         tensor = wrap_region(self.backend, region, spec, name, self.stream, written)
         content = tensor._content
         self.kept[name] = DeviceArray(content.place, tensor, content.fence, content.lease.readers)

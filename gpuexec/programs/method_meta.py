@@ -1,4 +1,4 @@
-"""What a method takes, gives and needs, told before it is loaded."""
+"""Description of a method before it is loaded: inputs, outputs, memory needs."""
 
 from __future__ import annotations
 
@@ -104,17 +104,17 @@ class MethodMeta:
 
     @property
     def num_inputs(self) -> int:
-        """How many inputs there are."""
+        """Number of inputs."""
         return len(self._model.inputs)
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs there are."""
+        """Number of outputs."""
         return len(self._model.outputs)
 
     @property
     def num_attributes(self) -> int:
-        """How many tensors outlive a run: those of the state."""
+        """Number of tensors that outlive a run: those of the state."""
         return len(self._model.memories)
 
     def input_tag(self, index: int) -> str:
@@ -160,7 +160,7 @@ class MethodMeta:
 
     @property
     def num_memory_planned_buffers(self) -> int:
-        """How many blocks of memory there are to give."""
+        """Number of planned memory blocks."""
         return len(self._buffers)
 
     @property
@@ -186,7 +186,7 @@ class MethodMeta:
 
     @property
     def _has_planned_inputs(self) -> bool:
-        """Whether inputs lie in planned memory, be it of no bytes."""
+        """True where inputs lie in planned memory, even of no bytes."""
         return self._planned_inputs and self._plan.has_bounds
 
     @property
@@ -206,7 +206,7 @@ class MethodMeta:
 
     @property
     def num_instructions(self) -> int:
-        """How many commands it begins with at the upper bounds; 0 where no plan is known yet."""
+        """Number of commands of the first plan at the upper bounds; 0 where no plan is known yet."""
         return 0 if self._plan.plan is None else len(self._plan.plan.segment.commands)
 
     @property

@@ -1,4 +1,4 @@
-"""Memory of the user's that an output of a Method is written to."""
+"""Output memory of the user: the buffers a Method's outputs are written to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the inputs of a Method lie on its device: in planned memory, or in what an allocator gives."""
+"""Device memory of the inputs of a Method: planned, or from an allocator."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuexec.resources.memory import Allocate
-from gpuexec.runtime.device import Memory, Region
+from gpuexec.runtime.device import MemoryBlock, Region
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class InputSlot:
     """Planned memory of an input: on the device, and on the host, where it is copied first (the same on a CPU)."""
 
     place: Region
     window: Region
 
 
-class Places:
+class InputPlaces:
     """Has a place for each input that needs one, as large as its largest content so far.
 
     Args:
@@ -25,16 +25,16 @@ class Places:
         slots: Planned memory by input.
     """
 
-    def __init__(self, allocate: Allocate, slots: Mapping[str, Slot]) -> None:
+    def __init__(self, allocate: Allocate, slots: Mapping[str, InputSlot]) -> None:
         self._allocate, self._slots = allocate, dict(slots)
-        self._blocks: dict[str, Memory] = {}
+        self._blocks: dict[str, MemoryBlock] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
         return sum(slot.place.nbytes for slot in self._slots.values()) + sum(b.nbytes for b in self._blocks.values())
 
-    def find_slot(self, name: str) -> Slot | None:
+    def find_slot(self, name: str) -> InputSlot | None:
         """Return the planned memory of an input, if there is some."""
         return self._slots.get(name)
 
@@ -58,10 +58,10 @@ class Places:
         return any(first < each.address + each.nbytes and each.address < last for each in self._blocks.values())
 
     def give_back(self) -> None:
-        """Let go of all that is not planned: it comes back as large as it has to be."""
+        """Free memory that is not planned; it is allocated anew as large as needed."""
         self._blocks.clear()
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Free all memory."""
         self._blocks.clear()
         self._slots.clear()

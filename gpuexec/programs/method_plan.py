@@ -1,4 +1,4 @@
-"""What a method needs on a device, found out without the device: its plan at the upper bounds, and its gaps."""
+"""Memory plan of a method, made without its device: the plan at the upper bounds, and its gaps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 from gpuexec.errors import GpuexecError, StateError
 from gpuexec.graphs import Graph
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.plan import Plan
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.caches import Cache, find_caches
-from gpuexec.planner.cut import Cut
-from gpuexec.planner.cutter import find_cut
+from gpuexec.planner.partition import Partition
+from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
 from gpuexec.programs.bounds import Bounds, find_bounds
 from gpuexec.programs.method_state import MemoryNeed, find_need
 from gpuexec.running.restoring import restore
 from gpuexec.spec import TensorSpec
-from gpuexec.starts import find_starts
 from gpuexec.target import Target
 
 
@@ -56,7 +56,7 @@ class MethodPlan:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether every input has them."""
+        """True where every input has bounds."""
         return all(each.largest is not None for each in self.bounds)
 
 
@@ -81,16 +81,16 @@ def plan_method(model: Model, target: Target) -> MethodPlan:
     except StateError as error:
         return MethodPlan(bounds, None, unknown, (str(error),), calls)
     specs = {value: largest[value.name] for value in model.graph.inputs}
-    cut = find_cut(model.graph, specs, target)
-    gaps = _list_gaps(cut)
-    calls = tuple(str(node) for node in cut.host_calls) or (calls if gaps else ())
-    foreseen = {**(cut.bounds or {}), **(cut.foreseen or {})}
+    partition = find_partition(model.graph, specs, target)
+    gaps = _list_gaps(partition)
+    calls = tuple(str(node) for node in partition.host_calls) or (calls if gaps else ())
+    foreseen = {**(partition.bounds or {}), **(partition.foreseen or {})}
     needs = {value.name: OutputNeed(spec, None) for value, spec in foreseen.items()}
     plan = None
-    if cut.ready is not None:
-        given = {value.name: specs[value] for value in cut.ready.inputs}
-        plan = _plan(model, cut.ready, given, target, grows=cut.ready is model.graph)
-        for value, port in zip(cut.ready.outputs, plan.outputs, strict=True):
+    if partition.ready is not None:
+        given = {value.name: specs[value] for value in partition.ready.inputs}
+        plan = _plan(model, partition.ready, given, target, grows=partition.ready is model.graph)
+        for value, port in zip(partition.ready.outputs, plan.outputs, strict=True):
             assert port.buffer is not None
             needs[value.name] = OutputNeed(port.spec, plan.buffers[port.buffer].nbytes)
     outputs = tuple(needs.get(port.name, OutputNeed(None, None)) for port in model.outputs)
@@ -108,7 +108,7 @@ def _fill_memories(model: Model, inputs: Mapping[str, TensorSpec]) -> dict[str, 
 
     How many rows a run adds only the graph knows; it is the extent of some input.
     """
-    starts = find_starts(model.graph, model.memories, model.dims, inputs)
+    starts = find_initial_specs(model.graph, model.memories, model.dims, inputs)
     caches = {value.name: cache for value, cache in find_caches(model.graph).items()}
     extents = sorted({extent for spec in inputs.values() for extent in spec.shape}, reverse=True)
     # Where no extent is that of the rows, one row in memory will do: from there the plan is laid out for all.
@@ -148,12 +148,12 @@ def _plan(model: Model, graph: Graph, given: Mapping[str, TensorSpec], target: T
     return plan_graph(planned, given, target, model.dims, grows=grows).plan
 
 
-def _list_gaps(cut: Cut) -> tuple[str, ...]:
-    """Say what keeps a method from being one plan."""
-    gaps = [f"{read.reader} reads {read.value} on the host ({read.role})" for read in cut.reads]
-    gaps += [f"{node} has no kernel here and runs on the host" for node in cut.host_calls]
-    if cut.repeat is not None:
-        gaps.append(f"{cut.repeat} runs its body trip by trip")
-    if not gaps and (cut.rest is not None or cut.host_nodes):
+def _list_gaps(partition: Partition) -> tuple[str, ...]:
+    """List the reasons why a method is not one plan."""
+    gaps = [f"{read.reader} reads {read.value} on the host ({read.role})" for read in partition.reads]
+    gaps += [f"{node} has no kernel here and runs on the host" for node in partition.host_calls]
+    if partition.repeat is not None:
+        gaps.append(f"{partition.repeat} runs its body trip by trip")
+    if not gaps and (partition.rest is not None or partition.host_nodes):
         gaps.append("what follows the first plan is planned in the run")
     return tuple(gaps)

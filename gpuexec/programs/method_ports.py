@@ -1,4 +1,4 @@
-"""Which input or output of a method a caller means: by index or name, and the index first."""
+"""Inputs and outputs of a method by index or name; the index goes first."""
 
 from __future__ import annotations
 

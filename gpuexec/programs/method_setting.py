@@ -1,4 +1,4 @@
-"""What is set of a Method before it runs, and stays: its inputs, and memory of the user's for its outputs."""
+"""Settings of a Method before it runs: its inputs, and the user's memory for its outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from gpuexec.engine import Engine
 from gpuexec.errors import InputError, OutOfMemoryError
-from gpuexec.memories import Memory, check_held
 from gpuexec.model import Model
 from gpuexec.ports import ModelPort
 from gpuexec.programs.bounds import Bounds
@@ -25,10 +24,11 @@ from gpuexec.running.inputs import GivenInput, HostArray, check_ports
 from gpuexec.running.lists import split_inputs
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec
+from gpuexec.state_spec import Memory, check_held
 
 
 class Setting:
-    """Sets inputs and outputs of an engine's runs. ``_once`` is what the next run starts from in place of the state."""
+    """Sets inputs and outputs of an engine's runs. ``_once`` are contents of memories for the next run alone."""
 
     _engine: Engine
     _model: Model
@@ -104,7 +104,7 @@ class Setting:
             return self._inputs.lend(port.name, spec)
 
     def set_output(self, index: Key, array: ArrayLike | None) -> None:
-        """Let an output be written to memory of the user's from the next run on; None: where it was before.
+        """Write an output to memory of the user's from the next run on; None: to its own memory again.
 
         Args:
             index: Its index or name.
@@ -150,7 +150,7 @@ class Setting:
                     once[memory.input] = self._accept_memory(memory, value)
                     continue
                 port = self._find_input(index)
-                item = self._engine.acceptor.accept_one(port, value, copy=copy)
+                item = self._engine.input_reader.accept_one(port, value, copy=copy)
                 self._bounds[port.name].check(item.spec)
                 if port.name in accepted:
                     raise InputError(f"Input {port.name!r} is given twice, by index and by name.", value=port.name)
@@ -164,7 +164,7 @@ class Setting:
     def _accept_memory(self, memory: Memory, value: object) -> object:
         """Return what the next run starts from in place of the state."""
         port = next(port for port in self._model.ports if port.name == memory.input)
-        item = self._engine.acceptor.accept_one(port, value, copy=True)
+        item = self._engine.input_reader.accept_one(port, value, copy=True)
         check_held(memory, item.spec)
         return item.array.copy() if isinstance(item, HostArray) and item.array is not None else value
 

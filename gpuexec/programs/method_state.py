@@ -1,4 +1,4 @@
-"""Planned memory of what outlives a run: how much a method's memories need, and how it is given out."""
+"""Planned memory for state: the bytes that memories need, and blocks given out for them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import threading
 from dataclasses import dataclass
 
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.memories import Memory
 from gpuexec.resources.claims import Claim
 from gpuexec.resources.memory import Allocate
 from gpuexec.resources.pool import ExchangePool
-from gpuexec.runtime.device import ByteArray, Region, align
-from gpuexec.runtime.device import Memory as DeviceMemory
+from gpuexec.runtime.device import ByteArray, MemoryBlock, Region, align
 from gpuexec.spec import TensorSpec
+from gpuexec.state_spec import Memory
 
 # What a run starts from, what it leaves, and what one before it left, which is kept until the next is sure.
 _SWAPPED = 3
@@ -69,7 +68,7 @@ class StateBlocks:
         # Free ranges [first, last), in order and apart.
         self._free = [(0, region.nbytes)]
 
-    def allocate(self, nbytes: int) -> DeviceMemory:
+    def allocate(self, nbytes: int) -> MemoryBlock:
         """Return memory that lives as long as somebody holds it."""
         size = _align(nbytes)
         with self._lock:
@@ -99,7 +98,7 @@ class StateBlocks:
             self._release()
 
     def close(self) -> None:
-        """Let go of the block as soon as nobody holds a part of it."""
+        """Release the block once no part of it is held."""
         with self._lock:
             self._is_closed = True
             self._release()
@@ -124,7 +123,7 @@ class _Block:
         self.address, self.array = blocks.view(first, nbytes)
 
     def free(self) -> None:
-        """Give the bytes back. Twice is harmless."""
+        """Free the bytes. Twice is harmless."""
         blocks, self._blocks = self._blocks, None
         if blocks is not None:
             blocks.take_back(self._first, self.nbytes)

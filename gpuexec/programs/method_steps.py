@@ -1,4 +1,4 @@
-"""The steps of a Method's run: taken one by one, by one caller, and by one Method of those that share memory."""
+"""Steps of a Method's run: by one caller, and by one Method of those that share memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuexec.running.run import Step
 
 
 class Steps:
-    """Where a Method is in the steps of a run, if it is in the middle of them.
+    """Steps of a Method's run, if it is in the middle of them.
 
     Args:
         sharing: What is shared with Methods over the same memory.
@@ -26,7 +26,7 @@ class Steps:
 
     @property
     def is_open(self) -> bool:
-        """Whether a run is in the middle of its steps."""
+        """True while a run is in the middle of its steps."""
         return self._steps is not None
 
     def begin(self, user: object, steps: Iterator[tuple[Step, int]]) -> None:
@@ -64,7 +64,7 @@ class Steps:
         return found[0]
 
     def end(self, user: object) -> None:
-        """Be in the middle of no steps."""
+        """End the steps of the present run."""
         self._steps = None
         if self._sharing is not None and self._sharing.stepping is user:
             self._sharing.stepping = None

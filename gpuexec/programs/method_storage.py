@@ -1,4 +1,4 @@
-"""The memory of a Method: the user's where planned, what an allocator gives for the rest, or its own."""
+"""Storage of a Method: planned memory of the user, allocators for the rest, or its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpuexec.programs.bounds import Bounds
 from gpuexec.programs.memory_manager import HierarchicalAllocator, MemoryManager
 from gpuexec.programs.method_inputs import MethodInputs
 from gpuexec.programs.method_meta import ACTIVATIONS, INPUTS, OUTPUTS, PURPOSES, STAGING, STATE, MethodMeta
-from gpuexec.programs.method_places import Places, Slot
+from gpuexec.programs.method_places import InputPlaces, InputSlot
 from gpuexec.programs.method_state import StateBlocks
 from gpuexec.programs.slot_binder import SlotBinder
 from gpuexec.resources.claims import Claim, claim, claim_part
-from gpuexec.resources.frames import Frame, Turns
+from gpuexec.resources.frames import Frame, RunCounter
 from gpuexec.resources.memory import Allocate, Arena, BorrowedMemory
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
@@ -23,12 +23,12 @@ from gpuexec.results.arenas import allocate_by, refuse_by, take_memory
 from gpuexec.running.memory_limit import MemoryLimit
 from gpuexec.running.storage import OpenStorage, Storage
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.device import MemoryBlock, Region, Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MethodMemory:
-    """What a Method runs in.
+    """Memory that a Method runs in.
 
     Attributes:
         planned: Blocks for the planned buffers; None: it has its own, which grows where it must.
@@ -65,7 +65,7 @@ def check_memory(meta: MethodMeta, memory: MethodMemory) -> None:
 
 
 class MethodClaims:
-    """What a Method has claimed of the user's memory; it is the Method's until it is closed."""
+    """Claims of a Method on the user's memory, held until it is closed."""
 
     def __init__(self) -> None:
         self._claims: list[Claim] = []
@@ -89,7 +89,7 @@ class MethodClaims:
             each.check_apart(region.address, region.nbytes, what)
 
     def release(self) -> None:
-        """Let others use the memory; that of state once nobody goes on from it."""
+        """Release the claims; that of the state once no state uses it."""
         for each in self._claims:
             each.release()
         self._claims.clear()
@@ -100,7 +100,7 @@ class MethodClaims:
 def open_method_storage(
     meta: MethodMeta, bounds: tuple[Bounds, ...], memory: MethodMemory, claims: MethodClaims
 ) -> OpenStorage:
-    """Return what opens the storage of a Method, and claims the user's memory.
+    """Return a function that opens the storage of a Method and claims the user's memory.
 
     Raises, when it is called:
         InputError: A block is too small, lies elsewhere, can't be used, or overlaps what is in use.
@@ -126,14 +126,14 @@ def open_method_storage(
         for index, region in _outputs(meta, blocks):
             frame.give(meta.output_tensor_meta(index).name, region)
         shared_inputs = sharing if planned is not None and planned._shares_inputs else None
-        places = Places(kept, _slots(meta, bounds, blocks))
+        places = InputPlaces(kept, _slots(meta, bounds, blocks))
         binder = SlotBinder(MethodInputs(backend, stream, syncs, places, shared_inputs))
         storage = Storage(
             Arena(backend, more, blocks.get(ACTIVATIONS)),
             (frame,),
             ExchangePool(backend, stream, temp),
             binder,
-            Turns(backend, syncs, None if sharing is None else sharing.count, owner="Method"),
+            RunCounter(backend, syncs, None if sharing is None else sharing.count, owner="Method"),
             limit,
             is_exact=planned is not None,
         )
@@ -144,7 +144,7 @@ def open_method_storage(
     return open_storage
 
 
-def planned_output(meta: MethodMeta, index: int, memory: Memory | None) -> Region | None:
+def planned_output(meta: MethodMeta, index: int, memory: MemoryBlock | None) -> Region | None:
     """Return where an output lies in the block planned for outputs; None where it is not planned."""
     offset, tensor = meta._output_offsets[index], meta.output_tensor_meta(index)
     if memory is None or offset is None or not tensor.is_memory_planned:
@@ -162,9 +162,9 @@ def _choose(allocator: object, name: str, backend: Backend, stream: Stream, is_w
 
 def _take_blocks(
     meta: MethodMeta, planned: HierarchicalAllocator, backend: Backend, stream: Stream, claims: MethodClaims
-) -> dict[int, Memory]:
+) -> dict[int, MemoryBlock]:
     """Return the memory of each planned buffer but that of state; one without bytes has no address."""
-    blocks: dict[int, Memory] = {}
+    blocks: dict[int, MemoryBlock] = {}
     buffers = meta.memory_planned_buffers
     for index in (ACTIVATIONS, INPUTS, OUTPUTS, STAGING):
         nbytes = buffers[index].nbytes if index < len(buffers) else 0
@@ -180,14 +180,14 @@ def _take_blocks(
 
 def _take_state(
     meta: MethodMeta, planned: HierarchicalAllocator | None, backend: Backend, stream: Stream
-) -> tuple[Memory, Claim] | None:
+) -> tuple[MemoryBlock, Claim] | None:
     """Return the part of the block for state that is this Method's alone; None where it needs none."""
     buffers, what = meta.memory_planned_buffers, _describe(meta, STATE)
     nbytes = buffers[STATE].nbytes if len(buffers) > STATE else 0
     if planned is None or not nbytes:
         return None
     # Parts of the block may be held for readbacks that are through.
-    backend.keeper.prune()
+    backend.deferred_free.prune()
     found = take_memory(planned._buffers[STATE], backend, stream, nbytes, what, is_host=False, takes_all=True)
     part = claim_part(found.address, found.nbytes, nbytes, what)
     start = part.address - found.address
@@ -199,21 +199,21 @@ def _describe(meta: MethodMeta, index: int) -> str:
     return f"Planned buffer {index} ({PURPOSES[index]}) of method {meta.name!r}"
 
 
-def _outputs(meta: MethodMeta, blocks: dict[int, Memory]) -> list[tuple[int, Region]]:
+def _outputs(meta: MethodMeta, blocks: dict[int, MemoryBlock]) -> list[tuple[int, Region]]:
     rows = [(index, planned_output(meta, index, blocks.get(OUTPUTS))) for index in range(meta.num_outputs)]
     return [(index, region) for index, region in rows if region is not None]
 
 
-def _slots(meta: MethodMeta, bounds: tuple[Bounds, ...], blocks: dict[int, Memory]) -> dict[str, Slot]:
+def _slots(meta: MethodMeta, bounds: tuple[Bounds, ...], blocks: dict[int, MemoryBlock]) -> dict[str, InputSlot]:
     places, windows = blocks.get(INPUTS), blocks.get(STAGING, blocks.get(INPUTS))
     slots = {}
     for each, offset in zip(bounds, meta._input_offsets, strict=True):
         if places is not None and windows is not None and offset is not None and each.largest is not None:
             nbytes = each.largest.nbytes
-            slots[each.name] = Slot(Region(places, offset, nbytes), Region(windows, offset, nbytes))
+            slots[each.name] = InputSlot(Region(places, offset, nbytes), Region(windows, offset, nbytes))
     state = blocks.get(STATE)
     if state is not None:
         for name, (start, nbytes) in meta._state_places.items():
             place = Region(state, start, nbytes)
-            slots[name] = Slot(place, place)
+            slots[name] = InputSlot(place, place)
     return slots

@@ -1,4 +1,4 @@
-"""The Module: a Program's methods the easy way, loaded when they are first used."""
+"""Module: the methods of a program, each loaded at its first use."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Module:
         self.load_method(method).set_inputs(inputs)
 
     def set_output(self, index: Key, array: ArrayLike | None, method: str = FORWARD) -> None:
-        """Let an output be written to memory of the user's; see `Method.set_output`."""
+        """Write an output to memory of the user's; see `Method.set_output`."""
         self.load_method(method).set_output(index, array)
 
     def get_output(self, index: Key = 0, method: str = FORWARD, *, clone: bool = True) -> Any:

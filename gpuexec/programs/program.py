@@ -1,4 +1,4 @@
-"""The Program: one or more methods in one piece, immutable, shared by any number of Methods on any thread."""
+"""Program: one or more methods in one piece, immutable, shared by Methods on any thread."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Program:
 
     @property
     def contents(self) -> Contents:
-        """What the program holds, as data."""
+        """Contents of the program, as data."""
         return self._contents
 
     @property

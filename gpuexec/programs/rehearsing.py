@@ -1,8 +1,8 @@
-"""A method followed part by part without its device, so that the kernels of later parts are known beforehand.
+"""Rehearsal of a method without its device: finds the kernels of every subgraph.
 
-A run plans a part when it gets there, since what it plans follows from content. Here NumPy computes what the device
-would, the cuts and plans are those of a run (`gpuexec.running.part`), and nothing is recorded. The choice of a kernel
-depends on dtypes, ranks and attributes, never on extents, so following a method once tells the kernels of all sizes.
+A run plans a subgraph when it gets there, since its plan depends on content. Here NumPy computes what the device
+would, the partitions and plans are those of a run (`gpuexec.running.subgraph`), and nothing is recorded. The choice of
+a kernel depends on dtypes, ranks and attributes, never on extents, so one dry run tells the kernels of all sizes.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from gpuexec.command import Kernel
 from gpuexec.containers import make_blank
 from gpuexec.errors import GpuexecError, UnsupportedError
 from gpuexec.graphs import Array
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
-from gpuexec.programs.following import Env, Follower, Known, Memo
-from gpuexec.programs.turning import Ifs
+from gpuexec.programs.branch_variants import BranchVariants
+from gpuexec.programs.dry_run import DryRun, Known, Memo, RunValues
 from gpuexec.resources.memory import Arena
 from gpuexec.resources.weights import Weights
-from gpuexec.running.part import Part
-from gpuexec.running.site import Site
+from gpuexec.running.planning_context import PlanningContext
+from gpuexec.running.subgraph import Subgraph
 from gpuexec.runtime.backend import Backend, BackendType
 from gpuexec.runtime.tracer import TracerDevice
 from gpuexec.spec import TensorSpec, is_host_object
-from gpuexec.starts import find_starts
 from gpuexec.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What was found out: the kernels of all parts, and in whole sentences what could not be reached, and why."""
+    """Kernels of all subgraphs, and gaps: in whole sentences what could not be reached, and why."""
 
     kernels: tuple[Kernel, ...]
     gaps: tuple[str, ...]
 
 
 def rehearse(model: Model, target: Target, cases: Sequence[Mapping[str, Array]], memo: Memo | None = None) -> Rehearsal:
-    """Follow a model for a target, with inputs on the host and on the device, through every branch of its Ifs.
+    """Dry-run a model for a target, with inputs on the host and on the device, through every branch of its Ifs.
 
     Args:
         model: What to follow.
@@ -72,36 +72,36 @@ class _Rehearser:
         self._model, self._memo = model, memo
         # What is light work for the host is the device's where tensors are larger.
         self._sites = [
-            Site(model, backend, Weights(backend).enter(), Arena(backend), host_work=limit)
+            PlanningContext(model, backend, Weights(backend).enter(), Arena(backend), host_work=limit)
             for limit in (HOST_WORK_LIMIT, -1)
         ]
         self._cases = cases
-        self._ifs = Ifs(model.graph)
+        self._variants = BranchVariants(model.graph)
         self._seen: set[tuple[int, bool]] = set()
         self._gaps: dict[str, None] = {}
 
     def run(self) -> Rehearsal:
-        """Follow everything."""
+        """Run all cases and branches."""
         known: set[tuple[int, bool]] = set()
         left: list[tuple[frozenset[int], tuple[int, bool] | None]] = [(frozenset(), None)]
         while left:
-            turned, wanted = left.pop(0)
+            negated, wanted = left.pop(0)
             if wanted in known:
                 continue
             self._seen = set()
-            error = self._follow_cases(turned)
+            error = self._run_cases(negated)
             if error is not None:
                 self._note(error, wanted)
             if wanted is not None:
                 known.add(wanted)
             known |= self._seen
-            left += [(turned | {each}, (each, not side)) for each, side in sorted(self._seen)]
+            left += [(negated | {each}, (each, not side)) for each, side in sorted(self._seen)]
         reached = {each for each, _ in known}
-        missed = [self._ifs.name(number) for number in self._ifs.numbers if number not in reached]
+        missed = [self._variants.name(number) for number in self._variants.numbers if number not in reached]
         if missed:
             names = ", ".join(missed[:5]) + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
             self._gaps[f"The kernels of {names} are not in the file: nothing led there."] = None
-        plans = [plan for site in self._sites for plan in site.plans]
+        plans = [plan for planning in self._sites for plan in planning.plans]
         kernels = dict.fromkeys(kernel for plan in plans for kernel in plan.kernels())
         return Rehearsal(tuple(kernels), tuple(self._gaps))
 
@@ -110,34 +110,34 @@ class _Rehearser:
         if wanted is not None:
             advice = ""
             branch = "then_branch" if wanted[1] else "else_branch"
-            what = f"that {branch} of {self._ifs.name(wanted[0])} leads to"
+            what = f"that {branch} of {self._variants.name(wanted[0])} leads to"
         self._gaps[f"Kernels {what} are not in the file: {error}{advice}"] = None
 
-    def _follow_cases(self, turned: frozenset[int]) -> GpuexecError | None:
-        """Follow the graph with some Ifs turned, for each case; return what the last one that failed raised."""
-        graph = self._ifs.turn(turned)
+    def _run_cases(self, negated: frozenset[int]) -> GpuexecError | None:
+        """Dry-run the graph with some Ifs negated, for each case; return the error of the last one that failed."""
+        graph = self._variants.negate(negated)
         failure = None
-        for site in self._sites:
-            part, follower = Part(graph, site, grows=True), Follower(site, self._memo)
+        for planning in self._sites:
+            subgraph, dry_run = Subgraph(graph, planning, grows=True), DryRun(planning, self._memo)
             for inputs, is_on_host in product(self._cases, (False, True)):
                 try:
-                    follower.follow(part, self._place(inputs, is_on_host))
+                    dry_run.run(subgraph, self._place(inputs, is_on_host))
                 except UnsupportedError:
                     raise
                 except GpuexecError as error:
                     failure = error
-            self._seen.update((self._ifs.number(node), side) for node, side in follower.branches)
-            self._gaps.update(follower.gaps)
+            self._seen.update((self._variants.number(node), side) for node, side in dry_run.branches)
+            self._gaps.update(dry_run.gaps)
         return failure
 
-    def _place(self, inputs: Mapping[str, Array], is_on_host: bool) -> Env:
+    def _place(self, inputs: Mapping[str, Array], is_on_host: bool) -> RunValues:
         """Return the inputs of the graph; memories hold nothing yet, and never lie on the host."""
         model = self._model
         specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
-        starts = find_starts(model.graph, model.memories, model.dims, specs) if model.memories else {}
+        starts = find_initial_specs(model.graph, model.memories, model.dims, specs) if model.memories else {}
         given = {value: inputs[value.name] for value in model.graph.inputs if value.name in inputs}
-        env = {value: Known(array, is_on_host or is_host_object(array.dtype)) for value, array in given.items()}
+        values = {value: Known(array, is_on_host or is_host_object(array.dtype)) for value, array in given.items()}
         for value in model.graph.inputs:
-            if value not in env:
-                env[value] = Known(np.zeros(starts[value.name].shape, starts[value.name].dtype))
-        return env
+            if value not in values:
+                values[value] = Known(np.zeros(starts[value.name].shape, starts[value.name].dtype))
+        return values

@@ -1,4 +1,4 @@
-"""What the Methods of a program have in common on a device: their plans, and arenas where they are to share them."""
+"""Shared resources of a program's Methods: plans, and arenas where these are to be shared."""
 
 from __future__ import annotations
 

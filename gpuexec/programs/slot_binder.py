@@ -1,4 +1,4 @@
-"""Binding what the inputs of a Method are set to, run after run."""
+"""Input binding of a Method: the values its inputs are set to, run after run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.arenas import view_region
 from gpuexec.results.readback import ReadbackRequest
 from gpuexec.running.binding import bind_device, bind_object, count_copied_bytes
-from gpuexec.running.bound import Bound
-from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
-from gpuexec.runtime.device import Memory, Region, begin_host_write
+from gpuexec.running.prepared_run import PreparedRun
+from gpuexec.running.value_location import ValueLocation
+from gpuexec.runtime.device import MemoryBlock, Region, begin_host_write
 from gpuexec.spec import TensorSpec, is_host_object
 
 _Put = Callable[[], None]
@@ -37,8 +37,8 @@ class SlotBinder:
         self._backend, self._stream = inputs.backend, inputs.stream
         self._syncs, self._places = inputs.syncs, inputs.places
         self._has_kernels = inputs.backend.device.target.has_kernels
-        # What was brought to the places, and to which memory.
-        self._there: dict[str, tuple[HostArray, Memory]] = {}
+        # The arrays uploaded, and the memory they were uploaded to.
+        self._there: dict[str, tuple[HostArray, MemoryBlock]] = {}
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
         """Make room on the device for inputs from the host, and for those copied for where they start."""
@@ -48,36 +48,36 @@ class SlotBinder:
                 if is_brought or count_copied_bytes(self._backend.device.target, {name: item}):
                     self._places.reserve(name, item.spec.nbytes)
 
-    def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
+    def bind(self, prepared: PreparedRun, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run.
 
         Raises:
             StaleError: An input lay in memory that another Method has used since.
         """
         self.inputs.enter()
-        bound.room = self._places.reserve
+        prepared.room = self._places.reserve
         puts: list[_Put] = []
         for value in inputs:
             item = given[value.name]
             if isinstance(item, DeviceArray):
-                puts += self._bind_device(bound, value, item)
+                puts += self._bind_device(prepared, value, item)
             elif is_host_object(item.spec.dtype):
-                bind_object(bound, value, item)
+                bind_object(prepared, value, item)
             else:
-                puts += self._bind_host(bound, value, item)
-        self.inputs.use((value.name for value in inputs), bound.reading)
+                puts += self._bind_host(prepared, value, item)
+        self.inputs.use((value.name for value in inputs), prepared.reading)
 
         def upload() -> None:
             for put in puts:
                 put()
 
-        bound.upload = upload if puts else None
+        prepared.upload = upload if puts else None
 
     def unpin(self) -> None:
         """Keep pinned memory: what is set stays where it is."""
 
     def give_back(self) -> None:
-        """Let go of room that other sizes took; the caller has waited."""
+        """Free room that other sizes took; the caller has waited."""
         self._places.give_back()
 
     @property
@@ -90,27 +90,27 @@ class SlotBinder:
         self.inputs.clear()
         self._there.clear()
 
-    def _bind_device(self, bound: Bound, value: Value, item: DeviceArray) -> list[_Put]:
+    def _bind_device(self, prepared: PreparedRun, value: Value, item: DeviceArray) -> list[_Put]:
         self._there.pop(value.name, None)
-        is_own = item.readers is bound.frame.readers
+        is_own = item.readers is prepared.frame.readers
         if is_own and not item.place.is_known:
             self._syncs.note_wait(f"input {value.name!r}", "an output whose shape is not known yet")
             item.fence.wait_issued()
         source = item.place.region if item.place.is_known else None
-        if source is not None and (bound.frame.holds(source) or (is_own and bound.frame.is_shared)):
-            return self._bind_copy(bound, value, source, item)
-        bind_device(bound, value, item)
+        if source is not None and (prepared.frame.holds(source) or (is_own and prepared.frame.is_shared)):
+            return self._bind_copy(prepared, value, source, item)
+        bind_device(prepared, value, item)
         if is_own and source is not None:
             self.inputs.keep(value.name, source, item.spec, item.fence)
         return []
 
-    def _bind_copy(self, bound: Bound, value: Value, source: Region, item: DeviceArray) -> list[_Put]:
+    def _bind_copy(self, prepared: PreparedRun, value: Value, source: Region, item: DeviceArray) -> list[_Put]:
         """Bind bytes that this run or another will write: copied to the input's place."""
         name, spec, copied = value.name, item.spec, Fence()
         region = self._places.reserve(name, spec.nbytes)
-        bound.sources.append(item.fence)
-        bound.keep += [item.source, source.memory, region.memory]
-        bound.env[value] = Held(spec, region)
+        prepared.sources.append(item.fence)
+        prepared.keep += [item.source, source.memory, region.memory]
+        prepared.values[value] = ValueLocation(spec, region)
         self.inputs.keep(name, region, spec, copied)
 
         def put() -> None:
@@ -119,24 +119,24 @@ class SlotBinder:
             copied.issue(())
 
         lost = StaleError(f"Input {name!r} was an output that a run given up did not get to copy; set it.", value=name)
-        bound.finish.append(lambda _: _give_up(copied, lost))
+        prepared.finish.append(lambda _: _give_up(copied, lost))
         return [put]
 
-    def _bind_host(self, bound: Bound, value: Value, item: HostArray) -> list[_Put]:
+    def _bind_host(self, prepared: PreparedRun, value: Value, item: HostArray) -> list[_Put]:
         if item.request is not None:
-            return self._bind_late(bound, value, item.spec, item.request)
+            return self._bind_late(prepared, value, item.spec, item.request)
         assert item.array is not None
         raw = item.array.reshape(-1).view(np.uint8)
-        bound.keep.append(item.array)
+        prepared.keep.append(item.array)
         if not self._has_kernels:
             region = Region(BorrowedMemory.of(raw), 0, raw.nbytes)
-            if bound.frame.holds(region):
+            if prepared.frame.holds(region):
                 region = Region(BorrowedMemory.of(raw.copy()), 0, raw.nbytes)
-            bound.env[value] = Held(item.spec, region, item.array)
+            prepared.values[value] = ValueLocation(item.spec, region, item.array)
             return []
         region = self._places.reserve(value.name, raw.nbytes)
-        bound.keep.append(region.memory)
-        bound.env[value] = Held(item.spec, region, item.array)
+        prepared.keep.append(region.memory)
+        prepared.values[value] = ValueLocation(item.spec, region, item.array)
         there, memory = self._there.get(value.name, (None, None))
         if there is item and memory is region.memory and not item.is_borrowed:
             return []
@@ -148,22 +148,22 @@ class SlotBinder:
 
         return [put]
 
-    def _bind_late(self, bound: Bound, value: Value, spec: TensorSpec, request: ReadbackRequest) -> list[_Put]:
+    def _bind_late(self, prepared: PreparedRun, value: Value, spec: TensorSpec, request: ReadbackRequest) -> list[_Put]:
         """Bind content that is on its way from another device."""
         staging, nbytes = self._backend.staging, spec.nbytes
         block = staging.take(max(nbytes, 1))
         begin_host_write(block, nbytes)
-        bound.finish.append(lambda event: staging.give_back(block, event))
-        bound.requests.append(request)
+        prepared.finish.append(lambda event: staging.give_back(block, event))
+        prepared.requests.append(request)
         window = view_region(Region(block, 0, nbytes)).view(spec.dtype).reshape(spec.shape)
         region = self._places.reserve(value.name, nbytes) if self._has_kernels else Region(block, 0, nbytes)
-        bound.keep.append(region.memory)
-        held = bound.env[value] = Held(spec, region)
+        prepared.keep.append(region.memory)
+        location = prepared.values[value] = ValueLocation(spec, region)
         self._there.pop(value.name, None)
 
         def put() -> None:
             np.copyto(window, request.view())
-            held.array = window
+            location.array = window
             if self._has_kernels and nbytes:
                 self._stream.copy_to_device(region.address, window.reshape(-1).view(np.uint8))
 
@@ -171,5 +171,5 @@ class SlotBinder:
 
 
 def _give_up(fence: Fence, failure: StaleError) -> None:
-    """Say that work will never run, unless it is on its stream."""
+    """Fail a fence whose work will never run, unless it is on its stream."""
     fence.issue((), failure)

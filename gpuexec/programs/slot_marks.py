@@ -1,25 +1,25 @@
-"""When what a Method's inputs are set to got into its slots, where others may use the same memory."""
+"""Freshness of input slots, where other Methods use the same memory."""
 
 from __future__ import annotations
 
 from gpuexec.programs.memory_manager import Sharing
-from gpuexec.programs.method_places import Places
+from gpuexec.programs.method_places import InputPlaces
 
 
 class SlotMarks:
-    """Tells which slots somebody else has used since they were written.
+    """Marks of slots, to tell those that somebody else has used since they were written.
 
     Args:
         places: Which inputs have slots.
         sharing: What is shared with other Methods whose slots are in the same memory; None: nothing.
     """
 
-    def __init__(self, places: Places, sharing: Sharing | None) -> None:
+    def __init__(self, places: InputPlaces, sharing: Sharing | None) -> None:
         self._places, self._sharing = places, sharing
         self._marks: dict[str, int] = {}
 
     def enter(self) -> int:
-        """Say that the slots are used from here now; return when, as the sharing counts."""
+        """Note that this Method uses the slots now; return the count of users so far."""
         return 0 if self._sharing is None else self._sharing.enter(self)
 
     def note(self, name: str) -> None:

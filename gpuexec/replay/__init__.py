@@ -1,1 +1,1 @@
-"""Runs recorded to be put on streams again and again."""
+"""Replay: recorded runs, put on streams again and again."""

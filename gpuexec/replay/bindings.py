@@ -1,4 +1,4 @@
-"""What a replay's inputs and outputs are bound to: what is given, and what stays from before."""
+"""Bindings of a replay: the bytes of each input and output, from this submission or an earlier one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gpuexec.resources.alignment import Move, find_alignment, is_aligned
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.arenas import take_memory
-from gpuexec.running.inputs import Acceptor, DeviceArray, GivenInput, HostArray
+from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, InputReader
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.device import MemoryBlock, Region, Stream
 from gpuexec.spec import TensorSpec
 
 # What was copied into a pinned block: the block, and the inputs by name.
-Staged = tuple[Memory, Mapping[str, object]]
+Staged = tuple[MemoryBlock, Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where inputs and outputs lie.
+    """Regions of inputs and outputs.
 
     Attributes:
         regions: By buffer, what the plan reads and writes.
@@ -65,7 +65,7 @@ class ReplayBindings:
         self.layout, self.by_element = Layout(), False
         self.given: dict[str, GivenInput] = {name: HostArray(spec) for name, spec in recorded.inputs.items()}
         self.missing = set(recorded.inputs)
-        self.user_outputs: dict[str, Memory] = {}
+        self.user_outputs: dict[str, MemoryBlock] = {}
 
     @property
     def borrowed(self) -> list[DeviceArray]:
@@ -73,14 +73,14 @@ class ReplayBindings:
         return [item for item in self.given.values() if isinstance(item, DeviceArray)]
 
     def free(self) -> None:
-        """Give everything back; the caller has waited."""
+        """Free all memory; the caller has waited."""
         self.frame.free()
         self.home.free()
         self.given.clear()
         self.user_outputs.clear()
 
     def let_go(self) -> None:
-        """Forget what was given, and outputs of its own; the caller sees to it that they outlive the work on them."""
+        """Drop inputs and outputs given so far; the caller sees to it that they outlive the work on them."""
         self.given = {name: HostArray(spec) for name, spec in self._recorded.inputs.items()}
         self.missing = set(self._recorded.inputs)
         self._give_outputs(dict.fromkeys(self.user_outputs))
@@ -89,24 +89,24 @@ class ReplayBindings:
 
     def accept(self, inputs: object, stream: Stream) -> dict[str, GivenInput]:
         """Return the inputs given, and those on the device that were given before, as they are now."""
-        acceptor, recorded = Acceptor(self._model, self._backend, stream), self._recorded
+        input_reader, recorded = InputReader(self._model, self._backend, stream), self._recorded
         before = {name: item.source for name, item in self.given.items() if isinstance(item, DeviceArray)}
         kept = {name: HostArray(spec) for name, spec in recorded.inputs.items()}
-        accepted = acceptor.accept(inputs, kept)
+        accepted = input_reader.accept(inputs, kept)
         given = {name: item for name, item in accepted.items() if item is not kept[name]}
         again = {name: source for name, source in before.items() if name not in given}
         if again:
-            renewed = acceptor.accept(again, kept)
+            renewed = input_reader.accept(again, kept)
             given.update({name: renewed[name] for name in again})
         for name, item in given.items():
             recorded.check_input(name, item)
         return given
 
-    def take_outputs(self, outputs: Mapping[str, object], stream: Stream) -> dict[str, Memory | None]:
+    def take_outputs(self, outputs: Mapping[str, object], stream: Stream) -> dict[str, MemoryBlock | None]:
         """Return memory of the caller's for the outputs it is given for; None for those that go back to their own."""
         if not isinstance(outputs, Mapping):
             raise InputError(f"outputs takes memory by name, {{'y': array}}, got a {type(outputs).__name__}.")
-        taken: dict[str, Memory | None] = {}
+        taken: dict[str, MemoryBlock | None] = {}
         for name, item in outputs.items():
             spec = self._recorded.check_output(name, item)
             taken[name] = None
@@ -115,8 +115,8 @@ class ReplayBindings:
                 taken[name] = take_memory(item, self._backend, stream, nbytes, what, is_host=False, alignment=1)
         return taken
 
-    def bind(self, accepted: Mapping[str, GivenInput], taken: Mapping[str, Memory | None]) -> Staged | None:
-        """Say where each input and output lies from now on; all or nothing.
+    def bind(self, accepted: Mapping[str, GivenInput], taken: Mapping[str, MemoryBlock | None]) -> Staged | None:
+        """Set the region of each input and output; all or nothing.
 
         Returns:
             What is given from the host, in a pinned block, and its names; None where nothing is.
@@ -139,7 +139,7 @@ class ReplayBindings:
     def _find_alignment(self, spec: TensorSpec) -> int:
         return find_alignment(self._backend.device.target, spec.dtype, by_element=self.by_element)
 
-    def _give_outputs(self, outputs: Mapping[str, Memory | None]) -> None:
+    def _give_outputs(self, outputs: Mapping[str, MemoryBlock | None]) -> None:
         for name, memory in outputs.items():
             self.frame.give(name, None if memory is None else Region(memory, 0, memory.nbytes))
         self.user_outputs = {name: memory for name, memory in outputs.items() if memory is not None}

@@ -1,4 +1,4 @@
-"""Where a replay's inputs from the host lie: at fixed places on the device, brought there through pinned blocks."""
+"""Host inputs of a replay: fixed places on the device, filled through pinned blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ALIGNMENT, Event, Memory, Region, Stream, align, begin_host_write
+from gpuexec.runtime.device import ALIGNMENT, Event, MemoryBlock, Region, Stream, align, begin_host_write
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -33,8 +33,8 @@ class InputHome:
             self._offsets[name] = total
             total += align(spec.nbytes)
         self._nbytes = max(total, 1)
-        self.memory: Memory = backend.device.allocate(self._nbytes)
-        self._blocks: list[tuple[Memory, Event | None]] = [
+        self.memory: MemoryBlock = backend.device.allocate(self._nbytes)
+        self._blocks: list[tuple[MemoryBlock, Event | None]] = [
             (backend.staging.take(self._nbytes), None) for _ in range(_BLOCKS)
         ]
 
@@ -42,7 +42,7 @@ class InputHome:
         """Return where an input lies on the device."""
         return Region(self.memory, self._offsets[name], self._specs[name].nbytes)
 
-    def stage(self, arrays: Mapping[str, Array]) -> Memory:
+    def stage(self, arrays: Mapping[str, Array]) -> MemoryBlock:
         """Copy arrays into a pinned block; `upload` takes it from there."""
         block = self._take_block()
         assert block.array is not None
@@ -53,7 +53,7 @@ class InputHome:
             np.copyto(window, array)
         return block
 
-    def upload(self, stream: Stream, block: Memory, names: Mapping[str, object]) -> None:
+    def upload(self, stream: Stream, block: MemoryBlock, names: Mapping[str, object]) -> None:
         """Copy the named inputs from a block to the device, in the stream's order, neighbours together."""
         assert block.array is not None
         start = end = 0
@@ -68,29 +68,29 @@ class InputHome:
             start, end = offset, offset + nbytes
         self._copy(stream, block, start, end)
 
-    def give_back(self, block: Memory, event: Event | None) -> None:
-        """Say that a block is free once ``event`` is done."""
+    def give_back(self, block: MemoryBlock, event: Event | None) -> None:
+        """Return a block, free once ``event`` is done."""
         self._blocks.append((block, event))
 
     def unpin(self) -> None:
-        """Give the pinned blocks back; each is used again once the copy from it is done."""
+        """Return the pinned blocks; each is used again once the copy from it is done."""
         for block, event in self._blocks:
             self._backend.staging.give_back(block, event)
         self._blocks.clear()
 
     def free(self) -> None:
-        """Give everything back; the caller has waited."""
+        """Free all memory; the caller has waited."""
         self.unpin()
         self.memory.free()
 
-    def _take_block(self) -> Memory:
+    def _take_block(self) -> MemoryBlock:
         for position, (block, event) in enumerate(self._blocks):
             if event is None or event.is_done():
                 del self._blocks[position]
                 return block
         return self._backend.staging.take(self._nbytes)
 
-    def _copy(self, stream: Stream, block: Memory, start: int, end: int) -> None:
+    def _copy(self, stream: Stream, block: MemoryBlock, start: int, end: int) -> None:
         if end > start:
             assert block.array is not None
             stream.copy_to_device(self.memory.address + start, block.array[start:end])

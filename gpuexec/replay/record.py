@@ -1,4 +1,4 @@
-"""Recording a run of an engine, where it can be repeated without the host."""
+"""Recording of a run for replay."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def record_replay(engine: Engine, inputs: object, outputs: Mapping[str, object],
             " launches a plan that runs often as one graph; or record the model with its states as inputs and"
             " outputs, and have two device arrays take turns: submit({input: one}, outputs={output: other})."
         )
-    given, arrays = describe_inputs(engine.acceptor, inputs)
+    given, arrays = describe_inputs(engine.input_reader, inputs)
     target = engine.stream if stream is None else open_stream(engine.backend, stream)
     if engine.is_synchronous:
         raise StateError("A Worker that is synchronous, or compares, records no replay: make one without.")
-    if engine.site.inspector.exposure:
+    if engine.planning.inspector.exposure:
         raise StateError("A Worker that watches or taps records no replay: make one without watch=, or end tap().")
     check_not_capturing(target)
-    stage, choice = engine.choose(given)
-    return Replay(engine, make_replayable(engine.model, stage, choice, given), arrays, outputs, target)
+    stage, planned = engine.choose(given)
+    return Replay(engine, make_replayable(engine.model, stage, planned, given), arrays, outputs, target)

@@ -1,4 +1,4 @@
-"""One run recorded, to be put on streams again and again with other bytes.
+"""Replay: one recorded run, submitted again and again with other bytes.
 
     replay = worker.record({"x": x})
     y = replay.submit({"x": other}, stream=mine)["y"]
@@ -20,9 +20,9 @@ from gpuexec.replay.bindings import ReplayBindings, Staged
 from gpuexec.replay.inputs import InputHome
 from gpuexec.replay.replayable import Replayable
 from gpuexec.resources.caller_stream import open_stream
-from gpuexec.resources.entrance import Entrance
+from gpuexec.resources.exclusive_caller import ExclusiveCaller
 from gpuexec.resources.fence import Fence
-from gpuexec.resources.frames import Lease, Turns
+from gpuexec.resources.frames import Lease, RunCounter
 from gpuexec.resources.unclosed import warn_unless_closed
 from gpuexec.resources.weights import Share
 from gpuexec.results.content import Content
@@ -68,19 +68,19 @@ class Replay:
         self._recorded, self._backend, self._syncs = recorded, engine.backend, engine.syncs
         self._default = stream
         device = self._backend.device
-        self._turns = Turns(self._backend, self._syncs, owner="Replay")
+        self._run_counter = RunCounter(self._backend, self._syncs, owner="Replay")
         busy = "Another caller is inside this Replay; record one per thread (they share the weights)."
-        self._entrance = Entrance(self._backend, busy, "The Replay, or its Worker, is closed.", "Replay")
+        self._exclusive = ExclusiveCaller(self._backend, busy, "The Replay, or its Worker, is closed.", "Replay")
         # What was put on a stream last, and where; to begin with: what the first submission needs.
         self._last_event, self._last_stream = device.create_event(), stream
         self._arena = device.allocate(max(recorded.plan.layout.nbytes, 1))
         bound = self._bound = ReplayBindings(engine.model, self._backend, recorded, self._syncs)
         try:
             accepted, taken = bound.accept(given, stream), bound.take_outputs(outputs, stream)
-            recording = self._recording = record_plan(recorded.prepared, engine.site, self._arena, stream, None)
+            recording = self._recording = record_plan(recorded.compiled, engine.planning, self._arena, stream, None)
             recording.patch(recorded.commands)
             # They stay whatever weights the Worker goes on with.
-            self._weights: Share | None = engine.site.weights
+            self._weights: Share | None = engine.planning.weights
             self._upload(stream, bound.bind(accepted, taken), self._last_event)
             if isinstance(recording, LaunchRecording):
                 recording.prepare(bound.layout.regions)
@@ -97,13 +97,13 @@ class Replay:
 
     @property
     def has_graph(self) -> bool:
-        """Whether submissions are launched as one graph."""
+        """True where submissions are launched as one graph."""
         return isinstance(self._recording, LaunchRecording) and self._recording.has_graph
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that are its own: arena, inputs and outputs."""
-        if self._entrance.is_closed:
+        if self._exclusive.is_closed:
             return 0
         return self._arena.nbytes + self._bound.home.memory.nbytes + self._bound.frame.nbytes
 
@@ -133,7 +133,7 @@ class Replay:
                 bytes of an output; nothing was done.
             StateError: The stream is capturing, and something is given, or was never: a graph could not repeat that.
         """
-        with self._entrance:
+        with self._exclusive:
             target = self._default if stream is None else open_stream(self._backend, stream)
             if target.is_capturing():
                 return self._capture(target, inputs, outputs)
@@ -155,27 +155,27 @@ class Replay:
 
     def _let_go(self) -> None:
         """Keep hold of no array given so far, once the work on it is done: the next submission gives all anew."""
-        with self._entrance:
+        with self._exclusive:
             self._bound.let_go()
 
     def _bind_by_element(self) -> None:
-        """Say that the plan's kernels read and write one element at a time: arrays are bound wherever these may lie."""
+        """Bind arrays at any element: the plan's kernels read and write one element at a time."""
         self._bound.by_element = True
         if isinstance(self._recording, LaunchRecording):
             self._recording.alignment = 1
 
     def close(self) -> None:
         """Wait for its work and give everything back; twice is harmless. Readbacks requested before stay readable."""
-        if self._entrance.is_closed:
+        if self._exclusive.is_closed:
             return
         # What an interrupt broke admits whoever closes it.
-        self._entrance.recover()
-        with contextlib.nullcontext() if self._entrance.is_broken else self._entrance:
-            self._entrance.is_closed = True
+        self._exclusive.recover()
+        with contextlib.nullcontext() if self._exclusive.is_broken else self._exclusive:
+            self._exclusive.is_closed = True
             self._unclosed.detach()
             self._settle()
             self._bound.frame.readers.settle()
-            self._turns.close()
+            self._run_counter.close()
             self._finalizer()
             self._bound.free()
             self._arena.free()
@@ -183,7 +183,7 @@ class Replay:
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {spec}" for name, spec in self._recorded.inputs.items())
-        return f"Replay({inputs or 'no inputs'}{', closed' if self._entrance.is_closed else ''})"
+        return f"Replay({inputs or 'no inputs'}{', closed' if self._exclusive.is_closed else ''})"
 
     def __enter__(self) -> Replay:
         return self
@@ -195,9 +195,9 @@ class Replay:
 
     def _issue(self, stream: Stream, staged: Staged | None) -> dict[str, Tensor]:
         fence, reading, event = Fence(), Fence(), self._backend.device.create_event()
-        with self._turns.lock:
+        with self._run_counter.lock:
             write = self._bound.frame.readers.announce_write()
-            self._turns.advance()
+            self._run_counter.advance()
         try:
             self._wait(stream, write, reading)
             if staged is not None:
@@ -229,7 +229,7 @@ class Replay:
             move.issue(stream, self._syncs)
 
     def _upload(self, stream: Stream, staged: Staged | None, event: Event) -> None:
-        """Bring what is staged to the device, ahead of any submission; ``event`` is done when it is there."""
+        """Upload staged inputs ahead of any submission; ``event`` is done when they are there."""
         try:
             if staged is not None:
                 self._bound.home.upload(stream, *staged)
@@ -246,7 +246,7 @@ class Replay:
             bound.home.give_back(staged[0], event)
         held = [self._arena, bound.home, self._weights, *(region.memory for region in bound.layout.regions.values())]
         held += [region.memory for region in bound.layout.outputs.values()]
-        self._backend.keeper.hold(event, *held, *[item.source for item in bound.borrowed])
+        self._backend.deferred_free.hold(event, *held, *[item.source for item in bound.borrowed])
 
     def _settle(self) -> None:
         """Wait for its work, however that ends."""
@@ -254,7 +254,7 @@ class Replay:
             self._last_event.synchronize()
 
     def _wait(self, stream: Stream, write: int, reading: Fence) -> None:
-        """Have the stream wait for what the run uses and nothing orders before it yet."""
+        """Make the stream wait for uses of the same bytes that nothing orders before the run yet."""
         unissued = self._bound.frame.readers.list_unissued(write)
         if unissued:
             self._syncs.note_wait("outputs of a replay", "a reader of theirs was not on its stream yet")
@@ -279,7 +279,7 @@ class Replay:
             stream.wait(event)
 
     def _make_tensors(self, fence: Fence, stream: Stream) -> dict[str, Tensor]:
-        lease = Lease(self._backend, self._bound.frame, self._turns)
+        lease = Lease(self._backend, self._bound.frame, self._run_counter)
         tensors = {}
         for name, spec in self._recorded.outputs.items():
             region = self._bound.layout.outputs[name]
@@ -296,7 +296,7 @@ class Replay:
             )
         if self._bound.missing:
             raise StateError(f"The stream is capturing, and {min(self._bound.missing)!r} was never given.")
-        self._turns.advance()
+        self._run_counter.advance()
         self._submit(stream)
         fence = Fence()
         fence.issue((), StateError("The run was captured: its data is there once the graph that holds it has run."))

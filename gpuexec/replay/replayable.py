@@ -1,4 +1,4 @@
-"""What can be replayed: one plan for one set of sizes, in which the host has no say."""
+"""Replayable runs: one plan for one set of sizes, without host reads or host nodes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpuexec.command import Command
 from gpuexec.errors import ImplicitSyncError, InputError, StateError
 from gpuexec.model import Model
 from gpuexec.plan import Plan, Read
-from gpuexec.planner.cut import Cut
+from gpuexec.planner.partition import Partition
 from gpuexec.running.inputs import GivenInput, HostArray
-from gpuexec.running.part import Stage
-from gpuexec.running.plan_cache import Choice, Prepared
+from gpuexec.running.plan_cache import CompiledPlan, PlannedVariant
+from gpuexec.running.subgraph import Stage
 from gpuexec.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayable:
-    """A plan with the commands of one size, and what its inputs and outputs are.
+    """A plan with the commands of one size, and the specs of its inputs and outputs.
 
     Attributes:
         fixed: Content that planning read, by input: the run does what follows from it.
@@ -30,7 +30,7 @@ class Replayable:
         output_bytes: What memory of the caller's must hold at least.
     """
 
-    prepared: Prepared
+    compiled: CompiledPlan
     commands: tuple[Command, ...]
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
@@ -43,7 +43,7 @@ class Replayable:
     @property
     def plan(self) -> Plan:
         """The plan at the upper end of its class."""
-        return self.prepared.plan
+        return self.compiled.plan
 
     def check_input(self, name: str, item: GivenInput) -> None:
         """Check an input against what was recorded.
@@ -87,30 +87,32 @@ class Replayable:
         return spec
 
 
-def make_replayable(model: Model, stage: Stage, choice: Choice | None, given: Mapping[str, GivenInput]) -> Replayable:
-    """Return what can be replayed of a run that begins with a stage.
+def make_replayable(
+    model: Model, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+) -> Replayable:
+    """Return the replayable plan of a run that begins with a stage.
 
     Args:
         model: Whose run.
         stage: How it begins.
-        choice: The plan for that.
+        planned: The plan for that.
         given: The inputs it was chosen for.
 
     Raises:
         ImplicitSyncError: The host has to read or compute in the middle of the run; names the nodes.
         StateError: What it takes or gives is not all the model's.
     """
-    reasons = _list_host_work(stage.cut)
+    reasons = _list_host_work(stage.partition)
     if reasons:
         raise ImplicitSyncError(
             f"A replay runs without the host; in {model.graph.name!r}, {'; '.join(reasons)}. Use schedule()."
         )
-    cut = stage.cut
-    if choice is None or cut.ready is None or cut.rest is not None:
+    partition = stage.partition
+    if planned is None or partition.ready is None or partition.rest is not None:
         raise StateError(f"{model.graph.name!r} does not begin and end on the device; use schedule().")
-    plan, variant = choice.prepared.plan, choice.variant
+    plan, variant = planned.compiled.plan, planned.variant
     reads = (*variant.reads, *(Read(value.name, "", "condition") for value, _ in stage.conditions))
-    outputs = dict(zip([value.name for value in cut.ready.outputs], variant.outputs, strict=True))
+    outputs = dict(zip([value.name for value in partition.ready.outputs], variant.outputs, strict=True))
     wanted = [value.name for value in model.graph.outputs]
     strange = sorted({port.name for port in plan.inputs} - given.keys()) + sorted(set(wanted) ^ outputs.keys())
     if strange:
@@ -123,7 +125,7 @@ def make_replayable(model: Model, stage: Stage, choice: Choice | None, given: Ma
         # A buffer that holds more than the output at the upper end of the class holds something else for a time.
         needed[port.name] = outputs[port.name].nbytes if held == port.spec.nbytes else held
     return Replayable(
-        choice.prepared,
+        planned.compiled,
         variant.commands,
         {name: given[name].spec for name in given},
         {name: outputs[name] for name in wanted},
@@ -135,11 +137,11 @@ def make_replayable(model: Model, stage: Stage, choice: Choice | None, given: Ma
     )
 
 
-def _list_host_work(cut: Cut) -> list[str]:
-    """Return what the host does after the plan of a cut, in words."""
-    rows = [f"{read.value.name!r} is read for {read.reader} ({read.role})" for read in cut.reads]
-    rows += [f"{node} is computed on the host" for node in cut.host_nodes]
-    return rows + ([f"{cut.repeat} is driven by the host"] if cut.repeat is not None else [])
+def _list_host_work(partition: Partition) -> list[str]:
+    """Describe the host work after the plan of a partition."""
+    rows = [f"{read.value.name!r} is read for {read.reader} ({read.role})" for read in partition.reads]
+    rows += [f"{node} is computed on the host" for node in partition.host_nodes]
+    return rows + ([f"{partition.repeat} is driven by the host"] if partition.repeat is not None else [])
 
 
 def _copy_content(item: GivenInput) -> np.ndarray[Any, Any]:

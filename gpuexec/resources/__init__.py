@@ -1,1 +1,1 @@
-"""What is held and who waits for whom: memory, pools, frames, fences, streams of the caller."""
+"""Resources of runs: memory, pools, frames, fences, streams of the caller."""

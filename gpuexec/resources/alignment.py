@@ -1,4 +1,4 @@
-"""Alignment of memory that callers give: what a device needs of it, and the copies where it is missed.
+"""Alignment of the caller's memory: what kernels need, and the copies where an address misses it.
 
 An input that misses it is copied on the run's stream to memory of ours, and an output is written there and copied from
 it, run by run. The copies are counted (`SyncLog.copies`), as they cost bandwidth that an aligned array would not.
@@ -18,7 +18,7 @@ from gpuexec.target import Target
 
 
 def find_alignment(target: Target, dtype: np.dtype[Any], *, by_element: bool = False) -> int:
-    """Return what an array must start at a multiple of to be read and written where it lies, in bytes.
+    """Return the alignment in bytes that kernels need to read and write an array in place.
 
     Args:
         target: What the plan is made for.
@@ -29,13 +29,13 @@ def find_alignment(target: Target, dtype: np.dtype[Any], *, by_element: bool = F
 
 
 def is_aligned(region: Region, alignment: int) -> bool:
-    """Return whether bytes start at such a multiple; where there are none, it does not matter."""
+    """Return whether bytes start at a multiple of an alignment; empty ones always do."""
     return not region.nbytes or region.address % alignment == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A copy on the device between memory of the caller's and memory of ours; ``why`` says what the former misses."""
+    """A device copy between the caller's memory and ours; ``why`` is the alignment that is missed."""
 
     value: str
     why: str
@@ -45,12 +45,12 @@ class Move:
 
     @staticmethod
     def of_input(name: str, given: Region, aligned: Region, alignment: int) -> Move:
-        """Return the copy of an input to where kernels can read it."""
+        """Return the copy of an input to aligned bytes."""
         return Move(name, _describe("input", given, alignment), aligned, given, given.nbytes)
 
     @staticmethod
     def of_output(name: str, aligned: Region, given: Region, alignment: int, nbytes: int) -> Move:
-        """Return the copy of an output from where kernels could write it."""
+        """Return the copy of an output from aligned bytes."""
         return Move(name, _describe("output", given, alignment), given, aligned, nbytes)
 
     def issue(self, stream: Stream, syncs: SyncLog) -> None:

@@ -1,4 +1,4 @@
-"""Streams of the caller's: which one an object stands for, and work of ours put in its order.
+"""Streams of the caller: recognised by type, and ordered with our streams by events.
 
 A call that is given a stream stays on streams of its own. What the caller's stream holds at the call is waited for
 there, and what is put on it afterwards waits for the work: an event each way, and no wait of the host.
@@ -52,14 +52,14 @@ def find_stream(item: Any) -> int | None:
 
 
 def mark_stream(backend: Backend, handle: int) -> Event:
-    """Return an event that stands for all that somebody else's stream has been given so far."""
+    """Return an event for all work that a foreign stream has so far."""
     event = backend.device.create_event()
     backend.device.external_stream(handle).record(event)
     return event
 
 
 def check_not_capturing(stream: Stream) -> None:
-    """Check that a stream does what it is given, and is not being made into a graph.
+    """Check that a stream is not capturing a graph.
 
     Raises:
         StateError: It is: nothing of ours would run now, events could not be asked, and a replay would read staging
@@ -73,7 +73,7 @@ def check_not_capturing(stream: Stream) -> None:
 
 
 class CallerStream:
-    """A stream that the work of one call is put in the order of.
+    """The caller's stream that the work of one call is ordered with.
 
     Only order passes over: work that failed on one side is no failure of the other's.
     """
@@ -87,7 +87,7 @@ class CallerStream:
 
     @staticmethod
     def of(backend: Backend, given: object) -> CallerStream:
-        """Return the stream that an argument stands for, as it is now.
+        """Return the stream that an argument names, marked at its present end.
 
         Raises:
             InputError: It is no stream of the device.
@@ -102,12 +102,12 @@ class CallerStream:
         """Done when what was on the stream at the call is."""
         return self._reached
 
-    def lead(self, stream: Stream) -> None:
-        """Have a stream's later work come after what was on this one at the call."""
+    def order_before(self, stream: Stream) -> None:
+        """Order a stream's later work after what was on this one at the call."""
         self._order(stream, self._reached)
 
-    def follow(self, event: Event) -> None:
-        """Have what is put on this stream from now on come after an event."""
+    def order_after(self, event: Event) -> None:
+        """Order the later work of this stream after an event."""
         self._order(self._stream, event)
 
     def _order(self, stream: Stream, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Which bytes of the user's Methods work in: two may use the same only where they take turns there."""
+"""Claims on the user's memory: Methods may use the same bytes only where they take turns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpuexec.runtime.device import align
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Range:
-    """Addresses [first, last), what for, and who takes turns there: None for nobody."""
+class _ClaimedRange:
+    """Addresses ``[first, last)`` claimed for ``what``; those with equal ``turns`` may share them, None for nobody."""
 
     first: int
     last: int
@@ -27,8 +27,8 @@ class Claim:
 
     __slots__ = ("_range",)
 
-    def __init__(self, found: _Range) -> None:
-        self._range: _Range | None = found
+    def __init__(self, found: _ClaimedRange) -> None:
+        self._range: _ClaimedRange | None = found
 
     @property
     def address(self) -> int:
@@ -45,7 +45,7 @@ class Claim:
             raise InputError(f"{what} overlaps {_lower(self._range.what)}; give each bytes of its own.")
 
     def release(self) -> None:
-        """Let others use the bytes. Twice is harmless."""
+        """Release the bytes. Twice is harmless."""
         found, self._range = self._range, None
         if found is not None:
             with _lock:
@@ -57,7 +57,7 @@ class Claim:
 
 # Of the process, as addresses are: those of host and devices are all different. A collection may release.
 _lock = threading.RLock()
-_held: dict[int, _Range] = {}
+_held: dict[int, _ClaimedRange] = {}
 
 
 def claim(first: int, nbytes: int, what: str, turns: tuple[object, ...]) -> Claim:
@@ -67,7 +67,7 @@ def claim(first: int, nbytes: int, what: str, turns: tuple[object, ...]) -> Clai
         InputError: They overlap what another claims; names both.
     """
 
-    def take() -> _Range:
+    def take() -> _ClaimedRange:
         last = first + nbytes
         other = next((row for row in _held.values() if _overlap(row, first, last) and row.turns != turns), None)
         if other is not None:
@@ -76,7 +76,7 @@ def claim(first: int, nbytes: int, what: str, turns: tuple[object, ...]) -> Clai
                 " that share theirs are loaded over one HierarchicalAllocator, which makes them take turns, or closed"
                 " one before the other."
             )
-        return _Range(first, last, what, turns)
+        return _ClaimedRange(first, last, what, turns)
 
     return _claim(take)
 
@@ -88,7 +88,7 @@ def claim_part(first: int, available: int, nbytes: int, what: str) -> Claim:
         InputError: Too few are left; tells how many.
     """
 
-    def take() -> _Range:
+    def take() -> _ClaimedRange:
         start, end = first, first + available
         for row in sorted(_held.values(), key=lambda row: row.first):
             if _overlap(row, start, start + nbytes):
@@ -100,12 +100,12 @@ def claim_part(first: int, available: int, nbytes: int, what: str) -> Claim:
             )
             error.code = ErrorCode.MEMORY_ALLOCATION_FAILED
             raise error
-        return _Range(start, start + nbytes, what, None)
+        return _ClaimedRange(start, start + nbytes, what, None)
 
     return _claim(take)
 
 
-def _claim(take: Callable[[], _Range]) -> Claim:
+def _claim(take: Callable[[], _ClaimedRange]) -> Claim:
     with _lock:
         found = None
         with contextlib.suppress(InputError):
@@ -122,5 +122,5 @@ def _lower(what: str) -> str:
     return what[:1].lower() + what[1:]
 
 
-def _overlap(row: _Range, first: int, last: int) -> bool:
+def _overlap(row: _ClaimedRange, first: int, last: int) -> bool:
     return row.first < last and first < row.last

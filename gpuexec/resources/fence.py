@@ -1,4 +1,4 @@
-"""When work is done, said before the work is even on its stream."""
+"""Fences: completion of work that may not be on its stream yet."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Fence:
         return fence
 
     def issue(self, events: tuple[Event, ...], failure: BaseException | None = None) -> bool:
-        """Say that the work is on its stream, or never will be (``failure``); False if that was said before.
+        """Set the events of work now on its stream, or the ``failure`` for which it never will be; False if set before.
 
         Args:
             events: The newest first: when it is done, so are the others.
-            failure: What whoever waits is told.
+            failure: The error that waits raise.
         """
         is_first = False
         with self._lock:

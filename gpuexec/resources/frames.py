@@ -1,4 +1,4 @@
-"""The frames a Worker's runs rotate through, and how long what a run made speaks for its data."""
+"""Frames of runs in flight, their readers, and the run counter that tells stale outputs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpuexec.resources.fence import Fence
 from gpuexec.resources.memory import Allocate
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.device import MemoryBlock, Region, Stream
 from gpuexec.runtime.transfers import Transfers
 
 
 class Readers:
-    """Who still reads some bytes: fences that a stream waits for before the bytes are written again.
+    """Readers of some bytes: fences that a stream waits for before the bytes are written again.
 
     A write waits for the readers added before it was announced; those that come later read what it writes.
     """
@@ -52,7 +52,7 @@ class Readers:
             return [fence for writes, fence in self._fences if writes < write and not fence.is_issued()]
 
     def hold_back(self, stream: Stream, write: int) -> None:
-        """Have a stream wait for the readers before a write, all of them issued; the caller does not wait."""
+        """Make a stream wait for the readers before a write, all of them issued; the caller does not wait."""
         with self._lock:
             before = [fence for writes, fence in self._fences if writes < write]
             self._fences = [row for row in self._fences if row[0] >= write]
@@ -74,29 +74,29 @@ class Readers:
             self._fences = [row for row in self._fences if row not in rows]
 
 
-class Count:
-    """How many runs began over the same bytes; shared by engines that share arenas."""
+class SharedRunCount:
+    """Number of runs begun over the same bytes; shared by engines that share arenas."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.number = 0
 
 
-class Turns:
-    """Counts the runs of an engine: what a run made speaks for its data until the next one begins.
+class RunCounter:
+    """Counts the runs of an engine; outputs of a run are stale once the next one begins.
 
-    Who checks that, and then puts a reader on a stream, holds ``lock`` meanwhile, so that no run begins in between.
+    A check followed by a read on a stream holds ``lock`` throughout, so that no run begins in between.
     """
 
     def __init__(
         self,
         backend: Backend,
         syncs: SyncLog | None = None,
-        count: Count | None = None,
+        count: SharedRunCount | None = None,
         owner: str = "Worker",
     ) -> None:
         self.owner = owner
-        self._count = count or Count()
+        self._count = count or SharedRunCount()
         self.lock = self._count.lock
         self.is_closed = False
         self.syncs = syncs or SyncLog()
@@ -114,7 +114,7 @@ class Turns:
             return self._count.number
 
     def close(self) -> None:
-        """End all turns. The caller has waited for the readers."""
+        """Close: outputs of every run are stale. The caller has waited for the readers."""
         with self.lock:
             self.is_closed = True
         self.transfers.close()
@@ -131,12 +131,12 @@ class Frame:
 
     def __init__(self, backend: Backend, allocate: Allocate | None = None, readers: Readers | None = None) -> None:
         self._allocate = allocate or backend.device.allocate
-        self._outputs: dict[str, Memory] = {}
+        self._outputs: dict[str, MemoryBlock] = {}
         self._given: dict[str, Region] = {}
         # Where outputs are written whose bytes of the user's start where kernels can't write.
-        self._aside: dict[str, Memory] = {}
-        self._input: Memory | None = None
-        self._dropped: list[Memory] = []
+        self._aside: dict[str, MemoryBlock] = {}
+        self._input: MemoryBlock | None = None
+        self._dropped: list[MemoryBlock] = []
         self.is_shared = readers is not None
         self.readers = readers or Readers(backend)
 
@@ -151,7 +151,7 @@ class Frame:
         return self.readers.announce_write(use if self.is_shared else None)
 
     def give(self, name: str, region: Region | None) -> None:
-        """Say where an output lies from now on: in bytes of the user's, which never leave the frame, or in its own."""
+        """Set where an output lies: in bytes of the user's, which never leave the frame, or in its own."""
         if region is not None:
             self._given[name] = region
         else:
@@ -191,7 +191,7 @@ class Frame:
         return Region(memory, 0, nbytes)
 
     def writable(self, name: str, nbytes: int, alignment: int) -> Region:
-        """Return where a plan writes an output: its bytes, or, where the user's miss what kernels need, others beside.
+        """Return where a plan writes an output: its bytes, or aligned ones beside them where the user's are not.
 
         Args:
             name: The output's.
@@ -217,7 +217,7 @@ class Frame:
         """Return whether bytes are those that an output is written to beside the user's."""
         return self._aside.get(name) is region.memory
 
-    def input(self, nbytes: int) -> Memory:
+    def input(self, nbytes: int) -> MemoryBlock:
         """Return the block all inputs of the run are uploaded to."""
         if self._input is None or self._input.nbytes < nbytes:
             grown = self._allocate(max(nbytes, 1))
@@ -231,21 +231,21 @@ class Frame:
         first, last = region.address, region.address + region.nbytes
         return any(first < each.address + each.nbytes and each.address < last for each in self._given.values())
 
-    def take_out(self, memory: Memory) -> None:
+    def take_out(self, memory: MemoryBlock) -> None:
         """Take an output's bytes out of the ring: they now belong to whoever holds them; the user's stay."""
         for name in [name for name, held in self._outputs.items() if held is memory]:
             del self._outputs[name]
 
     def settle(self) -> None:
-        """Wait for who uses the bytes, however they end; of other engines that share them only what is on a stream."""
+        """Wait for all users of the bytes, however they end; of other engines only for what is on a stream."""
         self.readers.settle(only_issued=self.is_shared)
 
     def release_dropped(self) -> None:
-        """Let go of outgrown blocks; the caller has waited. One that a tensor still holds lives on with it."""
+        """Free outgrown blocks; the caller has waited. One that a tensor still holds lives on with it."""
         self._dropped.clear()
 
     def give_back(self) -> None:
-        """Let go of all blocks that are not the user's, as `release_dropped` does of outgrown ones."""
+        """Free all blocks that are not the user's, as `release_dropped` does outgrown ones."""
         self._outputs.clear()
         self._aside.clear()
         self._input = None
@@ -261,34 +261,34 @@ class Frame:
         self._given.clear()
         self._input = None
 
-    def _blocks(self) -> list[Memory]:
+    def _blocks(self) -> list[MemoryBlock]:
         """Return the blocks in use that are its own."""
         held = [*self._outputs.values(), *self._aside.values()]
         return held if self._input is None else [*held, self._input]
 
 
 class Lease:
-    """A tensor's claim on its bytes: for one turn of a Worker, or for good where it is no Worker's."""
+    """A tensor's claim on its bytes: until the next run of a Worker, or for good where it is no Worker's."""
 
-    def __init__(self, backend: Backend, frame: Frame | None = None, turns: Turns | None = None) -> None:
-        self._backend, self._frame, self._turns = backend, frame, turns
-        self._number = turns.number if turns is not None else 0
+    def __init__(self, backend: Backend, frame: Frame | None = None, run_counter: RunCounter | None = None) -> None:
+        self._backend, self._frame, self._run_counter = backend, frame, run_counter
+        self._number = run_counter.number if run_counter is not None else 0
         self._is_exported = False
         # Who is told of readbacks; mostly nobody.
         self.profile: RunProfile | None = None
         self.readers = frame.readers if frame is not None else Readers(backend)
-        self.lock = turns.lock if turns is not None else threading.RLock()
+        self.lock = run_counter.lock if run_counter is not None else threading.RLock()
 
     @property
     def is_own(self) -> bool:
-        """Whether the bytes are no Worker's."""
-        return self._turns is None or self._is_exported
+        """True where the bytes are the tensor's own, no Worker's."""
+        return self._run_counter is None or self._is_exported
 
     @property
     def transfers(self) -> Transfers:
         """The stream that copies of the bytes go on: the Worker's own, or the device's where there is none."""
-        is_live = self._turns is not None and not self._turns.is_closed
-        return self._turns.transfers if self._turns is not None and is_live else self._backend.transfers
+        is_live = self._run_counter is not None and not self._run_counter.is_closed
+        return self._run_counter.transfers if self._run_counter is not None and is_live else self._backend.transfers
 
     def check(self, name: str) -> None:
         """Check that the bytes still hold what the tensor stands for.
@@ -297,15 +297,15 @@ class Lease:
             StaleError: A later run has begun.
             ClosedError: The Worker is closed.
         """
-        if self._turns is None or self._is_exported:
+        if self._run_counter is None or self._is_exported:
             return
-        if self._turns.is_closed:
+        if self._run_counter.is_closed:
             raise ClosedError(
-                f"Output {name!r}: its {self._turns.owner} is closed. Call readback_request() or copy_output() before"
-                " closing it.",
+                f"Output {name!r}: its {self._run_counter.owner} is closed. Call readback_request() or copy_output()"
+                " before closing it.",
                 value=name,
             )
-        if self._number != self._turns.number:
+        if self._number != self._run_counter.number:
             raise StaleError(
                 f"Output {name!r} belongs to an earlier run. Call readback_request() or copy_output()"
                 " before the next run.",
@@ -314,10 +314,10 @@ class Lease:
 
     def note_sync(self, name: str, why: str) -> None:
         """Count a wait of the host that nobody asked for by name."""
-        if self._turns is not None:
-            self._turns.syncs.note_wait(name, why)
+        if self._run_counter is not None:
+            self._run_counter.syncs.note_wait(name, why)
 
-    def export(self, name: str, memory: Memory) -> None:
+    def export(self, name: str, memory: MemoryBlock) -> None:
         """Make the bytes the tensor's for good, but for those of the user's: the next run writes them."""
         with self.lock:
             self.check(name)

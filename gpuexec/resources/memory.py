@@ -1,4 +1,4 @@
-"""Who owns which bytes: those of others, and the arena of a Worker."""
+"""Arena of an engine, and borrowed memory of other owners."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Memory
+from gpuexec.runtime.device import ByteArray, MemoryBlock
 
 Array = np.ndarray[Any, Any]
 # Returns device memory of at least so many bytes, or raises OutOfMemoryError.
-Allocate = Callable[[int], Memory]
+Allocate = Callable[[int], MemoryBlock]
 
 
 class BorrowedMemory:
@@ -30,7 +30,7 @@ class BorrowedMemory:
         return BorrowedMemory(raw.ctypes.data, raw.nbytes, array, raw)
 
     def free(self) -> None:
-        """Let go of the owner."""
+        """Release the owner."""
         self.owner = self.array = None
 
 
@@ -43,10 +43,10 @@ class Arena:
         memory: What it starts with, of the user's; used as long as no plan needs more.
     """
 
-    def __init__(self, backend: Backend, allocate: Allocate | None = None, memory: Memory | None = None) -> None:
+    def __init__(self, backend: Backend, allocate: Allocate | None = None, memory: MemoryBlock | None = None) -> None:
         self._allocate = allocate or backend.device.allocate
         self._memory = self._given = memory
-        self._retired: list[Memory] = []
+        self._retired: list[MemoryBlock] = []
         self.generation = 0
 
     @property
@@ -54,7 +54,7 @@ class Arena:
         """Bytes held now, outgrown blocks included."""
         return sum(memory.nbytes for memory in self._blocks())
 
-    def reserve(self, nbytes: int) -> Memory:
+    def reserve(self, nbytes: int) -> MemoryBlock:
         """Return a block of at least ``nbytes``. An outgrown one stays for now: work on a stream may use it."""
         if self._memory is None or self._memory.nbytes < nbytes:
             grown = self._allocate(max(nbytes, 1))
@@ -83,7 +83,7 @@ class Arena:
             self._memory = None
             self.generation += 1
 
-    def _blocks(self) -> Iterator[Memory]:
+    def _blocks(self) -> Iterator[MemoryBlock]:
         yield from self._retired
         if self._memory is not None:
             yield self._memory

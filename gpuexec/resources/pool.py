@@ -1,4 +1,4 @@
-"""Memory that passes between the plans of a run: values whose size only the run itself tells."""
+"""Exchange pool: device blocks for values that pass between the plans of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuexec.errors import OutOfMemoryError
 from gpuexec.phases import note
 from gpuexec.resources.memory import Allocate
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Region, Stream
+from gpuexec.runtime.device import MemoryBlock, Region, Stream
 
 _SMALLEST = 256
 
@@ -25,9 +25,9 @@ class ExchangePool:
     def __init__(self, backend: Backend, stream: Stream, allocate: Allocate | None = None) -> None:
         self._stream = stream
         self._allocate = allocate or (lambda nbytes: backend.device.allocate(nbytes, stream))
-        self._free: dict[int, list[Memory]] = {}
+        self._free: dict[int, list[MemoryBlock]] = {}
         # Those that are lent too: a collection that finds holders of a block to be garbage must not find the block so.
-        self._blocks: dict[int, Memory] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
         # Reentrant: a collection may give blocks back in the middle of a call.
         self._lock = threading.RLock()
         self._is_closed = False
@@ -58,7 +58,7 @@ class ExchangePool:
         note("lend", "a block of the pool, new", size)
         return Lent(self, memory, nbytes)
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int) -> MemoryBlock:
         """Return memory from where the pool has its own, to keep.
 
         Raises:
@@ -75,7 +75,7 @@ class ExchangePool:
         """Return the size of a block for so many bytes: the next power of two."""
         return max(_SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
 
-    def take_back(self, memory: Memory) -> None:
+    def take_back(self, memory: MemoryBlock) -> None:
         """Take a block back; what is on the stream may use it still."""
         note("take back", "a block of the pool", memory.nbytes)
         with self._lock:
@@ -100,7 +100,7 @@ class ExchangePool:
             memory.free()
         self.nbytes = 0
 
-    def _take_free(self) -> list[Memory]:
+    def _take_free(self) -> list[MemoryBlock]:
         """Return the blocks nobody holds; they are the pool's no more."""
         with self._lock:
             rows, self._free = self._free, {}
@@ -116,7 +116,7 @@ class Lent:
 
     __slots__ = ("_pool", "memory", "region")
 
-    def __init__(self, pool: ExchangePool, memory: Memory, nbytes: int) -> None:
+    def __init__(self, pool: ExchangePool, memory: MemoryBlock, nbytes: int) -> None:
         self.memory, self.region = memory, Region(memory, 0, nbytes)
         self._pool = pool
 

@@ -1,4 +1,4 @@
-"""Log of what the host waits for, reads and computes in the middle of runs: counted, named, refused where forbidden.
+"""Log of synchronisations: waits, host reads and host nodes of runs, counted, named, refused where forbidden.
 
     with gpuexec.no_implicit_sync():
         worker.schedule(x)          # raises where a run would wait for the device without having been asked to
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from gpuexec.errors import ImplicitSyncError
 from gpuexec.graphs import Node
 from gpuexec.phases import note
-from gpuexec.planner.cut import HostRead
+from gpuexec.planner.partition import HostRead
 
 # Each may be of another run, so they can't be told together.
 WAITS_KEPT = 1000
@@ -90,7 +90,7 @@ class CopyRow:
 
 
 class SyncLog:
-    """What a Worker's runs waited for. ``is_strict``: they may not read or compute on the host at all."""
+    """Synchronisations of a Worker's runs. ``is_strict``: they may not read or compute on the host at all."""
 
     def __init__(self, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict

@@ -1,4 +1,4 @@
-"""Saying that something was never closed, and where it was made."""
+"""Warnings for objects that were never closed, with the line that made them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
 
 
 def warn_unless_closed(owner: object, what: str, cure: str = "close()") -> weakref.finalize[[str, str, int], object]:
-    """Have a ResourceWarning raised if an object is let go of before ``detach`` is called on what is returned.
+    """Warn (ResourceWarning) if an object is collected before ``detach`` is called on the finalizer returned.
 
     The warning is one of the line, outside this package, that made the object. At the end of the process all is quiet:
     who ends with things still open need not hear of it.

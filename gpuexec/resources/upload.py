@@ -1,4 +1,4 @@
-"""Weights on their way to a device: through two pinned blocks, however many bytes they are.
+"""Upload of weights through two pinned blocks, however many bytes they are.
 
 While one block is copied to the device the other is filled, from a file by ranges or from an array. So beside the
 weights themselves the host holds two blocks, and of a mapped file it touches no page.
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import AccessError, GpuexecError
-from gpuexec.mapped import FileRange, FileSource, bring, find_range, find_source
+from gpuexec.mapped import FileRange, FileSource, find_range, find_source, read_content
 from gpuexec.progress import Progress, Tell
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Memory, Region, Stream, align, begin_host_write
+from gpuexec.runtime.device import Event, MemoryBlock, Region, Stream, align, begin_host_write
 from gpuexec.runtime.transfers import close_stream
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +27,7 @@ _BLOCKS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:
-    """Content that shall lie on a device; ``name`` is what to call it."""
+    """Content to upload; ``name`` is for messages."""
 
     name: str
     array: Array
@@ -95,7 +95,7 @@ def read_parcel(parcel: Parcel) -> Array:
         AccessError: The file changed since it was opened, or can't be read; names the file and the value.
     """
     with _naming(parcel):
-        return bring(parcel.array)
+        return read_content(parcel.array)
 
 
 class _Courier:
@@ -104,7 +104,7 @@ class _Courier:
     def __init__(self, backend: Backend, stream: Stream, total: int, tell: Tell | None) -> None:
         self._backend, self._stream, self._tell = backend, stream, tell
         self._done, self._total = 0, total
-        self._blocks: list[tuple[Memory, Event | None]] = []
+        self._blocks: list[tuple[MemoryBlock, Event | None]] = []
         self._turn = self._used = 0
 
     def send(self, parcel: Parcel, address: int) -> None:
@@ -142,7 +142,7 @@ class _Courier:
             event.synchronize()
             self._give_back(event)
 
-    def _find_room(self) -> Memory:
+    def _find_room(self) -> MemoryBlock:
         """Return the block whose turn it is, with room behind what is used of it."""
         if not self._blocks:
             self._blocks.append((self._take(), None))
@@ -158,7 +158,7 @@ class _Courier:
             copied.synchronize()
         return block
 
-    def _take(self) -> Memory:
+    def _take(self) -> MemoryBlock:
         return self._backend.staging.take(min(max(self._total, 1), BLOCK_NBYTES))
 
     def _record(self) -> Event:

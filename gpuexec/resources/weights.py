@@ -1,4 +1,4 @@
-"""Weights of a model on a device: uploaded once, shared by its Workers, gone when nobody needs them."""
+"""Weights of a model on a device: uploaded once, shared by its Workers, freed with their last user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError
 from gpuexec.graphs import Graph, walk
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.model import Model
 from gpuexec.plan import Buffer, Role
 from gpuexec.progress import Tell
@@ -51,7 +51,7 @@ class Weights:
     def nbytes(self) -> int:
         """Bytes held."""
         if len(self._needed) > 1:
-            self._backend.keeper.prune()  # shares of runs that are over
+            self._backend.deferred_free.prune()  # shares of runs that are over
         self._settle()
         return self._nbytes
 
@@ -95,17 +95,17 @@ class Weights:
             return self._needed[number] & keys
 
     def need(self, number: int, keys: set[Key]) -> None:
-        """Have a share need what is there."""
+        """Count a share as a user of weights that are there."""
         with self._lock:
             self._needed[number] |= keys
 
     def end(self, number: int, *, has_waited: bool = False) -> None:
-        """Let go of what only this share needed; ``has_waited``: the caller did, for all work that uses it."""
+        """Free weights that only this share needed; ``has_waited``: the caller did, for all work that uses them."""
         self._ended.append(number)
         self._settle(has_waited=has_waited)
 
     def _settle(self, *, has_waited: bool = False) -> None:
-        """Let go of what was needed by shares that ended. While somebody uploads, that is left to the next call."""
+        """Free weights of shares that ended; during an upload that is left to the next call."""
         # Shares end wherever Python collects them, be it in a thread that is in here.
         while self._ended:
             held: list[bool] = []
@@ -130,7 +130,7 @@ class Weights:
                             uploaded.synchronize()
                     region.memory.free()
                 elif uploaded is not None and not uploaded.is_done():
-                    self._backend.keeper.hold(uploaded, place)
+                    self._backend.deferred_free.hold(uploaded, place)
 
     def _upload(self, parcels: Sequence[Parcel], stream: Stream, tell: Tell | None) -> list[_Place]:
         if not self._backend.device.target.has_kernels:
@@ -140,7 +140,7 @@ class Weights:
 
 
 class Share:
-    """What one user needs of a model's weights on a device: it stays as long as this does.
+    """The weights that one user needs of a model on a device: kept as long as this is held.
 
     Workers have one, and so does the work they put on streams: until that is done it holds the share it was issued
     with. A Worker that goes on with other weights has another one from then on.
@@ -211,7 +211,7 @@ class Share:
         return share
 
     def leave(self) -> None:
-        """Let go of what nobody else needs; the caller has waited for all work that uses it."""
+        """Free weights that nobody else needs; the caller has waited for all work that uses them."""
         if self._finalizer.detach() is not None:
             self.weights.end(self._number, has_waited=True)
 
@@ -245,4 +245,4 @@ def _borrow(parcel: Parcel) -> Region:
 
 
 def _key(array: Array) -> Key:
-    return bring(array).tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)
+    return read_content(array).tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)

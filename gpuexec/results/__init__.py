@@ -1,1 +1,1 @@
-"""What a run gives: tensors that may be pending, and the ways to read them."""
+"""Results of runs: tensors that may be pending, and the ways to read them."""

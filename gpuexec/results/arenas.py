@@ -1,4 +1,4 @@
-"""Memory of the user's, taken as it lies: arrays of NumPy, CuPy or torch, pinned memory, Tensors, buffers."""
+"""Buffers of the user as memory to run in: NumPy, CuPy, torch, pinned memory, Tensors, bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuexec.results.place import Place
 from gpuexec.results.tensor import Tensor
 from gpuexec.runtime import dlpack
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Memory, Region, Stream
+from gpuexec.runtime.device import ByteArray, MemoryBlock, Region, Stream
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -101,7 +101,7 @@ def is_on_host(item: Any) -> bool:
 def allocate_by(allocator: Any, backend: Backend, stream: Stream, what: str) -> Allocate:
     """Return what gets device memory from an allocator of the user's."""
 
-    def allocate(nbytes: int) -> Memory:
+    def allocate(nbytes: int) -> MemoryBlock:
         try:
             item = allocator.allocate(nbytes)
         except MemoryError as error:
@@ -132,7 +132,7 @@ def wrap_region(
 def refuse_by(why: str) -> Allocate:
     """Return what gives no memory, and says why."""
 
-    def allocate(nbytes: int) -> Memory:
+    def allocate(nbytes: int) -> MemoryBlock:
         raise OutOfMemoryError(f"{nbytes} bytes are needed, and {why}.")
 
     return allocate

@@ -1,4 +1,4 @@
-"""What a tensor holds: bytes on a device, when they are there, and whose they are."""
+"""Content of a tensor: bytes on a device, the fence of the work that makes them, and their lease."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Content:
         return self.place.region
 
     def settle(self, spec: TensorSpec, region: Region | None, array: Array | None = None) -> None:
-        """Say what the content is and where, if that is news; see `Place.settle`."""
+        """Set spec and bytes of the content, if not set yet; see `Place.settle`."""
         if not self.is_closed:
             self.place.settle(spec, region, array)
 
@@ -106,7 +106,7 @@ class Content:
         self._reach_stream(self.fence, "exported before its run was on the stream")
         self.lease.export(self.name, self.region.memory)
         for event in self.fence.events:
-            self.backend.keeper.hold(event, self.region.memory)
+            self.backend.deferred_free.hold(event, self.region.memory)
 
     def upload(self, raw: ByteArray, caller: CallerStream | None = None) -> None:
         """Replace the first bytes by host bytes, which are copied before this returns."""
@@ -134,7 +134,7 @@ class Content:
         """Replace the bytes by those of a tensor on the same device."""
         if caller is not None:
             source._reach_stream(source.fence, "copied in the order of a stream of the caller's")
-        taken, region, keeper = source.region, self.region, self.backend.keeper
+        taken, region, deferred_free = source.region, self.region, self.backend.deferred_free
         reading = Fence()
 
         def put(stream: Stream) -> None:
@@ -153,7 +153,7 @@ class Content:
 
         def release() -> None:
             for event in written.events[:1]:
-                keeper.hold(event, taken.memory)
+                deferred_free.hold(event, taken.memory)
             reading.issue(written.events[:1])
 
         written.when_issued(release)
@@ -161,7 +161,7 @@ class Content:
             self._reach_stream(written, "written in the order of a stream of the caller's")
 
     def close(self) -> None:
-        """Let go of the bytes where they are the tensor's own: freed once nothing on a stream uses them any more."""
+        """Release the bytes where they are the tensor's own: freed once nothing on a stream uses them."""
         self.is_closed = True
         if self.lease.is_own:
             self.place = Place(self.name, self.place.largest, Region(_Nothing(), 0, 0))
@@ -183,7 +183,7 @@ class Content:
     def _rewrite(
         self, sources: list[Fence], put: Callable[[Stream], None], caller: CallerStream | None = None
     ) -> Fence:
-        """Have ``put`` add the work that writes the bytes, behind its sources and all that uses the bytes now.
+        """Call ``put`` to issue work that writes the bytes, behind its sources and all present uses of the bytes.
 
         Returns:
             The fence of what is written; it becomes the content's.
@@ -214,13 +214,13 @@ class Content:
                     event = backend.device.create_event()
                     stream.record(event)
                 if caller is not None:
-                    caller.follow(event)
-                backend.keeper.hold(event, region.memory)
+                    caller.order_after(event)
+                backend.deferred_free.hold(event, region.memory)
                 written.issue((event,))
             except BaseException as error:
                 written.issue((), as_failure(error, f"The write of {self.name!r}"))
                 if not isinstance(error, Exception):
-                    lease.transfers.hold(backend.keeper, region.memory, put)
+                    lease.transfers.hold(backend.deferred_free, region.memory, put)
                     raise
 
         try:

@@ -1,4 +1,4 @@
-"""Tensors that are the caller's own: copies made on the device without waiting, and arrays as Tensors."""
+"""Copies of tensors on the device, owned by the caller, made without waiting."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Device arrays of other packages, in and out, with their streams.
+"""Exchange of device arrays with other packages (DLPack, CUDA array interface), with their streams.
 
-By DLPack, ``__cuda_array_interface__`` and ``__cuda_stream__``.
-Whoever waits, waits on a stream: a producer's work is followed by an event that the reader's stream waits for, and the
-caller goes on.
+A producer's work is followed by an event that the reader's stream waits for; the caller does not wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outputs of a run: a tuple in the model's order that also knows names."""
+"""Outputs of a run: a tuple in the model's order, with access by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tensor is and where it lies: known at once, or only when its run is wholly on its stream."""
+"""Spec and bytes of a tensor, which may be known only once its run is on the stream."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Place:
 
     @property
     def has_spec(self) -> bool:
-        """Whether the spec is known."""
+        """True where the spec is known."""
         return self._spec is not None
 
     @property
     def is_known(self) -> bool:
-        """Whether both spec and bytes are known."""
+        """True where both spec and bytes are known."""
         return self._spec is not None and (self._region is not None or self.array is not None)
 
     @property
     def is_object(self) -> bool:
-        """Whether it is known to be strings or a container, which have no bytes on a device."""
+        """True where it is known to be strings or a container, which have no bytes on a device."""
         known = self._spec or self.bound
         return known is not None and is_host_object(known.dtype)
 
@@ -92,5 +92,5 @@ class Place:
         return self.spec if self.bound is None or self._spec is not None else self.bound
 
     def settle(self, spec: TensorSpec, region: Region | None, array: np.ndarray[Any, Any] | None = None) -> None:
-        """Say what the tensor is and where: its bytes, or its content on the host where it has none."""
+        """Set spec and bytes, or the content on the host where there are no bytes."""
         self._spec, self._region, self.array = spec, region, array

@@ -1,4 +1,4 @@
-"""Bringing results to the host without blocking: a copy into pinned memory, and an event that says when it is there."""
+"""Readback without blocking: a copy into pinned memory, and an event for its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuexec.resources.fence import Fence, wait_in_loop
 from gpuexec.resources.frames import Lease
 from gpuexec.results.place import Place
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Event, Memory, Region, begin_host_read
+from gpuexec.runtime.device import Event, MemoryBlock, Region, begin_host_read
 from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +48,7 @@ class ReadbackRequest:
         self._fence.stepper = source.stepper
         self._lock = threading.Lock()
         self._is_cancelled = False
-        self._block: Memory | None = None
+        self._block: MemoryBlock | None = None
         self._callbacks: list[Callable[[ReadbackRequest], None]] = []
         self._is_watched = False
         # Whether whoever waited for it last was interrupted, and nobody asked since.
@@ -84,7 +84,7 @@ class ReadbackRequest:
         return self._is_cancelled
 
     def cancel(self) -> bool:
-        """Give up the request; False if it is done already. A copy under way ends unseen."""
+        """Cancel the request; False if it is done already. A copy under way ends unseen."""
         self._backend.check_process()
         with self._lock:
             if self._is_cancelled or self._fence.is_done():
@@ -187,19 +187,19 @@ class ReadbackRequest:
             self._put(region, block, event, caller)
         except BaseException as error:
             if not isinstance(error, Exception):
-                self._lease.transfers.hold(backend.keeper, region.memory, block)
+                self._lease.transfers.hold(backend.deferred_free, region.memory, block)
             raise
         # The block is used again when nobody holds this request or a view of it, and the copy is over.
         weakref.finalize(self, backend.staging.give_back, block, event).atexit = False
         self._fence.issue((event,))
 
-    def _put(self, region: Region, block: Memory, event: Event, caller: CallerStream | None) -> None:
+    def _put(self, region: Region, block: MemoryBlock, event: Event, caller: CallerStream | None) -> None:
         assert block.array is not None
         nbytes = self.spec.nbytes
         with self._lease.transfers.lock:
             stream = self._lease.transfers.open()
             if caller is not None:
-                caller.lead(stream)
+                caller.order_before(stream)
             for each in self._source.events:
                 stream.wait(each)
             if nbytes:
@@ -207,8 +207,8 @@ class ReadbackRequest:
                     stream.copy_to_host(block.array[:nbytes], region.address)
             stream.record(event)
         if caller is not None:
-            caller.follow(event)
-        self._backend.keeper.hold(event, region.memory)
+            caller.order_after(event)
+        self._backend.deferred_free.hold(event, region.memory)
 
     def _resolve(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""A result that may not exist yet, on whatever device it lies."""
+"""Tensor: a result on a device, which may still be pending."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Tensor:
 
     @property
     def backend_type(self) -> BackendType:
-        """Where the content lies."""
+        """Type of the backend that holds the content."""
         return self._content.backend.type
 
     def __repr__(self) -> str:
@@ -278,7 +278,7 @@ class Tensor:
     # ---- life
 
     def close(self) -> None:
-        """Let go of the content; a readback under way goes on. Twice is harmless."""
+        """Release the content; a readback under way goes on. Twice is harmless."""
         self._content.close()
 
     def __enter__(self) -> Tensor:

@@ -1,1 +1,1 @@
-"""A run under way: inputs bound, plans found, commands put on a stream, the host doing its part."""
+"""Execution of a run: inputs bound, plans found, commands put on a stream, host nodes computed."""

@@ -1,4 +1,4 @@
-"""Binding the inputs of a run: which bytes they are, on the device or on their way there."""
+"""Input binding of a run: device arrays in place, host arrays staged for one upload."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuexec.resources.alignment import find_alignment, is_aligned
 from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import BorrowedMemory
 from gpuexec.results.readback import ReadbackRequest
-from gpuexec.running.bound import Bound
-from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray
+from gpuexec.running.prepared_run import PreparedRun
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import ByteArray, Memory, Region, Stream, align, begin_host_write
+from gpuexec.runtime.device import ByteArray, MemoryBlock, Region, Stream, align, begin_host_write
 from gpuexec.spec import is_host_object
 from gpuexec.target import Target
 
@@ -33,10 +33,10 @@ class InputBinder:
 
     def __init__(self, backend: Backend, stream: Stream) -> None:
         self._backend, self._stream = backend, stream
-        self._block: Memory | None = None
+        self._block: MemoryBlock | None = None
         self.kept: dict[str, GivenInput] = {}
 
-    def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
+    def bind(self, prepared: PreparedRun, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run, and copy host arrays that are not borrowed."""
         staged: list[tuple[Value, HostArray]] = []
         borrowed: list[tuple[Value, HostArray, ByteArray]] = []
@@ -44,15 +44,15 @@ class InputBinder:
         for value in inputs:
             item = given[value.name]
             if isinstance(item, DeviceArray):
-                bind_device(bound, value, item)
+                bind_device(prepared, value, item)
             elif is_host_object(item.spec.dtype):
-                bind_object(bound, value, item)
+                bind_object(prepared, value, item)
             elif (raw := self._find_bytes(item)) is not None:
                 borrowed.append((value, item, raw))
-                bound.keep.append(item.array)
+                prepared.keep.append(item.array)
             else:
                 staged.append((value, item))
-        kept.update(self._bind_host(bound, staged, borrowed))
+        kept.update(self._bind_host(prepared, staged, borrowed))
         self.kept = kept
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
@@ -77,7 +77,7 @@ class InputBinder:
         """Keep what there is: inputs lie in the frames."""
 
     def release(self) -> None:
-        """Give the pinned block back; the caller has waited for all runs."""
+        """Return the pinned block; the caller has waited for all runs."""
         if self._block is not None:
             self._backend.staging.give_back(self._block)
         self._block = None
@@ -92,7 +92,7 @@ class InputBinder:
 
     def _bind_host(
         self,
-        bound: Bound,
+        prepared: PreparedRun,
         staged: Sequence[tuple[Value, HostArray]],
         borrowed: Sequence[tuple[Value, HostArray, ByteArray]],
     ) -> dict[str, GivenInput]:
@@ -100,28 +100,28 @@ class InputBinder:
         has_kernels = self._backend.device.target.has_kernels
         staged_bytes = sum(align(item.spec.nbytes) for _, item in staged)
         total = staged_bytes + sum(align(raw.nbytes) for _, _, raw in borrowed)
-        self._release_at_end(bound)
+        self._release_at_end(prepared)
         block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
         if block is not None:
             begin_host_write(block, staged_bytes)
-        home = bound.frame.input(total) if has_kernels else block
+        home = prepared.frame.input(total) if has_kernels else block
         kept: dict[str, GivenInput] = {}
-        late: list[tuple[Held, Array, ReadbackRequest]] = []
+        late: list[tuple[ValueLocation, Array, ReadbackRequest]] = []
         direct: list[tuple[int, ByteArray]] = []
         offset = 0
         for value, item in staged:
             assert block is not None and block.array is not None and home is not None
             nbytes = item.spec.nbytes
             window = block.array[offset : offset + nbytes].view(item.spec.dtype).reshape(item.spec.shape)
-            held = bound.env[value] = Held(item.spec, Region(home, offset, nbytes))
+            location = prepared.values[value] = ValueLocation(item.spec, Region(home, offset, nbytes))
             if item.request is not None:
-                bound.requests.append(item.request)
-                late.append((held, window, item.request))
+                prepared.requests.append(item.request)
+                late.append((location, window, item.request))
                 kept[value.name] = HostArray(item.spec, request=item.request)
             else:
                 assert item.array is not None
                 np.copyto(window, item.array)
-                held.array = window
+                location.array = window
                 kept[value.name] = HostArray(item.spec, window)
             offset += align(nbytes)
         for value, item, raw in borrowed:
@@ -132,25 +132,25 @@ class InputBinder:
                 offset += align(raw.nbytes)
             else:
                 region = Region(BorrowedMemory.of(raw), 0, raw.nbytes)
-            bound.env[value] = Held(item.spec, region, item.array)
+            prepared.values[value] = ValueLocation(item.spec, region, item.array)
         source = block.array[:staged_bytes] if block is not None and block.array is not None else None
         if late or (has_kernels and total):
-            bound.upload = self._make_upload(home if has_kernels else None, source, late, direct)
+            prepared.upload = self._make_upload(home if has_kernels else None, source, late, direct)
         return kept
 
     def _make_upload(
         self,
-        home: Memory | None,
+        home: MemoryBlock | None,
         source: ByteArray | None,
-        late: Sequence[tuple[Held, Array, ReadbackRequest]],
+        late: Sequence[tuple[ValueLocation, Array, ReadbackRequest]],
         direct: Sequence[tuple[int, ByteArray]],
     ) -> Callable[[], None]:
         stream = self._stream
 
         def upload() -> None:
-            for held, window, request in late:
+            for location, window, request in late:
                 np.copyto(window, request.view())
-                held.array = window
+                location.array = window
             if home is not None and source is not None and source.nbytes:
                 stream.copy_to_device(home.address, source)
             for address, raw in direct:
@@ -159,32 +159,32 @@ class InputBinder:
 
         return upload
 
-    def _release_at_end(self, bound: Bound) -> None:
-        """Give the last run's block back once this one has begun: its arrays have been copied from it by then."""
+    def _release_at_end(self, prepared: PreparedRun) -> None:
+        """Return the last run's block once this one has begun: its arrays have been copied from it by then."""
         if self._block is not None:
             previous, staging = self._block, self._backend.staging
-            bound.begin.append(lambda event: staging.give_back(previous, event))
+            prepared.begin.append(lambda event: staging.give_back(previous, event))
 
 
-def bind_device(bound: Bound, value: Value, item: DeviceArray) -> Held:
+def bind_device(prepared: PreparedRun, value: Value, item: DeviceArray) -> ValueLocation:
     """Bind an input where it lies on the device."""
-    bound.sources.append(item.fence)
-    bound.keep.append(item.source)
-    if item.readers is not None and item.readers is not bound.frame.readers:
-        item.readers.add(bound.reading)
-    held = bound.env[value] = Held(item.spec)
-    bound.borrowed.append((value.name, held, item.place))
+    prepared.sources.append(item.fence)
+    prepared.keep.append(item.source)
+    if item.readers is not None and item.readers is not prepared.frame.readers:
+        item.readers.add(prepared.reading)
+    location = prepared.values[value] = ValueLocation(item.spec)
+    prepared.borrowed.append((value.name, location, item.place))
     if item.place.is_known:
-        bound.locate(held, item.place)
-    return held
+        prepared.locate(location, item.place)
+    return location
 
 
-def bind_object(bound: Bound, value: Value, item: HostArray) -> None:
+def bind_object(prepared: PreparedRun, value: Value, item: HostArray) -> None:
     """Bind strings or a container, which stay on the host; what another run makes comes when it is done."""
-    held = bound.env[value] = Held(item.spec, array=item.array)
+    location = prepared.values[value] = ValueLocation(item.spec, array=item.array)
     if item.request is not None:
-        bound.requests.append(item.request)
-        bound.objects.append((held, item.request))
+        prepared.requests.append(item.request)
+        prepared.objects.append((location, item.request))
 
 
 def count_copied_bytes(target: Target, given: Mapping[str, GivenInput]) -> int:

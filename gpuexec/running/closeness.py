@@ -1,4 +1,4 @@
-"""Whether what one backend computed may stand for what another did: by the operator's tolerance class.
+"""Tolerance check between two backends: the allowed error of an operator's output.
 
 EXACT outputs, and all that are no floats, have the same bits (any NaN equals any NaN). ROUNDING allows 4 ulp of the
 output type. REDUCTION allows ``n * eps(accumulator) * magnitudes`` and 1 ulp, where two things have to be bounded

@@ -1,4 +1,4 @@
-"""Finding the layer that goes wrong: each node of a run is computed a second time, by NumPy, and compared.
+"""Layer-by-layer comparison with NumPy: finds the first node whose result is wrong.
 
 Both computations of a node take the same inputs, those that the backend under test has, read back; so errors don't add
 up, and the first node that differs is the one at fault. For this every value of a plan is an output of it, with memory
@@ -17,10 +17,10 @@ from gpuexec.command import Command
 from gpuexec.errors import GpuexecError, MismatchError, locate
 from gpuexec.graphs import Node, Value
 from gpuexec.inspecting.exposing import Exposed
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.plan import Plan
 from gpuexec.running.closeness import find_difference
-from gpuexec.running.held import Held
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream, begin_host_read
 from gpuexec.spec import TensorSpec
@@ -51,7 +51,7 @@ class Comparer:
         Raises:
             MismatchError: One differs by more than the operator's tolerance.
         """
-        inputs = [None if value is None else bring(arrays[value]) for value in node.inputs]
+        inputs = [None if value is None else read_content(arrays[value]) for value in node.inputs]
         try:
             expected = compute_arrays(node.operator, inputs)
             for position, value in enumerate(node.outputs):
@@ -63,12 +63,12 @@ class Comparer:
             raise locate(error, node, node.name) from None
         self.compared += 1
 
-    def fetch(self, held: Held) -> Array:
+    def fetch(self, location: ValueLocation) -> Array:
         """Return what a value is on the device, once the work issued so far is done; where it never was, the host's."""
-        region, nbytes = held.region, held.spec.nbytes
+        region, nbytes = location.region, location.spec.nbytes
         if region is None:
-            assert held.array is not None, "a value is nowhere"
-            return held.array
+            assert location.array is not None, "a value is nowhere"
+            return location.array
         raw = np.empty(nbytes, np.uint8)
         if nbytes and not self._backend.device.target.has_kernels:
             self._synchronize()
@@ -83,7 +83,7 @@ class Comparer:
             begin_host_read(block, nbytes)
             raw[...] = block.array[:nbytes]
             self._backend.staging.give_back(block)
-        return raw.view(held.spec.dtype).reshape(held.spec.shape)
+        return raw.view(location.spec.dtype).reshape(location.spec.shape)
 
     def _synchronize(self) -> None:
         event = self._backend.device.create_event()
@@ -141,14 +141,19 @@ class Comparison:
         exposed: What was planned, all values as outputs; who only looks at values is not compared.
         plan: Its plan.
         commands: The plan's commands.
-        held: Where inputs and outputs of the graph are.
+        locations: Where inputs and outputs of the graph are.
     """
 
     def __init__(
-        self, comparer: Comparer, exposed: Exposed, plan: Plan, commands: Sequence[Command], held: Mapping[Value, Held]
+        self,
+        comparer: Comparer,
+        exposed: Exposed,
+        plan: Plan,
+        commands: Sequence[Command],
+        locations: Mapping[Value, ValueLocation],
     ) -> None:
         graph = exposed.graph
-        self._comparer, self._held = comparer, held
+        self._comparer, self._locations = comparer, locations
         self._arrays: dict[Value, Array] = dict(graph.constants)
         last = {slot.buffer: index for index, command in enumerate(commands) for slot in command.writes_to()}
         ready = {
@@ -171,5 +176,5 @@ class Comparison:
             node, _ = self._waiting.pop()
             for value in (*node.inputs, *node.outputs):
                 if value is not None and value not in self._arrays:
-                    self._arrays[value] = self._comparer.fetch(self._held[value])
+                    self._arrays[value] = self._comparer.fetch(self._locations[value])
             self._comparer.compare(node, self._arrays)

@@ -1,4 +1,4 @@
-"""Inputs as planning sees them, before there is a run: arrays, or shapes in their place."""
+"""Inputs described by arrays or by shapes, for planning before a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ports import ModelPort
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.inputs import Acceptor, GivenInput, HostArray, check_shapes, name_inputs
+from gpuexec.running.inputs import GivenInput, HostArray, InputReader, check_shapes, name_inputs
 from gpuexec.running.lists import check_count
 from gpuexec.spec import TensorSpec
 
@@ -22,18 +22,18 @@ def is_shape(item: object) -> bool:
     )
 
 
-def describe_inputs(acceptor: Acceptor, inputs: object) -> tuple[dict[str, GivenInput], dict[str, object]]:
+def describe_inputs(input_reader: InputReader, inputs: object) -> tuple[dict[str, GivenInput], dict[str, object]]:
     """Return the inputs of a model to plan for, and those among them that have content.
 
     Args:
-        acceptor: Of the model.
+        input_reader: Of the model.
         inputs: One, a list in the model's order, or a mapping by name, of arrays or shapes. Inputs of fixed shape need
             not be given, nor do memories.
 
     Raises:
         InputError: One is missing, misspelt, or of the wrong dtype or shape.
     """
-    model = acceptor.model
+    model = input_reader.model
     if isinstance(inputs, (list, tuple)):
         # A tuple of whole numbers is a shape here, and no array of one axis.
         inputs = [inputs] if is_shape(inputs) else inputs
@@ -49,14 +49,14 @@ def describe_inputs(acceptor: Acceptor, inputs: object) -> tuple[dict[str, Given
         )
     # What memories hold is the state's to tell, unless it is given.
     ports = [port for port in model.ports if port in model.inputs or port.name in named]
-    described = {port.name: _describe(acceptor, port, named.get(port.name)) for port in ports}
+    described = {port.name: _describe(input_reader, port, named.get(port.name)) for port in ports}
     check_shapes(model, {name: item.spec for name, item in described.items()})
     return described, {name: item for name, item in named.items() if item is not None and not is_shape(item)}
 
 
-def _describe(acceptor: Acceptor, port: ModelPort, item: Any) -> GivenInput:
+def _describe(input_reader: InputReader, port: ModelPort, item: Any) -> GivenInput:
     if item is None:
-        return HostArray(TensorSpec(_find_fixed(acceptor.model.dims, port), port.spec.dtype))
+        return HostArray(TensorSpec(_find_fixed(input_reader.model.dims, port), port.spec.dtype))
     if is_shape(item):
         if any(extent < 0 for extent in item):
             raise InputError(f"Input {port.name!r} expects {port.spec}, got the shape {item}.", value=port.name)
@@ -64,7 +64,7 @@ def _describe(acceptor: Acceptor, port: ModelPort, item: Any) -> GivenInput:
     if isinstance(item, Tensor) or hasattr(item, "__cuda_array_interface__"):
         # Its content is of no use to planning, and need not be there.
         return HostArray(TensorSpec(tuple(item.shape), port.spec.dtype))
-    return acceptor.accept_one(port, item, copy=True)
+    return input_reader.accept_one(port, item, copy=True)
 
 
 def _find_fixed(dims: Mapping[str, object], port: ModelPort) -> tuple[int, ...]:

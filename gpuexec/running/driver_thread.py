@@ -1,4 +1,4 @@
-"""The thread of a Worker that does, in order, what has to wait for something outside the stream."""
+"""Driver thread of a Worker: takes runs on, in order, that wait for something outside their stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuexec.runtime.work_thread import WorkThread
 
 
 class DriverThread:
-    """Calls what it is given, one after the other. Starts with the first call; calls don't raise."""
+    """Thread that makes calls in order. Starts with the first call; calls don't raise."""
 
     def __init__(self) -> None:
         self._thread = WorkThread("gpuexec-driver")

@@ -1,4 +1,4 @@
-"""What callers may give as inputs, and the checks before any work: names, dtypes, shapes."""
+"""Inputs of a run: their forms, and the checks of names, dtypes and shapes before any work."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def with_room(given: Mapping[str, GivenInput], ends: Mapping[str, tuple[int, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptor:
-    """Takes inputs for runs of a model on a stream of a backend."""
+class InputReader:
+    """Reads inputs for runs of a model on a stream of a backend."""
 
     model: Model
     backend: Backend

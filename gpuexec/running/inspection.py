@@ -1,4 +1,4 @@
-"""What was looked at in a run: statistics on their way to the host, and what is told of them once they are there."""
+"""Results of taps and watches of a run: statistics read back and checked as the run goes on."""
 
 from __future__ import annotations
 
@@ -11,43 +11,47 @@ from typing import Any
 from gpuexec.command import HostCall, Launch, Slot
 from gpuexec.errors import InputError, NonFiniteError, StateError
 from gpuexec.graphs import Node, Value
-from gpuexec.inspecting.exposing import BINS, Exposed, Row
+from gpuexec.inspecting.exposing import BINS, Exposed, ExposedValue
 from gpuexec.inspecting.finding import NonFinite, find_nonfinite, judge_host_node
 from gpuexec.inspecting.inspector import Inspector
 from gpuexec.inspecting.statistics import Array, Reducer, Statistics, read_words, reduce_with
-from gpuexec.ops.statistics import WORDS, is_look
-from gpuexec.ops.statistics import Histogram as HistogramOperator
+from gpuexec.ops.statistics import WORDS, HistogramOperator, is_look
 from gpuexec.resources.fence import Fence
-from gpuexec.running.crossing import Crossing, Fetch
-from gpuexec.running.held import Held
-from gpuexec.running.plan_cache import Choice
+from gpuexec.running.host_transfers import Fetch, HostTransfers
+from gpuexec.running.plan_cache import PlannedVariant
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.completion import Completion
 from gpuexec.spec import TensorSpec, is_host_object
 
 
 class Piece:
-    """What was looked at in one plan of a run, or in one node on the host.
+    """Exposed values of one plan of a run, or of one host node.
 
     Args:
         exposed: What was looked at.
         fetch: Its way to the host.
         made: Where it is.
-        choice: The plan and its sizes.
+        planned: The plan and its sizes.
         given: The model's inputs.
     """
 
     def __init__(
-        self, exposed: Exposed, fetch: Fetch, made: Mapping[Value, Held], choice: Choice, given: Collection[Value]
+        self,
+        exposed: Exposed,
+        fetch: Fetch,
+        made: Mapping[Value, ValueLocation],
+        planned: PlannedVariant,
+        given: Collection[Value],
     ) -> None:
         self.fetch, self._exposed, self._made, self._given = fetch, exposed, made, given
-        self._commands, self._origins = choice.variant.commands, choice.prepared.plan.segment.origins
+        self._commands, self._origins = planned.variant.commands, planned.compiled.plan.segment.origins
         self._words: Array | None = None
         # Whoever gives the run up gives its pinned memory back.
         weakref.finalize(self, fetch.close).atexit = False
 
     @property
     def has_tensors(self) -> bool:
-        """Whether whole tensors are among it, for functions of the caller's."""
+        """True where whole tensors are exposed, for functions of the caller's."""
         return bool(self._exposed.tensors)
 
     def find(self) -> NonFinite | None:
@@ -97,7 +101,7 @@ class Piece:
 
 
 class Inspection:
-    """What a run was looked at for, by taps and a watch: poll `is_done`, await it, or wait; nothing blocks the run.
+    """Results of the taps and watches of a run: poll `is_done`, await it, or wait; nothing blocks the run.
 
     What it tells is there once the run is done, even if it was ended by what the watch found.
 
@@ -170,8 +174,10 @@ class Inspection:
         self._settle()
         return self._found
 
-    def _take(self, exposed: Exposed, crossing: Crossing, made: Mapping[Value, Held], choice: Choice) -> Piece | None:
-        """Start to bring what was looked at in a plan to the host; None where that is nothing.
+    def _take(
+        self, exposed: Exposed, transfers: HostTransfers, made: Mapping[Value, ValueLocation], planned: PlannedVariant
+    ) -> Piece | None:
+        """Start to read the exposed values of a plan back; None where there are none.
 
         What came there before is read and its memory given back: a loop may have trips without end.
 
@@ -181,16 +187,16 @@ class Inspection:
         shown = [value for value in (exposed.words, exposed.counts, *exposed.tensors.values()) if value is not None]
         if not shown:
             return None
-        held = {value: made[value] for value in shown}
-        piece = Piece(exposed, crossing.fetch(list(held.values())), held, choice, self._given)
+        location = {value: made[value] for value in shown}
+        piece = Piece(exposed, transfers.fetch(list(location.values())), location, planned, self._given)
         with self._lock:
             while self._pieces and _has_come(self._pieces[0]):
                 self._read_first()
             self._pieces.append(piece)
         return piece
 
-    def _take_host_node(self, node: Node, rows: Sequence[Row], arrays: Mapping[Value, Array | None]) -> None:
-        """Look at what the host computed; ``arrays`` are those it knows. Strings and containers have no statistics.
+    def _take_host_node(self, node: Node, rows: Sequence[ExposedValue], arrays: Mapping[Value, Array | None]) -> None:
+        """Take statistics of values the host computed, from ``arrays``. Strings and containers have none.
 
         Raises:
             NonFiniteError: The node made a NaN or infinity, and that ends the run.
@@ -206,7 +212,7 @@ class Inspection:
         self._check(found)
 
     def _check(self, found: NonFinite | None) -> None:
-        """End the run where something was found, if it was asked for.
+        """Raise for a NaN or infinity that was found, if the watch is to raise.
 
         Raises:
             NonFiniteError: Something was, and it was.
@@ -223,7 +229,7 @@ class Inspection:
                 value=found.output.value,
             )
 
-    def _reduce(self, node: Node, row: Row, array: Array) -> Statistics:
+    def _reduce(self, node: Node, row: ExposedValue, array: Array) -> Statistics:
         (words,) = row.operator.compute(array)
         counts = HistogramOperator(BINS).compute(array, words)[0] if row.has_histogram else None
         results = reduce_with((each for tap in row.taps for each in self._reducers.get(tap.name, ())), array)

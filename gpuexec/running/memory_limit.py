@@ -1,4 +1,4 @@
-"""A limit on the device memory of a Worker: plans are held against it when they are made, allocations when they come.
+"""Memory limit of a Worker: plans are checked when they are made, allocations when they are asked for.
 
 The first refuses, before anything is compiled or allocated, what could never fit. The second sees to it that a Worker
 that grew for one size and then for another stays within the limit: who is refused gives back what earlier sizes took,
@@ -21,7 +21,7 @@ from gpuexec.resources.frames import Frame
 from gpuexec.resources.memory import Allocate, Arena
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.weights import Weights
-from gpuexec.runtime.device import Memory
+from gpuexec.runtime.device import MemoryBlock
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +56,7 @@ class Needs:
 
 
 class Holder(Protocol):
-    """What holds memory."""
+    """Anything that holds device memory."""
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +64,7 @@ class Holder(Protocol):
 
 
 class MemoryLimit:
-    """What a Worker or Method may hold on its device.
+    """Limit on the bytes that a Worker or Method holds on its device.
 
     Args:
         max_bytes: All together: arena, frames, what passes between plans, weights, state. What several Workers share
@@ -89,13 +89,13 @@ class MemoryLimit:
         self._expected: dict[int | bytes, int] = {}
 
     def watch(self, arena: Arena, frames: Sequence[Frame], *others: Holder) -> None:
-        """Count what these hold."""
+        """Count the bytes of these holders."""
         self._held += [arena, *frames, *others]
 
     def meter(self, allocate: Allocate) -> Allocate:
-        """Return a way to allocate that refuses what would go beyond the limit."""
+        """Return an allocator that refuses to go beyond the limit."""
 
-        def allocate_within(nbytes: int) -> Memory:
+        def allocate_within(nbytes: int) -> MemoryBlock:
             self.admit(nbytes)
             return allocate(nbytes)
 

@@ -1,4 +1,4 @@
-"""Steps of as many layers as fit a budget, by the time that layers were measured to take."""
+"""Pacing of a run: steps of as many layers as fit a time budget, by measured layer times."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Pacer:
 
     @property
     def has_layers(self) -> bool:
-        """Whether the present step has put anything on the stream."""
+        """True once the present step has put something on the stream."""
         return bool(self._nodes)
 
     @property
     def is_full(self) -> bool:
-        """Whether the step ends here, whatever comes."""
+        """True where the step ends here."""
         return self._is_full
 
     def fits(self, times: LayerTimes, layer: Hashable) -> bool:
@@ -60,11 +60,11 @@ class Pacer:
         return self._expected_ms + expected_ms <= self._budget_ms
 
     def begin(self) -> TimedEvent | None:
-        """Say that the commands of a layer come next on the stream; return what `end` takes."""
+        """Begin to time a layer whose commands come next on the stream; return the argument for `end`."""
         return None if self._budget_ms is None else self._stopwatch.mark()
 
     def end(self, start: TimedEvent | None, times: LayerTimes, layer: Hashable) -> None:
-        """Say that all commands of the layer are on the stream."""
+        """End the timing of a layer whose commands are all on the stream."""
         if start is not None:
             self._stopwatch.expect(times, layer, start, self._stopwatch.mark())
 

@@ -1,4 +1,4 @@
-"""Where a run's profile meets its plans: what the layers are, and how they are issued one by one."""
+"""Profiling of runs: layers of a plan issued one by one between timed events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpuexec.phases import witnessed_by
 from gpuexec.profiling.layers import Layer, PlanLayers, count_node_flops, describe_layers
 from gpuexec.profiling.log import ProfileLog
 from gpuexec.profiling.run_profile import RunProfile
-from gpuexec.resources.holdings import Holdings
-from gpuexec.running.bound import Bound
-from gpuexec.running.held import Held
-from gpuexec.running.plan_cache import Choice
+from gpuexec.resources.memory_usage import MemoryUsage
+from gpuexec.running.plan_cache import PlannedVariant
+from gpuexec.running.prepared_run import PreparedRun
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.device import Stream
 from gpuexec.spec import TensorSpec
 
@@ -22,52 +22,58 @@ _NOTHING = contextlib.nullcontext()
 
 
 def following(profile: RunProfile | None) -> AbstractContextManager[None]:
-    """Return a context in which a run's profile, if it has one, hears what is done."""
+    """Return a context whose phases go to a run's profile, if it has one."""
     return _NOTHING if profile is None else witnessed_by(profile)
 
 
-def profile_run(bound: Bound, log: ProfileLog, model: str, stream: Stream, holdings: Holdings) -> None:
-    """Have a profiler's log get a run that is bound, and readbacks of its outputs."""
-    backend = bound.run._backend
-    profile = log.open_run(model, backend.device, stream, holdings.count)
-    bound.profile = profile
-    for tensor in bound.run.outputs.values():
+def profile_run(prepared: PreparedRun, log: ProfileLog, model: str, stream: Stream, memory_usage: MemoryUsage) -> None:
+    """Profile a prepared run, and readbacks of its outputs."""
+    backend = prepared.run._backend
+    profile = log.open_run(model, backend.device, stream, memory_usage.count)
+    prepared.profile = profile
+    for tensor in prepared.run.outputs.values():
         tensor._content.lease.profile = profile
 
 
 def issue_by_layer(
-    profile: RunProfile, choice: Choice, graph: Graph, env: Mapping[Value, Held], advance: Callable[[int], None]
+    profile: RunProfile,
+    planned: PlannedVariant,
+    graph: Graph,
+    values: Mapping[Value, ValueLocation],
+    advance: Callable[[int], None],
 ) -> Callable[[int], None]:
-    """Return what issues the commands of a plan up to one, timing each layer.
+    """Return a function that issues the commands of a plan up to a number, timing each layer.
 
     Args:
         profile: Of the run.
-        choice: The plan and its size.
+        planned: The plan and its size.
         graph: What it is the plan of.
-        env: Where the inputs are.
+        values: Where the inputs are.
         advance: Issues commands up to one.
     """
 
     def describe(number: int) -> PlanLayers:
-        template = choice.prepared.template
-        specs = template.infer({value.name: env[value].describe() for value in graph.inputs})
-        return describe_layers(number, template.plan, choice.variant.commands, template.graph, specs)
+        template = planned.compiled.template
+        specs = template.infer({value.name: values[value].describe() for value in graph.inputs})
+        return describe_layers(number, template.plan, planned.variant.commands, template.graph, specs)
 
-    layers = profile.log.find_layers(choice.variant, choice.prepared.plan, describe)
+    layers = profile.log.find_layers(planned.variant, planned.compiled.plan, describe)
     return profile.open_plan(layers, advance)
 
 
-def upload_inputs(profile: RunProfile, stream: Stream, held: Sequence[Held], upload: Callable[[], None]) -> None:
-    """Bring inputs to the device, timed."""
-    nbytes = sum(each.spec.nbytes for each in held)
-    with profile.time_transfer(stream, "upload", f"{len(held)} inputs", nbytes):
+def upload_inputs(
+    profile: RunProfile, stream: Stream, location: Sequence[ValueLocation], upload: Callable[[], None]
+) -> None:
+    """Upload inputs, timed."""
+    nbytes = sum(each.spec.nbytes for each in location)
+    with profile.time_transfer(stream, "upload", f"{len(location)} inputs", nbytes):
         upload()
 
 
-def note_host_layer(profile: RunProfile, node: Node, env: Mapping[Value, Held], computed_ms: float) -> None:
-    """Tell of a node that the host has computed."""
+def note_host_layer(profile: RunProfile, node: Node, values: Mapping[Value, ValueLocation], computed_ms: float) -> None:
+    """Record a host node in a profile."""
     specs: dict[Value, TensorSpec] = {
-        value: env[value].spec for value in (*node.inputs, *node.outputs) if value is not None and value in env
+        value: values[value].spec for value in (*node.inputs, *node.outputs) if value is not None and value in values
     }
     flops = count_node_flops(node, specs)
     profile.add_host_layer(Layer(node.name, node.operator.name, (), 0, 0, flops, 0, ()), computed_ms)

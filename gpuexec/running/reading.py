@@ -1,4 +1,4 @@
-"""Reading from the device what the host needs to go on: exactly those bytes, in one go, counted and named."""
+"""Readback of values that the host needs to go on: only those bytes, in one copy, counted and named."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from gpuexec.planner.cut import HostRead
+from gpuexec.planner.partition import HostRead
 from gpuexec.resources.syncs import SyncLog
-from gpuexec.running.crossing import Crossing
-from gpuexec.running.held import Held
-from gpuexec.running.run import Turn
+from gpuexec.running.host_transfers import HostTransfers
+from gpuexec.running.run import RunProgress
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.device import Event
 
 
 def read_values(
-    values: Sequence[tuple[HostRead, Held]],
-    crossing: Crossing,
+    values: Sequence[tuple[HostRead, ValueLocation]],
+    transfers: HostTransfers,
     syncs: SyncLog,
     issuing: AbstractContextManager[object],
-    wait: Callable[[Event], Iterator[Turn]],
+    wait: Callable[[Event], Iterator[RunProgress]],
     *,
     is_allowed: bool,
-) -> Iterator[Turn]:
-    """Bring values to the host, where they are not there yet.
+) -> Iterator[RunProgress]:
+    """Read values back, where the host does not have them yet.
 
     Args:
-        values: Where they are, and who asks for them.
-        crossing: The way from the device.
+        values: The reads, each with the location of its value.
+        transfers: Transfers from the device.
         syncs: Where reads are counted.
         issuing: Held while work is put on the stream.
         wait: Waits for the device.
@@ -36,14 +36,14 @@ def read_values(
     Raises:
         ImplicitSyncError: It may not.
     """
-    rows = [(read, held) for read, held in values if held.array is None]
+    rows = [(read, location) for read, location in values if location.array is None]
     if not rows:
         return
     for read, _ in rows:
         syncs.check(read.value.name, f"{read.reader} ({read.role})", is_allowed=is_allowed)
     start = time.perf_counter()
     with issuing:
-        fetch = crossing.fetch([held for _, held in rows])
+        fetch = transfers.fetch([location for _, location in rows])
     try:
         yield from wait(fetch.before)
         reached = time.perf_counter()
@@ -52,7 +52,7 @@ def read_values(
         fetch.finish()
     finally:
         fetch.close()
-    for read, held in rows:
-        share = held.spec.nbytes / fetch.nbytes if fetch.nbytes else 0.0
-        syncs.note_read(read, held.spec.nbytes, waited_ms, copied_ms * share)
+    for read, location in rows:
+        share = location.spec.nbytes / fetch.nbytes if fetch.nbytes else 0.0
+        syncs.note_read(read, location.spec.nbytes, waited_ms, copied_ms * share)
         waited_ms = 0.0  # they were waited for together

@@ -1,4 +1,4 @@
-"""Templates from plans that a program carries: found by the inputs at hand, and packed no more."""
+"""Templates restored from the stored plans of a program: laid out already, checked against the inputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def restore(
 
 
 def _find_ends(plan: Plan, graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
-    """Return the specs that a plan was laid out for, where the inputs are within them; None where they are not."""
+    """Return the specs that a plan was laid out for, if the inputs are within them, else None."""
     if [port.name for port in plan.outputs] != [value.name for value in graph.outputs]:
         return None
     if [port.name for port in plan.inputs] != [value.name for value in graph.inputs]:

@@ -1,4 +1,4 @@
-"""A run as its caller sees it: outputs at once, work that is waited for only on demand."""
+"""Run handle: outputs at once, work that is waited for only on demand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpuexec.pickling import not_picklable
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.syncs import are_syncs_allowed
 from gpuexec.results.tensor import Tensor
-from gpuexec.running.held import Held
 from gpuexec.running.inspection import Inspection
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import is_host_object
 
@@ -33,15 +33,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Nodes that were just put on the stream, or computed on the host; ``left`` guesses how many layers follow."""
+    """Nodes just put on the stream, or computed on the host; ``left`` estimates how many layers follow."""
 
     nodes: tuple[str, ...]
     left: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """A run can't go on before something outside the stream has happened, or should go on elsewhere.
+class MustWait:
+    """A wait for something outside the stream, or for work that another thread should do.
 
     ``is_over`` tells whether it has and never waits; ``wait`` does. ``is_work``: what comes next keeps the thread busy.
     """
@@ -51,9 +51,9 @@ class Pause:
     is_work: bool = False
 
 
-Turn = Issued | Pause
-# Nothing to wait for: where whoever advances a run sees that it was cancelled.
-BETWEEN = Pause(lambda: True, lambda: None)
+RunProgress = Issued | MustWait
+# No wait: a point at which a cancelled run stops.
+CANCELLATION_POINT = MustWait(lambda: True, lambda: None)
 
 
 @not_picklable("Send arrays: peek_output(name).readback_and_clone().")
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def inspection(self) -> Inspection:
-        """What taps and watch of the Worker tell of this run; it may be pending.
+        """Results of the taps and watches of this run; they may be pending.
 
         Raises:
             StateError: There were neither when the run was scheduled.
@@ -115,7 +115,7 @@ class Run:
         return self._fence.synchronize(timeout_s)
 
     def cancel(self) -> bool:
-        """Give the run up; False if its work is done or wholly on the stream already, where it can't be taken back."""
+        """Cancel the run; False if its work is done, or wholly on the stream and can't be taken back."""
         self._backend.check_process()
         return self._give_up(self)
 
@@ -123,13 +123,13 @@ class Run:
         """Return whether the run was given up."""
         return self._is_cancelled
 
-    def _settle(self, made: Mapping[str, Held]) -> None:
-        """Tell the outputs what they are and where: all of the run is on its stream."""
+    def _settle(self, made: Mapping[str, ValueLocation]) -> None:
+        """Set specs and bytes of the outputs: all of the run is on its stream."""
         for name, tensor in self._outputs.items():
-            held = made[name]
-            is_object = is_host_object(held.spec.dtype)
-            assert (held.array if is_object else held.region) is not None
-            tensor._content.settle(held.spec, held.region, held.array if is_object else None)
+            location = made[name]
+            is_object = is_host_object(location.spec.dtype)
+            assert (location.array if is_object else location.region) is not None
+            tensor._content.settle(location.spec, location.region, location.array if is_object else None)
 
     def __await__(self) -> Generator[Any, None, Run]:
         self._backend.check_process()

@@ -1,4 +1,4 @@
-"""The rows of a scan output on their way into one tensor."""
+"""Stack of the rows of a scan output in one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.resources.pool import ExchangePool, Lent
-from gpuexec.running.held import Held
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.device import Region, Stream
 from gpuexec.spec import TensorSpec, is_container, is_host_object
 
@@ -18,7 +18,7 @@ _FIRST_ROWS = 4
 
 
 class Stack:
-    """The rows of a scan output, one behind the other in memory that doubles when it is full; strings on the host.
+    """Rows of a scan output, one behind the other in memory that doubles when it is full; strings on the host.
 
     Args:
         stream: Where rows are copied.
@@ -28,7 +28,7 @@ class Stack:
     """
 
     def __init__(
-        self, stream: Stream, pool: ExchangePool, locate: Callable[[Held], Region], expected: int | None
+        self, stream: Stream, pool: ExchangePool, locate: Callable[[ValueLocation], Region], expected: int | None
     ) -> None:
         self._stream, self._pool, self._locate = stream, pool, locate
         self._expected = expected
@@ -37,7 +37,7 @@ class Stack:
         self._lent: Lent | None = None
         self._capacity = 0
 
-    def add(self, row: Held, index: int) -> None:
+    def add(self, row: ValueLocation, index: int) -> None:
         """Copy a row behind those there are.
 
         Args:
@@ -62,20 +62,22 @@ class Stack:
             self._copy(spec, self._locate(row))
         self._rows.append(spec)
 
-    def finish(self, *, is_reversed: bool = False) -> Held:
+    def finish(self, *, is_reversed: bool = False) -> ValueLocation:
         """Return the rows stacked along a new first axis."""
         row, length = self._rows[0], len(self._rows)
         spec = row.with_shape((length, *row.shape))
         if self._arrays:
-            return Held(spec, array=np.stack(self._arrays[::-1] if is_reversed else self._arrays), is_computed=True)
+            return ValueLocation(
+                spec, array=np.stack(self._arrays[::-1] if is_reversed else self._arrays), is_computed=True
+            )
         assert self._lent is not None
         if not is_reversed or not row.nbytes:
-            return Held(spec, Region(self._lent.memory, 0, spec.nbytes), owner=self._lent)
+            return ValueLocation(spec, Region(self._lent.memory, 0, spec.nbytes), owner=self._lent)
         turned = self._pool.lend(spec.nbytes)
         start, end = self._lent.region.address, turned.region.address + spec.nbytes
         for place in range(length):
             self._stream.copy(end - (place + 1) * row.nbytes, start + place * row.nbytes, row.nbytes)
-        return Held(spec, Region(turned.memory, 0, spec.nbytes), owner=turned)
+        return ValueLocation(spec, Region(turned.memory, 0, spec.nbytes), owner=turned)
 
     def _copy(self, spec: TensorSpec, region: Region) -> None:
         if len(self._rows) == self._capacity:
@@ -85,9 +87,9 @@ class Stack:
             self._stream.copy(self._lent.region.address + len(self._rows) * spec.nbytes, region.address, spec.nbytes)
 
     def _grow(self, nbytes: int) -> None:
-        before, held = self._lent, self._capacity * nbytes
+        before, location = self._lent, self._capacity * nbytes
         wanted = 2 * self._capacity or _FIRST_ROWS
         self._capacity = wanted if self._expected is None else max(1, min(wanted, self._expected))
         self._lent = self._pool.lend(self._capacity * nbytes)
-        if before is not None and held:
-            self._stream.copy(self._lent.region.address, before.region.address, held)
+        if before is not None and location:
+            self._stream.copy(self._lent.region.address, before.region.address, location)

@@ -1,4 +1,4 @@
-"""A run that its caller puts on the stream step by step: at most one of an engine, and no newer one beside it."""
+"""Manual scheduling: a run put on the stream step by step, at most one of an engine."""
 
 from __future__ import annotations
 
@@ -6,91 +6,98 @@ import threading
 from collections.abc import Iterator
 
 from gpuexec.errors import StaleError
-from gpuexec.resources.entrance import Entrance
-from gpuexec.resources.holdings import Holdings
-from gpuexec.running.bound import Bound
-from gpuexec.running.issuer import Issuer
+from gpuexec.resources.exclusive_caller import ExclusiveCaller
+from gpuexec.resources.memory_usage import MemoryUsage
 from gpuexec.running.pacing import Pacer
+from gpuexec.running.prepared_run import PreparedRun
 from gpuexec.running.profiled import following
-from gpuexec.running.run import Issued, Pause, Run, Step, Turn
+from gpuexec.running.run import Issued, MustWait, Run, RunProgress, Step
 from gpuexec.running.stopwatch import Stopwatch
+from gpuexec.running.submitter import Submitter
 
 
 class Stepping:
-    """The steps of an engine's runs. ``bound`` is the run in the middle of them, if there is one.
+    """Manual scheduling of an engine's runs. ``prepared`` is the run in the middle of its steps, if there is one.
 
     Args:
-        issuer: The way onto the stream.
-        stopwatch: What times layers.
-        holdings: Told what each step put on the stream.
-        entrance: Where whoever advances the steps enters.
+        submitter: Executes runs.
+        stopwatch: Times layers.
+        memory_usage: Observes memory after each step.
+        exclusive: Entered to advance the steps.
     """
 
-    def __init__(self, issuer: Issuer, stopwatch: Stopwatch, holdings: Holdings, entrance: Entrance) -> None:
-        self._issuer, self._stopwatch, self._holdings, self._entrance = issuer, stopwatch, holdings, entrance
-        self.bound: Bound | None = None
+    def __init__(
+        self, submitter: Submitter, stopwatch: Stopwatch, memory_usage: MemoryUsage, exclusive: ExclusiveCaller
+    ) -> None:
+        self._submitter, self._stopwatch, self._memory_usage, self._exclusive = (
+            submitter,
+            stopwatch,
+            memory_usage,
+            exclusive,
+        )
+        self.prepared: PreparedRun | None = None
 
-    def begin(self, bound: Bound, budget_ms: float | None) -> Iterator[tuple[Step, int]]:
+    def begin(self, prepared: PreparedRun, budget_ms: float | None) -> Iterator[tuple[Step, int]]:
         """Return the steps of a run, a layer each or as many as fit the budget, each with a guess of how many follow.
 
         The run before, if it is in the middle of its steps, was dropped by the caller.
         """
-        bound.run._fence.stepper = bound.reading.stepper = threading.get_ident()
-        bound.turns = self._issuer.take(bound, Pacer(self._stopwatch, budget_ms))
-        self.bound = bound
-        return self._step(bound)
+        prepared.run._fence.stepper = prepared.reading.stepper = threading.get_ident()
+        prepared.remaining = self._submitter.take(prepared, Pacer(self._stopwatch, budget_ms))
+        self.prepared = prepared
+        return self._step(prepared)
 
     def give_up(self, run: Run) -> bool:
-        """Give a run up unless it is wholly on the stream; False if it is."""
-        with self._issuer.lock:
-            if self.bound is None or self.bound.run is not run:
-                return self._issuer.cancel(run, f"Run {run.number} was cancelled.")
+        """Cancel a run unless it is wholly on the stream; False if it is."""
+        with self._submitter.lock:
+            if self.prepared is None or self.prepared.run is not run:
+                return self._submitter.cancel(run, f"Run {run.number} was cancelled.")
             self.drop("its caller")
             return True
 
     def drop(self, reason: str) -> None:
-        """Give up the run in the middle of its steps, if there is one."""
-        with self._issuer.lock:
-            bound, self.bound = self.bound, None
-            if bound is not None:
-                self._issuer.drop(bound, f"Run {bound.run.number} was given up for {reason}.")
+        """Cancel the run in the middle of its steps, if there is one."""
+        with self._submitter.lock:
+            prepared, self.prepared = self.prepared, None
+            if prepared is not None:
+                self._submitter.drop(prepared, f"Run {prepared.run.number} was given up for {reason}.")
 
-    def _step(self, bound: Bound) -> Iterator[tuple[Step, int]]:
+    def _step(self, prepared: PreparedRun) -> Iterator[tuple[Step, int]]:
         index = 0
-        pause: Pause | None = None
+        pause: MustWait | None = None
         while True:
             if pause is not None and not pause.is_work and not pause.is_over():
-                with self._entrance:
-                    self._check_present(bound)
+                with self._exclusive:
+                    self._check_present(prepared)
                 yield Step(index, (), True), 1
                 continue
-            with self._entrance, following(bound.profile):
-                self._check_present(bound)
-                turn = self._take(bound)
-                if turn is None:
+            with self._exclusive, following(prepared.profile):
+                self._check_present(prepared)
+                progress = self._take(prepared)
+                if progress is None:
                     return
-                pause = turn if isinstance(turn, Pause) else None
-            if isinstance(turn, Issued):
-                self._holdings.observe(bound.run.number, turn.nodes[-1] if turn.nodes else "")
-                yield Step(index, turn.nodes, False), turn.left
-                index += len(turn.nodes)
+                pause = progress if isinstance(progress, MustWait) else None
+            if isinstance(progress, Issued):
+                self._memory_usage.observe(prepared.run.number, progress.nodes[-1] if progress.nodes else "")
+                yield Step(index, progress.nodes, False), progress.left
+                index += len(progress.nodes)
 
-    def _check_present(self, bound: Bound) -> None:
+    def _check_present(self, prepared: PreparedRun) -> None:
         """Check that a run may go on.
 
         Raises:
             StaleError: It is not the present one any more.
         """
-        if self.bound is not bound:
+        if self.prepared is not prepared:
             raise StaleError("A newer run has begun, or this one was cancelled; this iterator can't go on.")
 
-    def _take(self, bound: Bound) -> Turn | None:
-        """Take the next turn of the present run; None after the last."""
+    def _take(self, prepared: PreparedRun) -> RunProgress | None:
+        """Return the next progress of the present run; None after the last."""
         try:
-            turn = next(bound.turns, None)
+            progress = next(prepared.remaining, None)
         except BaseException:
-            self.bound = None
+            self.prepared = None
             raise
-        if turn is None:
-            self.bound = None
-        return turn
+        if progress is None:
+            self.prepared = None
+        return progress

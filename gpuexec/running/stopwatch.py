@@ -1,4 +1,4 @@
-"""How long layers take: timed by events on their stream, kept with their plans.
+"""Layer times: measured by events on their stream, kept with the plans.
 
 Times are picked up once the events are done, so measuring waits for nothing; and since they lie with the plan, they are
 known in later runs and for other sizes.
@@ -18,7 +18,7 @@ _WEIGHT = 0.5
 
 
 class LayerTimes:
-    """How long layers take, in milliseconds, smoothed over runs."""
+    """Times of layers in milliseconds, smoothed over runs."""
 
     __slots__ = ("_known_ms",)
 
@@ -26,7 +26,7 @@ class LayerTimes:
         self._known_ms: dict[Hashable, float] = {}
 
     def find(self, layer: Hashable) -> float | None:
-        """Return what a layer takes; None while it was not measured."""
+        """Return the time of a layer; None while it was not measured."""
         return self._known_ms.get(layer)
 
     def note(self, layer: Hashable, ms: float) -> None:
@@ -57,7 +57,7 @@ class Stopwatch:
         return event
 
     def expect(self, times: LayerTimes, layer: Hashable, start: TimedEvent, end: TimedEvent) -> None:
-        """Note what a layer took once its events are done."""
+        """Note the time of a layer once its events are done."""
         self._laps.append(_Lap(times, layer, start, end))
 
     def collect(self) -> None:

@@ -1,4 +1,4 @@
-"""Where an engine's bytes come from: its own, which grow as runs need them, or memory of the user's."""
+"""Storage of an engine: arena, frames, pool and inputs, its own or in the user's memory."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuexec.graphs import Value
-from gpuexec.resources.frames import Frame, Turns
-from gpuexec.resources.holdings import Holdings
+from gpuexec.resources.frames import Frame, RunCounter
 from gpuexec.resources.memory import Arena
+from gpuexec.resources.memory_usage import MemoryUsage
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.resources.weights import Weights
 from gpuexec.running.binding import InputBinder
-from gpuexec.running.bound import Bound
 from gpuexec.running.inputs import GivenInput
 from gpuexec.running.memory_limit import MemoryLimit
+from gpuexec.running.prepared_run import PreparedRun
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
 from gpuexec.runtime.graph_cache import GraphCache
 
 
 class Binder(Protocol):
-    """What binds the inputs of runs. ``kept`` are those of the last run, or set for the next."""
+    """Binds the inputs of runs. ``kept`` are those of the last run, or set for the next."""
 
     kept: dict[str, GivenInput]
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
         """Make room for inputs."""
 
-    def bind(self, bound: Bound, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
+    def bind(self, prepared: PreparedRun, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run."""
 
     def unpin(self) -> None:
         """Keep inputs that stay set in ordinary memory, and give pinned memory back; the caller has waited."""
 
     def give_back(self) -> None:
-        """Let go of room that other sizes took; the caller has waited."""
+        """Free room that other sizes took; the caller has waited."""
 
     def release(self) -> None:
-        """Give back what is held; the caller has waited for all runs."""
+        """Free all memory; the caller has waited for all runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Storage:
     frames: tuple[Frame, ...]
     pool: ExchangePool
     binder: Binder
-    turns: Turns
+    run_counter: RunCounter
     limit: MemoryLimit | None = None
     # Whether it is as large as plans need, and not larger.
     is_exact: bool = False
@@ -61,9 +61,9 @@ class Storage:
 OpenStorage = Callable[[Backend, Stream, SyncLog], Storage]
 
 
-def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, backend: Backend) -> Holdings:
-    """Return what tells how much of each kind of memory is held, and since when."""
-    return Holdings(
+def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, backend: Backend) -> MemoryUsage:
+    """Return the memory usage of an engine, by kind."""
+    return MemoryUsage(
         {
             "arena": lambda: storage.arena.nbytes,
             "exchange": lambda: storage.pool.nbytes,
@@ -77,7 +77,7 @@ def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, backend
 
 
 def own_storage(frames: int, limit: MemoryLimit | None = None) -> OpenStorage:
-    """Return what opens memory of an engine's own, within a limit if there is one."""
+    """Return a function that opens an engine's own memory, within a limit if there is one."""
 
     def open_storage(backend: Backend, stream: Stream, syncs: SyncLog) -> Storage:
         allocate = None if limit is None else limit.meter(backend.device.allocate)
@@ -86,7 +86,7 @@ def own_storage(frames: int, limit: MemoryLimit | None = None) -> OpenStorage:
             tuple(Frame(backend, allocate) for _ in range(frames)),
             ExchangePool(backend, stream, allocate),
             InputBinder(backend, stream),
-            Turns(backend, syncs),
+            RunCounter(backend, syncs),
             limit,
         )
         if limit is not None:

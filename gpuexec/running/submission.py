@@ -1,4 +1,4 @@
-"""Putting the commands of one plan on a stream, in pieces: whole, by layer, or one command at a time."""
+"""Submission of one plan's commands: whole, by layer, or one command at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Submission:
     Args:
         origins: The node that each command stems from.
         is_synchronous: Finish each command before the next, so that the one that fails is known.
-        comparison: What is told how many commands are done.
+        comparison: Compares the nodes whose commands are done.
         takes_launches: Never put the commands on the stream as one graph.
     """
 
@@ -64,7 +64,7 @@ class Submission:
                 self._comparison.advance(index + 1)
 
     def finish(self) -> None:
-        """Say that all is issued: what no command makes is compared too.
+        """Finish: compare values that no command makes, too.
 
         Raises:
             MismatchError: As `advance`.

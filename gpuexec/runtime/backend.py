@@ -16,8 +16,8 @@ from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, Input
 from gpuexec.pickling import not_picklable
 from gpuexec.runtime import driver
 from gpuexec.runtime.completion import Completion
+from gpuexec.runtime.deferred_free import DeferredFree
 from gpuexec.runtime.device import Device
-from gpuexec.runtime.keeper import Keeper
 from gpuexec.runtime.staging import Staging
 from gpuexec.runtime.transfers import Transfers
 
@@ -53,7 +53,7 @@ class Backend:
         self.device, self.type, self.reason = device, type, reason
         self.completion = Completion(device.name)
         self.staging = Staging(device)
-        self.keeper = Keeper()
+        self.deferred_free = DeferredFree()
         self.transfers = Transfers(device)
         self._process = os.getpid()
 

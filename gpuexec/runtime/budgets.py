@@ -104,7 +104,7 @@ LARGER: Mapping[str, Budget] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class KernelUse:
     """Launch sizes of a kernel: threads of its largest block, and the most dynamic shared memory by architecture.
 
     Architectures that no plan launches it on are absent.
@@ -114,7 +114,7 @@ class Use:
     shared_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
-def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Use | None = None) -> Iterator[str]:
+def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: KernelUse | None = None) -> Iterator[str]:
     """Yield a sentence for each budget that a compiled kernel exceeds.
 
     Args:

@@ -26,7 +26,7 @@ from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.instances import kernel_table
 from gpuexec.runtime import nvrtc
-from gpuexec.runtime.budgets import Use, find_excess, shared_limit
+from gpuexec.runtime.budgets import KernelUse, find_excess, shared_limit
 from gpuexec.runtime.kernel_cache import KernelCache, make_key
 from gpuexec.runtime.kernel_library import default_cache
 from gpuexec.runtime.kernel_source import find_source, flatten
@@ -37,11 +37,11 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100"
 CHUNK = 32  # instances per program: parallel enough for one large file, and an edit of the table recompiles little
 
 Table = Mapping[str, Sequence[str]]
-Uses = Mapping[Kernel, Use]
+Uses = Mapping[Kernel, KernelUse]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CompileUnit:
     """Instances of one file compiled together."""
 
     source: str
@@ -53,13 +53,13 @@ class Program:
 class Outcome:
     """Result of compiling a program: its kernels, or the error. ``seconds`` is 0 for a cache hit."""
 
-    program: Program
+    program: CompileUnit
     kernels: tuple[nvrtc.CompiledKernel, ...]
     error: str
     seconds: float
 
 
-def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = None) -> list[Program]:
+def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = None) -> list[CompileUnit]:
     """Return the programs that cover a table of instantiations for all architectures.
 
     Where ``uses`` says what plans launch, instances that they don't launch on an architecture are left out.
@@ -69,13 +69,13 @@ def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = 
         for source, listed in table.items():
             expressions = [e for e in listed if uses is None or _is_used(uses, Kernel(source, e), architecture)]
             programs += [
-                Program(source, architecture, tuple(expressions[first : first + CHUNK]))
+                CompileUnit(source, architecture, tuple(expressions[first : first + CHUNK]))
                 for first in range(0, len(expressions), CHUNK)
             ]
     return programs
 
 
-def compile_programs(programs: Sequence[Program], cache: KernelCache) -> list[Outcome]:
+def compile_programs(programs: Sequence[CompileUnit], cache: KernelCache) -> list[Outcome]:
     """Compile programs in parallel; a program that fails is an outcome, so that one run shows all errors."""
     with ThreadPoolExecutor(knobs.build_jobs(), "gpuexec-nvrtc") as pool:
         return list(pool.map(lambda program: _compile(program, cache), programs))
@@ -106,13 +106,13 @@ def find_strays(table: Table, uses: Uses) -> list[str]:
     return sorted(unused) + sorted(unlisted)
 
 
-def read_launches(path: Path) -> dict[Kernel, Use]:
+def read_launches(path: Path) -> dict[Kernel, KernelUse]:
     """Return how plans launch each kernel, from rows ``[source, expression, threads, shared bytes by architecture]``.
 
     What a row has beyond these is not for this reader.
     """
     rows = json.loads(path.read_text())
-    return {Kernel(source, expression): Use(threads, shared) for source, expression, threads, shared, *_ in rows}
+    return {Kernel(source, expression): KernelUse(threads, shared) for source, expression, threads, shared, *_ in rows}
 
 
 def format_architectures(outcomes: Sequence[Outcome]) -> str:
@@ -186,7 +186,7 @@ def _is_used(uses: Uses, kernel: Kernel, architecture: str) -> bool:
     return kernel in uses and architecture in uses[kernel].shared_bytes
 
 
-def _group(outcomes: Sequence[Outcome], key: Callable[[Program], str]) -> dict[str, list[Outcome]]:
+def _group(outcomes: Sequence[Outcome], key: Callable[[CompileUnit], str]) -> dict[str, list[Outcome]]:
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(key(outcome.program), []).append(outcome)
@@ -204,7 +204,7 @@ def _measure(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
     )
 
 
-def _compile(program: Program, cache: KernelCache) -> Outcome:
+def _compile(program: CompileUnit, cache: KernelCache) -> Outcome:
     started = time.perf_counter()
     try:
         text = flatten(find_source(program.source))

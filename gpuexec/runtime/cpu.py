@@ -20,7 +20,17 @@ from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.plan import Segment
 from gpuexec.runtime.cpu_execution import Call, Execution, Order
 from gpuexec.runtime.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
-from gpuexec.runtime.device import ALIGNMENT, ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent
+from gpuexec.runtime.device import (
+    ALIGNMENT,
+    ByteArray,
+    Event,
+    Function,
+    MemoryBlock,
+    Recording,
+    Region,
+    Stream,
+    TimedEvent,
+)
 from gpuexec.runtime.host import host_memory_bytes
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.runtime.work_thread import WorkPool
@@ -117,11 +127,11 @@ class CpuDevice:
         """Nothing: the process's allocator takes back what is freed."""
         return 0
 
-    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         """Return memory of the process."""
         return CpuMemory(nbytes)
 
-    def allocate_pinned(self, nbytes: int) -> Memory:
+    def allocate_pinned(self, nbytes: int) -> MemoryBlock:
         """Return memory of the process; nothing need be pinned here."""
         return CpuMemory(nbytes)
 

@@ -18,11 +18,11 @@ from gpuexec.runtime.cuda_errors import NOT_READY, SUCCESS, CallContext
 from gpuexec.runtime.cuda_event import CudaEvent, CudaTimedEvent
 from gpuexec.runtime.cuda_graph import CudaGraph
 from gpuexec.runtime.cuda_stream import CudaFunction, CudaStream
-from gpuexec.runtime.device import Memory, Recording, Region, Stream
+from gpuexec.runtime.device import MemoryBlock, Recording, Region, Stream
 from gpuexec.runtime.kernel_library import KernelLibrary
 from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
 from gpuexec.runtime.memory_pool import MemoryPool, PooledMemory, PooledPinned, round_to_class
-from gpuexec.runtime.prepared import Prepared
+from gpuexec.runtime.prepared import PreparedCommand
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.stored_code import StoredCode
 from gpuexec.target import OLDEST_ARCHITECTURE, Target
@@ -30,7 +30,7 @@ from gpuexec.target import OLDEST_ARCHITECTURE, Target
 _PORTABLE = 1  # cudaHostAllocPortable
 
 
-class DeviceSource:
+class CudaDeviceSource:
     """Device memory from the driver."""
 
     def __init__(self, device: CudaDevice) -> None:
@@ -51,7 +51,7 @@ class DeviceSource:
             self._device.cupy.cuda.runtime.free(address)
 
 
-class PinnedSource:
+class CudaPinnedSource:
     """Page-locked host memory from the driver."""
 
     def __init__(self, device: CudaDevice) -> None:
@@ -116,20 +116,20 @@ class CudaDevice:
         self._library = KernelLibrary(self.target.name)
         self._functions: dict[Kernel, CudaFunction] = {}
         kept = knobs.pool_bytes()
-        self._memory = MemoryPool(DeviceSource(self), self.create_event, kept)
-        self._pinned = MemoryPool(PinnedSource(self), self.create_event, kept)
+        self._memory = MemoryPool(CudaDeviceSource(self), self.create_event, kept)
+        self._pinned = MemoryPool(CudaPinnedSource(self), self.create_event, kept)
 
     @property
     def cached_nbytes(self) -> int:
         """Bytes on the device that were freed and are kept to be used again."""
         return self._memory.cached_nbytes
 
-    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         """Return device memory from the device's own pool."""
         self.context.check()
         return PooledMemory(self._memory, nbytes, stream)
 
-    def allocate_pinned(self, nbytes: int) -> Memory:
+    def allocate_pinned(self, nbytes: int) -> MemoryBlock:
         """Return page-locked host memory from the device's own pool; a view that someone holds keeps it alive."""
         self.context.check()
         return PooledPinned(self._pinned, nbytes)
@@ -184,7 +184,7 @@ class CudaDevice:
         return record_launches(self, segment, memory)
 
     def create_graph(
-        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
     ) -> CudaGraph:
         """Return an executable graph of prepared commands; ``edges`` are pairs (before, after) of positions."""
         return CudaGraph(self, commands, edges, origins)

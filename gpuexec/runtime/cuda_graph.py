@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuexec.errors import DeviceLostError
-from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 
 if TYPE_CHECKING:
     from gpuexec.runtime.cuda import CudaDevice
@@ -30,7 +30,7 @@ class CudaGraph:
     def __init__(
         self,
         device: CudaDevice,
-        commands: Sequence[Prepared],
+        commands: Sequence[PreparedCommand],
         edges: Sequence[tuple[int, int]],
         origins: Sequence[str] = (),
     ) -> None:
@@ -62,7 +62,7 @@ class CudaGraph:
     def __str__(self) -> str:
         return self._name
 
-    def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
+    def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
         driver, check, executable = self._driver, self._device.check, self._executable
         with self._device.calling(self._updating):
@@ -91,7 +91,7 @@ class CudaGraph:
                 self._device.check(self._driver.cuGraphExecDestroy(executable))
                 self._device.check(self._driver.cuGraphDestroy(self._graph))
 
-    def _add(self, position: int, command: Prepared, before: list[Any]) -> list[Any]:
+    def _add(self, position: int, command: PreparedCommand, before: list[Any]) -> list[Any]:
         driver, check, graph, count = self._driver, self._device.check, self._graph, len(before)
         parameters = self._describe(position, command)
         match command:
@@ -121,7 +121,7 @@ class CudaGraph:
         attribute = self._driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         self._device.check(self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value))
 
-    def _describe(self, position: int, command: Prepared) -> list[Any]:
+    def _describe(self, position: int, command: PreparedCommand) -> list[Any]:
         """Return the parameters of a command's nodes."""
         match command:
             case PreparedLaunch():

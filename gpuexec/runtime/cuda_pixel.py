@@ -21,7 +21,7 @@ from gpuexec.ops.pixel import copy_kernels, make_copy, make_fill
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.cuda import CudaDevice
 from gpuexec.runtime.cuda_stream import CudaStream
-from gpuexec.runtime.device import ByteArray, Function, Memory, Stream
+from gpuexec.runtime.device import ByteArray, Function, MemoryBlock, Stream
 from gpuexec.runtime.pixel.addresses import AddressSpace
 from gpuexec.runtime.pixel.arguments import name_textures
 from gpuexec.runtime.pixel.extents import TEXEL_BYTES, Rectangle, find_extents, split_range
@@ -160,7 +160,7 @@ class CudaPixelDevice(CudaDevice):
         super().__init__(ordinal, packed_launch=packed_launch)
         self.target = dataclasses.replace(self.target, kind="pixel")
         self.space: AddressSpace[Handles] = AddressSpace()
-        self._edges: dict[tuple[int, int], Memory] = {}
+        self._edges: dict[tuple[int, int], MemoryBlock] = {}
         self.load(copy_kernels())
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Any:

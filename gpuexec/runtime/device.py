@@ -32,7 +32,7 @@ def align(nbytes: int) -> int:
     return round_up(nbytes, ALIGNMENT)
 
 
-class Memory(Protocol):
+class MemoryBlock(Protocol):
     """Bytes on a device or in pinned host memory."""
 
     @property
@@ -54,7 +54,7 @@ class Memory(Protocol):
         """
 
 
-def note_stream(memory: Memory, stream: Stream) -> None:
+def note_stream(memory: MemoryBlock, stream: Stream) -> None:
     """Note that work of a stream may use a memory until it is freed, without anyone waiting for that work.
 
     A device with a pool reuses the bytes only behind what is on the stream when they are freed, so the stream must
@@ -64,7 +64,7 @@ def note_stream(memory: Memory, stream: Stream) -> None:
         memory.note_stream(stream)
 
 
-def begin_host_read(memory: Memory, nbytes: int, offset: int = 0) -> None:
+def begin_host_read(memory: MemoryBlock, nbytes: int, offset: int = 0) -> None:
     """Announce a host read of a memory's bytes, which a memory with ``check_host`` checks for order.
 
     Raises:
@@ -74,7 +74,7 @@ def begin_host_read(memory: Memory, nbytes: int, offset: int = 0) -> None:
         memory.check_host(offset, nbytes, is_write=False)
 
 
-def begin_host_write(memory: Memory, nbytes: int, offset: int = 0) -> None:
+def begin_host_write(memory: MemoryBlock, nbytes: int, offset: int = 0) -> None:
     """Announce a host write of a memory's bytes, which a memory with ``check_host`` checks for order.
 
     Raises:
@@ -88,7 +88,7 @@ def begin_host_write(memory: Memory, nbytes: int, offset: int = 0) -> None:
 class Region:
     """A range of a memory, to which a buffer of a plan is bound."""
 
-    memory: Memory
+    memory: MemoryBlock
     offset: int
     nbytes: int
 
@@ -204,7 +204,7 @@ class Device(Protocol):
     def cached_nbytes(self) -> int:
         """Freed bytes on the device that are kept for reuse."""
 
-    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         """Return device memory, aligned to 256 bytes, content undefined.
 
         Args:
@@ -216,7 +216,7 @@ class Device(Protocol):
             OutOfMemoryError: The device has no room.
         """
 
-    def allocate_pinned(self, nbytes: int) -> Memory:
+    def allocate_pinned(self, nbytes: int) -> MemoryBlock:
         """Return page-locked host memory, with its ``array``."""
 
     def trim(self) -> int:

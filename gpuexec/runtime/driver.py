@@ -23,7 +23,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DriverDevice:
     """A GPU that the driver reports: its name and compute capability (``(9, 0)`` for sm_90)."""
 
     name: str
@@ -40,7 +40,7 @@ class Driver:
 
     found: bool
     version: int
-    devices: tuple[Device, ...]
+    devices: tuple[DriverDevice, ...]
     reason: str
 
     @property
@@ -125,7 +125,7 @@ def _ask(library: Library) -> Driver:
     return Driver(found=True, version=version.value, devices=devices, reason=reason)
 
 
-def _describe(library: Library, ordinal: int) -> Device | None:
+def _describe(library: Library, ordinal: int) -> DriverDevice | None:
     device, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
     name = ctypes.create_string_buffer(256)
     if library.cuDeviceGet(ctypes.byref(device), ordinal) != 0:
@@ -133,7 +133,7 @@ def _describe(library: Library, ordinal: int) -> Device | None:
     library.cuDeviceGetName(name, len(name), device)
     library.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
     library.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    return Device(name.value.decode(errors="replace"), (major.value, minor.value))
+    return DriverDevice(name.value.decode(errors="replace"), (major.value, minor.value))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.runtime.device import Stream
 from gpuexec.runtime.graph_cache import GraphCache
-from gpuexec.runtime.prepared import CommandGraph, GraphDevice, Prepared, PreparedFill
+from gpuexec.runtime.prepared import CommandGraph, GraphDevice, PreparedCommand, PreparedFill
 
 # Whole submissions as a stream of launches before a graph is made.
 USES_BEFORE = 3
@@ -31,7 +31,7 @@ class GraphForm:
     def __init__(
         self,
         device: GraphDevice,
-        commands: Sequence[Prepared],
+        commands: Sequence[PreparedCommand],
         edges: Sequence[tuple[int, int]],
         origins: Sequence[str],
         graphs: GraphCache | None,
@@ -159,6 +159,6 @@ class GraphForm:
         return self._lost_us >= cost_us
 
 
-def _find_rigid(commands: Sequence[Prepared]) -> frozenset[int]:
+def _find_rigid(commands: Sequence[PreparedCommand]) -> frozenset[int]:
     """Return commands that a graph can't update: fills of two columns, since CUDA updates one dimension only."""
     return frozenset([i for i, c in enumerate(commands) if isinstance(c, PreparedFill) and len(c.pattern) == 8])

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpuexec.atomic_file import write_file
 from gpuexec.errors import AccessError, KernelError
-from gpuexec.replacing import write_file
 from gpuexec.runtime.code_files import make_folder, private_folder, read_code
 from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
 from gpuexec.system_files import lock_file

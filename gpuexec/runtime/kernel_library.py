@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuexec import knobs
 from gpuexec.command import Kernel
-from gpuexec.mapped import bring_bytes
+from gpuexec.mapped import read_view
 from gpuexec.runtime import nvrtc
 from gpuexec.runtime.code_files import cache_folder
 from gpuexec.runtime.kernel_cache import CachedCubin, KernelCache, make_key
@@ -114,7 +114,7 @@ class KernelLibrary:
         compiled = CompiledKernel(
             kernel.expression, found.lowered_name, found.registers, 0, found.shared_bytes, found.max_threads
         )
-        cubin = Cubin(kernel.source, bytes(bring_bytes(found.image)), (compiled,), "")
+        cubin = Cubin(kernel.source, bytes(read_view(found.image)), (compiled,), "")
         return CachedCubin(found.key, cubin, None, was_compiled=False)
 
     def _compile_one(self, kernel: Kernel) -> CachedCubin:

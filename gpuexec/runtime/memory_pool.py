@@ -22,8 +22,8 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError, OutOfMemoryError
 from gpuexec.geometry import round_up
+from gpuexec.runtime.deferred_free import is_over
 from gpuexec.runtime.device import ByteArray, Event, Stream
-from gpuexec.runtime.keeper import is_over
 
 _FINEST, _COARSEST = 512, 2 << 20
 
@@ -49,7 +49,7 @@ class Source(Protocol):
         """
 
 
-class Use:
+class StreamUse:
     """Pending work on a stream that may use a block; ``event`` is recorded behind it on demand."""
 
     __slots__ = ("event", "stream")
@@ -59,19 +59,19 @@ class Use:
         self.event: Event | None = None
 
 
-class Block:
+class PoolBlock:
     """A block of memory lent by a pool; its next holder must be ordered after ``uses``."""
 
     __slots__ = ("address", "nbytes", "uses")
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
-        self.uses: tuple[Use, ...] = ()
+        self.uses: tuple[StreamUse, ...] = ()
 
     def note_stream(self, stream: Stream) -> None:
         """Note that work of a stream may still use the block when it is given back, however late it is issued."""
         if not any(is_same(use.stream, stream) for use in self.uses):
-            self.uses = (*self.uses, Use(stream))
+            self.uses = (*self.uses, StreamUse(stream))
 
 
 class MemoryPool:
@@ -86,8 +86,8 @@ class MemoryPool:
     def __init__(self, source: Source, create_event: Callable[[], Event], most_cached_nbytes: int) -> None:
         self._source, self._create_event, self._most_cached = source, create_event, most_cached_nbytes
         # By size, oldest first.
-        self._free: dict[int, list[Block]] = {}
-        self._returned: deque[Block] = deque()
+        self._free: dict[int, list[PoolBlock]] = {}
+        self._returned: deque[PoolBlock] = deque()
         # Reentrant: garbage collection may run code that allocates in the middle of a call, and finds it busy.
         self._lock = threading.RLock()
         self._is_busy = False
@@ -99,7 +99,7 @@ class MemoryPool:
         self.settle()
         return self._cached
 
-    def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> PoolBlock:
         """Return a block of at least ``nbytes``; its content is undefined.
 
         Args:
@@ -121,9 +121,9 @@ class MemoryPool:
                 finally:
                     self._is_busy = False
         self.settle()
-        return found or Block(self._allocate_anew(size), size)
+        return found or PoolBlock(self._allocate_anew(size), size)
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: PoolBlock) -> None:
         """Return a block to the pool, from any thread or finalizer; only the work it notes still uses it."""
         self._returned.append(block)
 
@@ -149,7 +149,7 @@ class MemoryPool:
         Args:
             is_waiting: Wait for the work that blocks note, and give these back too.
         """
-        ready: list[Block] = []
+        ready: list[PoolBlock] = []
         with self._lock:
             if not self._is_busy:
                 self._is_busy = True
@@ -182,11 +182,11 @@ class MemoryPool:
         while self._returned:
             self._keep(self._returned.popleft())
 
-    def _keep(self, block: Block) -> None:
+    def _keep(self, block: PoolBlock) -> None:
         self._free.setdefault(block.nbytes, []).append(block)
         self._cached += block.nbytes
 
-    def _take(self, size: int, stream: Stream | None) -> Block | None:
+    def _take(self, size: int, stream: Stream | None) -> PoolBlock | None:
         """Return a block that is idle, or one that ``stream`` was made to wait for."""
         rows = self._free.get(size, [])
         for block in reversed(rows):
@@ -204,15 +204,15 @@ class MemoryPool:
         return None
 
     @staticmethod
-    def _is_next(block: Block, stream: Stream | None) -> bool:
+    def _is_next(block: PoolBlock, stream: Stream | None) -> bool:
         """Return whether only a stream's own work uses a block."""
         return stream is not None and all(is_same(use.stream, stream) for use in block.uses)
 
-    def _is_idle(self, block: Block) -> bool:
+    def _is_idle(self, block: PoolBlock) -> bool:
         """Return whether all work that a block notes is done; never waits."""
         return not block.uses or (self._mark(block) and all(_is_done(use) for use in block.uses))
 
-    def _mark(self, block: Block) -> bool:
+    def _mark(self, block: PoolBlock) -> bool:
         """Record the missing events of a block; return False, changing nothing, where a stream is captured or gone."""
         for use in block.uses:
             if use.event is None:
@@ -226,13 +226,13 @@ class MemoryPool:
                 use.event = event
         return True
 
-    def _order(self, stream: Stream, block: Block) -> None:
+    def _order(self, stream: Stream, block: PoolBlock) -> None:
         """Make a stream wait for all work that a block notes."""
         for use in block.uses:
             assert use.event is not None
             stream.wait(use.event)
 
-    def _remove(self, block: Block) -> Block:
+    def _remove(self, block: PoolBlock) -> PoolBlock:
         rows = self._free[block.nbytes]
         rows.remove(block)
         if not rows:
@@ -240,7 +240,7 @@ class MemoryPool:
         self._cached -= block.nbytes
         return block
 
-    def _shrink(self, is_idle: Callable[[Block], bool]) -> None:
+    def _shrink(self, is_idle: Callable[[PoolBlock], bool]) -> None:
         """Release idle blocks until the pool is within its limit."""
         for rows in tuple(self._free.values()):
             for block in tuple(rows):
@@ -250,7 +250,7 @@ class MemoryPool:
                     self._keep(block)
                     return
 
-    def _release(self, block: Block) -> bool:
+    def _release(self, block: PoolBlock) -> bool:
         try:
             self._source.release(block.address)
         except GpuexecError:
@@ -275,7 +275,7 @@ class PooledMemory:
 
     def __init__(self, pool: MemoryPool, nbytes: int, stream: Stream | None = None) -> None:
         self.nbytes, self._pool = nbytes, pool
-        self._block: Block | None = pool.allocate(nbytes, stream)
+        self._block: PoolBlock | None = pool.allocate(nbytes, stream)
         self.address = self._block.address
 
     def note_stream(self, stream: Stream) -> None:
@@ -337,9 +337,9 @@ def is_same(one: Stream, other: Stream) -> bool:
     return one is other or (one.handle == other.handle and one.handle != 0)
 
 
-def _is_unused(block: Block) -> bool:
+def _is_unused(block: PoolBlock) -> bool:
     return not block.uses
 
 
-def _is_done(use: Use) -> bool:
+def _is_done(use: StreamUse) -> bool:
     return use.event is not None and is_over(use.event)

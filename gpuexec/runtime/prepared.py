@@ -19,7 +19,7 @@ from gpuexec.runtime.launch_costs import LaunchCosts
 _NOTHING: frozenset[int] = frozenset()
 
 
-class Prepared(Protocol):
+class PreparedCommand(Protocol):
     """A command with addresses in place of slots."""
 
     def find_place(self, position: int) -> tuple[Any, int]:
@@ -35,7 +35,7 @@ class Prepared(Protocol):
 class CommandGraph(Protocol):
     """An executable graph of prepared commands."""
 
-    def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
+    def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Update the nodes at ``positions`` to the addresses, scalars and extents of ``commands``.
 
         Runs already launched keep theirs.
@@ -54,7 +54,7 @@ class GraphDevice(Device, Protocol):
     launch_costs: LaunchCosts
 
     def create_graph(
-        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
     ) -> CommandGraph:
         """Return a graph of commands with every address set.
 
@@ -173,7 +173,7 @@ class PreparedSegment:
         self._places: dict[int, list[tuple[Any, int, int, int]]] = {}
         self._positions: dict[int, frozenset[int]] = {}
         self._bound: dict[int, int] = {}
-        self.commands: list[Prepared] = [self._prepare(index) for index in range(len(commands))]
+        self.commands: list[PreparedCommand] = [self._prepare(index) for index in range(len(commands))]
         for index, command in enumerate(commands):
             self._place(index, command)
         self._gather()
@@ -223,7 +223,7 @@ class PreparedSegment:
         """Index commands by the bound buffers they use."""
         self._positions = {buffer: frozenset([row[3] for row in rows]) for buffer, rows in self._places.items()}
 
-    def _prepare(self, index: int) -> Prepared:
+    def _prepare(self, index: int) -> PreparedCommand:
         command, origin = self._current[index], self._origins[index]
         match command:
             case Launch():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from gpuexec.runtime.device import Device, Event, Memory
-from gpuexec.runtime.keeper import is_over
+from gpuexec.runtime.deferred_free import is_over
+from gpuexec.runtime.device import Device, Event, MemoryBlock
 
 _SMALLEST = 4096
 
@@ -18,12 +18,12 @@ class Staging:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._free: dict[int, list[tuple[Memory, Event | None]]] = {}
+        self._free: dict[int, list[tuple[MemoryBlock, Event | None]]] = {}
         # Reentrant: garbage collection may return blocks in the middle of a call.
         self._lock = threading.RLock()
         self.nbytes = 0
 
-    def take(self, nbytes: int) -> Memory:
+    def take(self, nbytes: int) -> MemoryBlock:
         """Return a block of at least ``nbytes``."""
         size = max(_SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
         with self._lock:
@@ -37,7 +37,7 @@ class Staging:
             self.nbytes += size
         return memory
 
-    def give_back(self, memory: Memory, event: Event | None = None) -> None:
+    def give_back(self, memory: MemoryBlock, event: Event | None = None) -> None:
         """Return a block to the pool, where it is reused once ``event`` is done."""
         with self._lock:
             self._free.setdefault(memory.nbytes, []).append((memory, event))

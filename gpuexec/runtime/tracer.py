@@ -15,9 +15,9 @@ from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import InputError
 from gpuexec.plan import Segment
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import ByteArray, Event, Function, Memory, Recording, Region, Stream, TimedEvent, align
+from gpuexec.runtime.device import ByteArray, Event, Function, MemoryBlock, Recording, Region, Stream, TimedEvent, align
 from gpuexec.runtime.launch_costs import LaunchCosts
-from gpuexec.runtime.prepared import Prepared
+from gpuexec.runtime.prepared import PreparedCommand
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.residency import check_residency, count_resident
 from gpuexec.runtime.stored_code import StoredCode
@@ -221,14 +221,14 @@ class TracerDevice:
         """Nothing: addresses are never used twice."""
         return 0
 
-    def allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         """Return an address range."""
         address = self._top
         self._top += align(max(nbytes, 1))
         self.note("allocate", address, nbytes)
         return TracerMemory(address, nbytes)
 
-    def allocate_pinned(self, nbytes: int) -> Memory:
+    def allocate_pinned(self, nbytes: int) -> MemoryBlock:
         """Return host memory."""
         array = np.zeros(nbytes, np.uint8)
         return TracerMemory(array.ctypes.data, nbytes, array)
@@ -277,7 +277,7 @@ class TracerDevice:
         return self.loaded[kernel]
 
     def create_graph(
-        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
     ) -> TracerGraph:
         """Return a graph, by its number."""
         self._graphs += 1

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 
 if TYPE_CHECKING:
     from gpuexec.runtime.tracer import TracerDevice, TracerStream
@@ -24,7 +24,7 @@ class TracerGraph:
     """
 
     def __init__(
-        self, device: TracerDevice, number: int, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]
+        self, device: TracerDevice, number: int, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
     ) -> None:
         self._device, self.number = device, number
         self._packed = bytearray(_KERNEL_NODE.size)
@@ -36,7 +36,7 @@ class TracerGraph:
             launches = [command for command in commands if isinstance(command, PreparedLaunch)]
             self.elapsed_ms = sum([launch_ms(each.function.kernel) for each in launches], 0.0)  # type: ignore[attr-defined]
 
-    def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
+    def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Pack the parameters of the commands at ``positions``, and note the update."""
         for position in positions:
             command = commands[position]
@@ -65,7 +65,7 @@ class TracerGraph:
         self._device.note("close graph", self.number)
 
 
-def _describe(command: Prepared) -> tuple[object, ...]:
+def _describe(command: PreparedCommand) -> tuple[object, ...]:
     match command:
         case PreparedLaunch():
             kernel = str(command.function.kernel)  # type: ignore[attr-defined]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from gpuexec.runtime.deferred_free import DeferredFree
 from gpuexec.runtime.device import Device, Stream
-from gpuexec.runtime.keeper import Keeper
 
 
 class Transfers:
@@ -29,13 +29,13 @@ class Transfers:
             self._stream = self._device.create_stream()
         return self._stream
 
-    def hold(self, keeper: Keeper, *objects: object) -> None:
+    def hold(self, deferred_free: DeferredFree, *objects: object) -> None:
         """Keep objects alive until all work now on the stream is done: for work whose own event was interrupted."""
         with self.lock:
             if self._stream is not None:
                 event = self._device.create_event()
                 self._stream.record(event)
-                keeper.hold(event, *objects)
+                deferred_free.hold(event, *objects)
 
     def close(self) -> None:
         """Close the stream; the next use makes a new one. The caller has waited for the copies."""

@@ -216,12 +216,12 @@ class WorkPool:
     """Threads that share a queue, started on demand.
 
     Args:
-        most: How many there may be.
+        max_threads: How many there may be.
         name: Theirs.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self.most, self._name = most, name
+    def __init__(self, max_threads: int, name: str) -> None:
+        self.max_threads, self._name = max_threads, name
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -239,7 +239,7 @@ class WorkPool:
         with self._lock:
             if self._is_closed:
                 raise ClosedError(f"The threads {self._name} are closed.")
-            if self._open >= len(self._threads) and len(self._threads) < self.most:
+            if self._open >= len(self._threads) and len(self._threads) < self.max_threads:
                 thread = threading.Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
                 try:
                     start_thread(thread)

@@ -1,1 +1,1 @@
-"""What outlives a run: the content of memories."""
+"""State of a model between runs: the content of its memories."""

@@ -1,4 +1,4 @@
-"""Binding a run to the state: what its memories start from, and where it leaves them."""
+"""State binding of a run: the content its memories start from, and the content it leaves."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import partial
 
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.graphs import Value
-from gpuexec.memories import Memory, check_held, check_left
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.planner.caches import Cache
 from gpuexec.resources.fence import Fence
 from gpuexec.resources.pool import ExchangePool
 from gpuexec.resources.syncs import SyncLog
 from gpuexec.results.place import Place
-from gpuexec.running.bound import Bound
-from gpuexec.running.held import Held
 from gpuexec.running.inputs import DeviceArray, GivenInput, HostArray, check_ports
+from gpuexec.running.prepared_run import PreparedRun
+from gpuexec.running.value_location import ValueLocation
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Stream
 from gpuexec.spec import TensorSpec
-from gpuexec.starts import find_starts
 from gpuexec.state.bytes import CacheBytes, copy_rows
 from gpuexec.state.carried import Carried, has_failed
 from gpuexec.state.state import State, check_fits
+from gpuexec.state_spec import Memory, check_held, check_left
 
 
 class StateBinder:
@@ -54,7 +54,7 @@ class StateBinder:
         self.state = state
 
     def forget(self) -> None:
-        """Let go of the state, which others may go on from."""
+        """Drop the state, which others may still use."""
         self.state = State(self._model, self._backend)
 
     def fill(self, given: dict[str, GivenInput], without: Fence | None) -> None:
@@ -79,7 +79,7 @@ class StateBinder:
                     DeviceArray(held.place, held, held.fence) if held.array is None else HostArray(spec, held.array)
                 )
         specs = {name: item.spec for name, item in given.items()}
-        starts = find_starts(self._model.graph, self._model.memories, self._model.dims, specs)
+        starts = find_initial_specs(self._model.graph, self._model.memories, self._model.dims, specs)
         for name, spec in starts.items():
             given[name] = DeviceArray(Place(name, spec), _ZEROS, Fence.of())
         check_ports(self._model, self._model.ports, {name: item.spec for name, item in given.items()})
@@ -88,11 +88,11 @@ class StateBinder:
         """Return the inputs of the graph that are bound as the caller, or the host, gave them."""
         return tuple([value for value in self._model.graph.inputs if not is_held(given[value.name])])
 
-    def bind(self, bound: Bound, given: Mapping[str, GivenInput], specs: Mapping[Value, TensorSpec]) -> None:
+    def bind(self, prepared: PreparedRun, given: Mapping[str, GivenInput], specs: Mapping[Value, TensorSpec]) -> None:
         """Bind the memories of a run, and let the state be what it will leave.
 
         Args:
-            bound: The run, its other inputs bound.
+            prepared: The run, its other inputs bound.
             given: Its inputs by name.
             specs: Of those outputs that are known already.
 
@@ -109,16 +109,16 @@ class StateBinder:
             item = given[memory.input]
             if is_held(item):
                 assert isinstance(item, DeviceArray)
-                bound.env[value] = Held(item.spec)
-                bound.sources.append(item.fence)
+                prepared.values[value] = ValueLocation(item.spec)
+                prepared.sources.append(item.fence)
             # The same plan serves a state that comes from the host.
-            bound.env[value].array = None
+            prepared.values[value].array = None
             known = specs.get(output)
             spec = known if known is not None else _find_fixed(memory)
-            carried[memory.input] = Carried(Place(memory.input, spec), bound.run._fence, self._stream)
-        bound.carry = partial(self._carry, bound, dict(given), carried)
-        bound.commit = partial(self._commit, bound, carried)
-        self.state._begin(carried, bound.run._fence)
+            carried[memory.input] = Carried(Place(memory.input, spec), prepared.run._fence, self._stream)
+        prepared.carry = partial(self._carry, prepared, dict(given), carried)
+        prepared.commit = partial(self._commit, prepared, carried)
+        self.state._begin(carried, prepared.run._fence)
         self.state._note({memory.input: given[memory.input].spec for memory, _, _ in self._rows})
 
     # ---- parts
@@ -134,17 +134,17 @@ class StateBinder:
                     raise
         return held
 
-    def _carry(self, bound: Bound, given: Mapping[str, GivenInput], carried: Mapping[str, Carried]) -> None:
+    def _carry(self, prepared: PreparedRun, given: Mapping[str, GivenInput], carried: Mapping[str, Carried]) -> None:
         """On the stream, all inputs being there: bring memories to where the plan wants them."""
-        caches = {} if bound.stage.plans is None else bound.stage.plans.caches
+        caches = {} if prepared.stage.plans is None else prepared.stage.plans.caches
         for memory, value, _ in self._rows:
-            item, held, cache = given[memory.input], bound.env[value], caches.get(value)
+            item, held, cache = given[memory.input], prepared.values[value], caches.get(value)
             before = item.source if isinstance(item, DeviceArray) and isinstance(item.source, Carried) else None
             if before is not None:
                 held.region, held.owner = before.place.region, before.owner
                 if before.stream is not self._stream:
                     # Its bytes are not given back before this run is through with them.
-                    bound.keep += [before.owner, before.cache, held.region.memory]
+                    prepared.keep += [before.owner, before.cache, held.region.memory]
             if cache is not None:
                 opened = self._open(cache, held, before)
                 held.region, held.owner = opened.owner.region, opened.owner
@@ -154,18 +154,18 @@ class StateBinder:
             elif held.region is None or (before is not None and before.cache is not None):
                 self._make_dense(held, before)
 
-    def _commit(self, bound: Bound, carried: Mapping[str, Carried]) -> None:
+    def _commit(self, prepared: PreparedRun, carried: Mapping[str, Carried]) -> None:
         """The run being wholly on its stream: say where it leaves its memories, whose types are known by now."""
         for memory, _, output in self._rows:
-            check_left(memory, bound.env[output].spec)
+            check_left(memory, prepared.values[output].spec)
         for memory, _, output in self._rows:
-            made, held = bound.env[output], carried[memory.input]
+            made, held = prepared.values[output], carried[memory.input]
             assert made.region is not None
             held.owner = made.owner
             held.place.settle(made.spec, made.region)
             self.state._note({memory.input: made.spec})
 
-    def _open(self, cache: Cache, held: Held, before: Carried | None) -> CacheBytes:
+    def _open(self, cache: Cache, held: ValueLocation, before: Carried | None) -> CacheBytes:
         """Return bytes with room for rows behind those there are: theirs where nobody else goes on from them."""
         whole, length = cache.whole(held.spec), held.spec.shape[cache.axis]
         if before is not None and before.cache is not None:
@@ -183,8 +183,8 @@ class StateBinder:
                 copy_rows(self._stream, held.spec, cache.axis, source, target)
         return opened
 
-    def _make_dense(self, held: Held, before: Carried | None) -> None:
-        """Give a memory dense bytes: zeros, or the rows that lie apart from each other."""
+    def _make_dense(self, held: ValueLocation, before: Carried | None) -> None:
+        """Make dense bytes for a memory: zeros, or rows that lie apart from each other."""
         lent = self._pool.lend(held.spec.nbytes)
         if before is not None and before.cache is not None:
             cache, axis = before.cache, before.cache.axis

@@ -1,4 +1,4 @@
-"""Where memories lie: densely, or in bytes of their whole capacity with room behind the rows there are."""
+"""Bytes of memories: dense, or of their whole capacity with room behind the rows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fetch(backend: Backend, place: Place, fence: Fence, cache: CacheBytes | None
             for taken, put, nbytes in pieces:
                 stream.copy_to_host(block.array[put : put + nbytes], region.address + taken)
             stream.record(event)
-        backend.keeper.hold(event, region.memory, owner)
+        backend.deferred_free.hold(event, region.memory, owner)
         event.synchronize()
         begin_host_read(block, spec.nbytes)
         return block.array[: spec.nbytes].copy().view(spec.dtype).reshape(spec.shape)

@@ -1,4 +1,4 @@
-"""What memories hold after a run: told before the run is on its stream, and void if it fails."""
+"""Content of memories after a run: known before the run is on its stream, void if it fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Carried:
-    """What a memory holds after one run, or was set to.
+    """Content of a memory after one run, or as it was set.
 
     Attributes:
         place: Spec and bytes, known once the run is on its stream.
@@ -38,11 +38,11 @@ class Carried:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """What memories hold after a run or a call of `State.set`, by input; others hold what they held ``before``."""
+class StateEntry:
+    """Contents of memories after a run or a call of `State.set`, by input; others keep those of ``before``."""
 
     carried: dict[str, Carried]
-    before: Entry | None
+    before: StateEntry | None
     fence: Fence = field(default_factory=Fence.of)
 
 
@@ -59,7 +59,9 @@ def has_failed(fence: Fence) -> bool:
     return False
 
 
-def skip_failed(entry: Entry | None, without: Fence | None = None, *, is_committed: bool = False) -> Entry | None:
+def skip_failed(
+    entry: StateEntry | None, without: Fence | None = None, *, is_committed: bool = False
+) -> StateEntry | None:
     """Return the newest entry, from this one back, that is not known to hold nothing."""
     while entry is not None:
         fence = entry.fence

@@ -1,4 +1,4 @@
-"""A state in a file: safetensors, one tensor a memory."""
+"""State files: safetensors, one tensor for each memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.atomic_file import write_file
 from gpuexec.editing.named_data import safetensors_dtype
 from gpuexec.errors import InputError, abridge
 from gpuexec.mapped import read_file
-from gpuexec.replacing import write_file
 
 Array = np.ndarray[Any, Any]
 

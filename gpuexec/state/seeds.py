@@ -1,4 +1,4 @@
-"""Where random operators begin: a seed for each state, drawn from that of the process unless one is given."""
+"""Seeds of random operators: one for each state, drawn from the process's seed unless given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuexec.passes.add_random_key import find_keys
 from gpuexec.resources.fence import Fence
 from gpuexec.results.place import Place
 from gpuexec.spec import TensorSpec
-from gpuexec.state.carried import Carried, Entry
+from gpuexec.state.carried import Carried, StateEntry
 
 _WHOLE = 2**64 - 1
 _lock = threading.Lock()
@@ -23,7 +23,7 @@ _drawn = 0
 
 
 def set_seed(seed: int) -> None:
-    """Let the states of Workers and Methods made from now on begin with seeds that follow from this one, in order.
+    """Set the seed from which states of Workers and Methods made from now on draw theirs, in order.
 
     Without, they begin with seeds of the system's. `State.seed`, and ``seed`` of a Worker, set one by itself.
 
@@ -47,7 +47,7 @@ def check_seed(seed: object, what: str = "A seed") -> int:
     return int(seed)
 
 
-def begin_keys(model: Model, seed: int | None = None, run: int = 0) -> Entry | None:
+def begin_keys(model: Model, seed: int | None = None, run: int = 0) -> StateEntry | None:
     """Return keys of a first run, for what a model draws from; None: it draws nothing.
 
     Args:
@@ -61,7 +61,9 @@ def begin_keys(model: Model, seed: int | None = None, run: int = 0) -> Entry | N
     start = draw_seed() if seed is None else seed
     spec = TensorSpec((2,), KEY_DTYPE)
     keys = [np.array([(start + index) & _WHOLE, run], KEY_DTYPE) for index in range(len(names))]
-    return Entry({n: Carried(Place(n, spec), Fence.of(), array=key) for n, key in zip(names, keys, strict=True)}, None)
+    return StateEntry(
+        {n: Carried(Place(n, spec), Fence.of(), array=key) for n, key in zip(names, keys, strict=True)}, None
+    )
 
 
 def draw_seed() -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.importer.outputs import shorten
-from gpuexec.memories import Memory, with_extents
+from gpuexec.initial_state import find_initial_specs
 from gpuexec.model import Model
 from gpuexec.phases import phase
 from gpuexec.pickling import not_picklable
@@ -24,12 +24,12 @@ from gpuexec.resources.fence import Fence
 from gpuexec.results.given import ArrayLike
 from gpuexec.runtime.backend import Backend
 from gpuexec.spec import TensorSpec
-from gpuexec.starts import find_starts
 from gpuexec.state.bytes import fetch
-from gpuexec.state.carried import Carried, Entry, has_failed, skip_failed
+from gpuexec.state.carried import Carried, StateEntry, has_failed, skip_failed
 from gpuexec.state.file import read_state, write_state
 from gpuexec.state.seeds import begin_keys, check_seed
 from gpuexec.state.values import take_value
+from gpuexec.state_spec import Memory, with_extents
 
 Array = np.ndarray[Any, Any]
 
@@ -37,22 +37,22 @@ Array = np.ndarray[Any, Any]
 @not_picklable("Send what State.save wrote, and load that there.")
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What the memories of a state held at a time; made by `State.snapshot`."""
+    """Contents of the memories of a state at one time; made by `State.snapshot`."""
 
-    _entry: Entry | None = field(repr=False)
+    _entry: StateEntry | None = field(repr=False)
     memories: tuple[Memory, ...]
     backend: Backend
 
 
 @not_picklable("Send what State.save wrote, and load that there; State.fork copies on the device.")
 class State:
-    """What the memories of a model hold, on one device. A Worker goes on from its state and leaves its results there.
+    """Contents of the memories of a model on one device. A Worker reads its state and leaves its results there.
 
     A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
     nothing. A state belongs to one caller at a time, as a Worker does.
     """
 
-    def __init__(self, model: Model, backend: Backend, start: Entry | None = None) -> None:
+    def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:
         self._model, self._backend = model, backend
         # What random operators begin with; all else begins with zeros.
         self._start = start or begin_keys(model)
@@ -70,7 +70,7 @@ class State:
 
     @property
     def backend(self) -> Backend:
-        """Where it lies."""
+        """Backend that the state lies on."""
         return self._backend
 
     def get(self, name: str | None = None) -> Array:
@@ -98,7 +98,7 @@ class State:
         return np.zeros(self._find_start(memory).shape, memory.dtype)
 
     def set(self, values: Mapping[str, ArrayLike]) -> None:
-        """Let memories hold these arrays, which are copied; the others keep what they hold.
+        """Set memories to copies of these arrays; the others keep their content.
 
         Args:
             values: Arrays by the memory's input or output: NumPy, what NumPy reads, a Tensor, or an array of another
@@ -114,11 +114,11 @@ class State:
             memory = self._find_memory(name)
             carried[memory.input] = take_value(memory, item, self._backend)
         with self._lock:
-            self._head = Entry(carried, self._head)
+            self._head = StateEntry(carried, self._head)
             self._note({name: held.place.spec for name, held in carried.items()})
 
     def reset(self) -> None:
-        """Let all memories hold zeros, as before the first run; what they grew by is gone.
+        """Reset all memories to zeros, as before the first run, without the rows they grew by.
 
         Random operators begin anew with the seed they began with.
         """
@@ -126,7 +126,7 @@ class State:
             self._head = self._start
 
     def seed(self, seed: int, *, run: int = 0) -> None:
-        """Let random operators draw from a seed, the next run as their first; other memories keep what they hold.
+        """Seed random operators anew, as before their first run; other memories keep their content.
 
         Args:
             seed: What they draw from.
@@ -139,7 +139,7 @@ class State:
         start = begin_keys(self._model, check_seed(seed), check_seed(run, "The number of a run"))
         if start is not None:
             with self._lock:
-                self._start, self._head = start, Entry(dict(start.carried), self._head)
+                self._start, self._head = start, StateEntry(dict(start.carried), self._head)
 
     def snapshot(self) -> Snapshot:
         """Return what the memories hold after all runs scheduled so far; nothing is copied or waited for."""
@@ -147,7 +147,7 @@ class State:
             return Snapshot(self._settle(is_committed=True), self._model.memories, self._backend)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Let the memories hold what they held then.
+        """Set the memories to the contents of a snapshot.
 
         Raises:
             InputError: It is a snapshot of other memories, or on another device.
@@ -178,7 +178,7 @@ class State:
 
     @phase("load state")
     def load(self, path: str | Path) -> None:
-        """Let the memories hold what a file has.
+        """Set the memories to the contents of a file.
 
         Raises:
             InputError: It lacks a memory, has one of another name, dtype or shape, or is no such file; nothing was
@@ -216,9 +216,9 @@ class State:
             return None
 
     def _begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
-        """Let the memories hold what a run will leave, unless it fails."""
+        """Set the memories to the contents that a run will leave, unless it fails."""
         with self._lock:
-            self._head = Entry(dict(carried), self._settle(), fence)
+            self._head = StateEntry(dict(carried), self._settle(), fence)
             self._note({name: held.place.spec for name, held in carried.items() if held.place.has_spec})
 
     def _note(self, specs: Mapping[str, TensorSpec]) -> None:
@@ -234,7 +234,7 @@ class State:
         known = self._specs.get(memory.input)
         if known is not None:
             return known.with_shape(tuple([0 if n == memory.axis else e for n, e in enumerate(known.shape)]))
-        return find_starts(self._model.graph, [memory], self._model.dims, {})[memory.input]
+        return find_initial_specs(self._model.graph, [memory], self._model.dims, {})[memory.input]
 
     # ---- parts
 
@@ -246,10 +246,10 @@ class State:
         names = ", ".join(memory.input for memory in memories) or "none"
         raise InputError(f"There is no memory {name!r}; the model has {names}.", value=name)
 
-    def _settle(self, without: Fence | None = None, *, is_committed: bool = False) -> Entry | None:
+    def _settle(self, without: Fence | None = None, *, is_committed: bool = False) -> StateEntry | None:
         """Forget what runs that failed would have left, and what was before those that can't fail any more."""
         self._head = skip_failed(self._head)
-        entries: list[Entry] = []
+        entries: list[StateEntry] = []
         entry = self._head
         while entry is not None:
             entries.append(entry)

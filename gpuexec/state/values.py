@@ -1,4 +1,4 @@
-"""What callers give memories to hold: arrays of the host or of a device, copied before the call returns."""
+"""Values for memories: arrays of the host or a device, copied before the call returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.memories import Memory, check_held
 from gpuexec.resources.fence import Fence
 from gpuexec.results.exchange import import_cuda, import_dlpack
 from gpuexec.results.place import Place
@@ -16,6 +15,7 @@ from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.device import Region
 from gpuexec.spec import TensorSpec, convert_numbers
 from gpuexec.state.carried import Carried
+from gpuexec.state_spec import Memory, check_held
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 from gpuexec.editing.weights import WeightSource
 from gpuexec.errors import InputError
 from gpuexec.graphs import Array, Graph, walk
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.model import Model, exchange_weights
 from gpuexec.operator import describe
 
@@ -34,7 +34,7 @@ def take_weights(model: Model, weights: WeightSource | Model) -> Model:
     arrays = {
         name: array
         for (name, old), (_, array) in zip(known, given, strict=True)
-        if not np.array_equal(bring(old), bring(array))
+        if not np.array_equal(read_content(old), read_content(array))
     }
     return exchange_weights(model, arrays) if arrays else model
 

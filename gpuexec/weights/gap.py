@@ -12,7 +12,7 @@ from gpuexec.apply import compute_arrays
 from gpuexec.errors import GpuexecError, InputError, locate
 from gpuexec.graphs import Array, Graph, Node, Value, walk
 from gpuexec.inspecting.gaps import Gap, gap_of
-from gpuexec.mapped import bring
+from gpuexec.mapped import read_content
 from gpuexec.model import Model
 from gpuexec.ops.narrow import Narrowed
 from gpuexec.ops.narrow_weight import widen
@@ -100,7 +100,7 @@ def measure_weights(
             continue
         operator, weight = _describe(node, compressed.graph)
         before = wide_weights.get(node.name)
-        gap = None if before is None or before.shape != weight.shape else gap_of(bring(before), weight)
+        gap = None if before is None or before.shape != weight.shape else gap_of(read_content(before), weight)
         nbytes = sum(array.nbytes for array in _parts(node, compressed.graph) if array is not None)
         rows.append(WeightRow(node.name, operator, gap, gap_of(wide_values[name], values[name]), nbytes, weight.nbytes))
     outputs = {port.name: gap_of(wide_values[port.name], values[port.name]) for port in compressed.outputs}
@@ -177,7 +177,7 @@ def _parts(node: Node, graph: Graph) -> Iterator[Array | None]:
 def _describe(node: Node, graph: Graph) -> tuple[str, Array]:
     """Return the computation of a node with a narrow weight, and the float weight that it represents."""
     operator: Any = node.operator
-    weight, scale, zero = (None if array is None else bring(array) for array in _parts(node, graph))
+    weight, scale, zero = (None if array is None else read_content(array) for array in _parts(node, graph))
     assert weight is not None, "a narrow weight is a constant"
     return operator.form.consumer.name, widen(weight, scale, zero, operator.scale_axis, operator.wide)
 

@@ -16,7 +16,7 @@ from gpuexec.cli import main
 from gpuexec.cli.memory_page import WIDTH, draw_memory, find_peak
 from gpuexec.plan import Plan, Role
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.stays import list_stays, name_values
+from gpuexec.profiling.lifetimes import list_lifetimes, name_values
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.control_models import MODELS
@@ -106,10 +106,10 @@ def test_lines_show_arena_bound_and_peak() -> None:
     page = parse(draw_memory("branchy", [plan], name_values(model.graph)))
     levels = {g.get("class"): g.get("data-nbytes") for g in page.iter(f"{SVG}g")}
     assert levels["level arena"] == str(plan.layout.nbytes) and levels["level bound"] == str(plan.layout.lower_bound)
-    stays = list_stays(plan, name_values(model.graph))
-    moment, peak = find_peak(stays, len(plan.segment.commands))
+    lifetimes = list_lifetimes(plan, name_values(model.graph))
+    moment, peak = find_peak(lifetimes, len(plan.segment.commands))
     loads = [
-        sum(-(-stay.nbytes // 256) * 256 for stay in stays if stay.first <= command < stay.last)
+        sum(-(-lifetime.nbytes // 256) * 256 for lifetime in lifetimes if lifetime.first <= command < lifetime.last)
         for command in range(len(plan.segment.commands))
     ]
     assert (moment, peak) == (loads.index(max(loads)), max(loads))
@@ -139,12 +139,12 @@ def test_scratch_memory_is_no_value_of_its_node() -> None:
         k=np.array([4], np.int64),
     )
     plan = plan_graph(model.graph, {"x": TensorSpec((3, 5000), np.dtype(np.float32))}, Target.named("sm_90")).plan
-    for stay in list_stays(plan, name_values(model.graph)):
+    for lifetime in list_lifetimes(plan, name_values(model.graph)):
         is_read_elsewhere = any(
-            origin != "top" and any(slot.buffer == stay.buffer for slot in command.reads_from())
+            origin != "top" and any(slot.buffer == lifetime.buffer for slot in command.reads_from())
             for origin, command in zip(plan.segment.origins, plan.segment.commands, strict=True)
         )
-        assert ("scratch" in str(stay)) == (not is_read_elsewhere)
+        assert ("scratch" in str(lifetime)) == (not is_read_elsewhere)
 
 
 def test_plan_without_temporaries_is_drawn() -> None:

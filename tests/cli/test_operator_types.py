@@ -20,7 +20,7 @@ from gpuexec.errors import InputError
 from gpuexec.graphs import Graph, Node, Value
 from gpuexec.operator import Operator, decomposition_for, find_operator
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
-from gpuexec.planner.cutter import find_cut
+from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import STRING, TensorSpec, dtype_row, is_host_object
 from gpuexec.target import Target
@@ -146,7 +146,7 @@ def is_left_to_blits(op: Operator, specs: tuple[TensorSpec | None, ...], is_plan
     names = {value.name: value for value in inputs}
     made = tuple([Value(f"y{i}") for i in range(count_outputs(op, specs))])
     node = Node(op, tuple([names.get(f"x{i}") for i in range(len(specs))]), made, "node")
-    cut = find_cut(run_passes(Graph(tuple(inputs), made, (node,), {}), AT_LOAD), inputs, PIXEL)
+    cut = find_partition(run_passes(Graph(tuple(inputs), made, (node,), {}), AT_LOAD), inputs, PIXEL)
     if cut.host_calls:
         return False
     if is_planned and cut.ready is not None:

@@ -14,7 +14,7 @@ import pytest
 from gpuexec.command import Kernel, LaunchConfig
 from gpuexec.errors import DeviceLostError
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import Device, Memory, Stream
+from gpuexec.runtime.device import Device, MemoryBlock, Stream
 from tests.devices.opening import SCALE_SOURCE, make_simulator
 
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
@@ -30,13 +30,13 @@ Array = np.ndarray[Any, Any]
 SHIFT = np.array([0, 0, 5], np.int32).tobytes()
 
 
-def upload(device: Device, stream: Stream, array: Array) -> Memory:
+def upload(device: Device, stream: Stream, array: Array) -> MemoryBlock:
     memory = device.allocate(array.nbytes)
     stream.copy_to_device(memory.address, array.reshape(-1).view(np.uint8))
     return memory
 
 
-def download(stream: Stream, memory: Memory, dtype: Any = np.uint8) -> Array:
+def download(stream: Stream, memory: MemoryBlock, dtype: Any = np.uint8) -> Array:
     array = np.empty(memory.nbytes, np.uint8)
     stream.copy_to_host(array, memory.address)
     stream.synchronize()

@@ -84,8 +84,8 @@ def test_plans_of_shapes_before_are_let_go(backend: Backend) -> None:
         for first in range(1, 9):
             worker.replace_weights({"s": np.array([first])})
             np.testing.assert_array_equal(worker.run(x)[0], -x[:, first:])
-            site = worker._engine.site
-            assert len(site.model._plans[backend.device.target.name]) <= 1
+            planning = worker._engine.planning
+            assert len(planning.model._plans[backend.device.target.name]) <= 1
         assert len(worker.report().plans_refused) <= 8
 
 
@@ -96,7 +96,7 @@ def test_bodies_of_weights_before_are_let_go(backend: Backend) -> None:
             assert (
                 np.asarray(worker.run({"x": np.zeros(2, np.float32), "n": np.array(4)})[0]).tolist() == [4 * factor] * 2
             )
-            assert len(worker._engine.site.bodies) == 1
+            assert len(worker._engine.planning.bodies) == 1
 
 
 def test_workers_share_a_model_with_other_weights(backend: Backend) -> None:

@@ -15,7 +15,7 @@ import gpuexec as gx
 from gpuexec.command import Kernel
 from gpuexec.operator import Emitter, operator
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Stream
+from gpuexec.runtime.device import MemoryBlock, Stream
 from tests.devices.opening import SCALE_SOURCE
 from tests.operators import Scale, Slots
 from tests.small_models import CPU, DOMAIN, GATES, affine, expect_affine, gated, make_model, ramp
@@ -109,7 +109,7 @@ class Refusals:
         self.left, self._allocate = 0, backend.device.allocate
         monkeypatch.setattr(backend.device, "allocate", self._refuse_or_allocate)
 
-    def _refuse_or_allocate(self, nbytes: int, stream: Stream | None = None) -> Memory:
+    def _refuse_or_allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         if self.left:
             self.left -= 1
             raise gx.OutOfMemoryError(f"There is no room for {nbytes} bytes.")

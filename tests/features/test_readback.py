@@ -53,8 +53,8 @@ def test_s45_not_requested_is_not_done(backend: Backend) -> None:
 def test_s44_a_request_in_flight_is_not_overwritten_by_later_runs(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend, frames=2) as worker:
         worker.run(X)
-        with worker._engine.turns.transfers.lock:
-            copies = worker._engine.turns.transfers.open()
+        with worker._engine.run_counter.transfers.lock:
+            copies = worker._engine.run_counter.transfers.open()
             gate = hold(copies)
         with opening(gate):
             requests = [worker.schedule(X + number).peek_output().readback_request() for number in range(6)]

@@ -47,7 +47,7 @@ def test_e14_weights_in_files_stay_there_until_a_device_reads_them(tmp_path: Pat
     with gx.Worker(model, backend=backend) as worker:
         (before,) = worker.run(X)
         assert all(find_source(array) is not None for array in model.graph.constants.values())
-        assert worker._engine.site.weights.nbytes == 2 * SIDE * SIDE * 4
+        assert worker._engine.planning.weights.nbytes == 2 * SIDE * SIDE * 4
         (tmp_path / "weights.bin").write_bytes(b"")
         np.testing.assert_array_equal(worker.run(X)[0], before)
 

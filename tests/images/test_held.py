@@ -108,7 +108,7 @@ def test_nothing_given_is_held_once_the_work_is_done(simulator: Backend) -> None
         made.readback_and_clone()
         held: list[weakref.ref[Any]] = [weakref.ref(given), weakref.ref(made._content.region.memory)]
         del given, made
-        simulator.keeper.prune()
+        simulator.deferred_free.prune()
         gc.collect()
         assert [each() for each in held] == [None, None]
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, defs, helper
 from gpuexec.graphs import RawNode
 from gpuexec.importer.bodies import BODIES
 from gpuexec.importer.load import load_graph
-from gpuexec.importer.versions import Form, list_forms
+from gpuexec.importer.versions import OperatorVersions, list_forms
 from gpuexec.operator import find_operator, qualified, upgrades_for
 from tests.importer.test_sparse import make_sparse
 
@@ -50,7 +50,7 @@ def test_old_form_is_upgraded_or_like_the_newest(name: str, version: int) -> Non
 
 
 @pytest.mark.parametrize("form", list_forms().values(), ids=lambda form: form.name)
-def test_every_operator_of_onnx_is_there(form: Form) -> None:
+def test_every_operator_of_onnx_is_there(form: OperatorVersions) -> None:
     last = form.versions[-2] if form.is_deprecated and len(form.versions) > 1 else form.versions[-1]
     is_there = find_operator(form.name) is not None or bool(upgrades_for(form.name, last)) or form.has_body
     assert is_there, f"{form.name} is neither registered, nor another form of what is, nor a function"

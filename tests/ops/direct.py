@@ -11,11 +11,11 @@ from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.geometry import contiguous_strides
 from gpuexec.instances import kernel_table
 from gpuexec.operator import Array, Operator
-from gpuexec.runtime.simulator.module import Function, load_file
+from gpuexec.runtime.simulator.module import SimulatorFunction, load_file
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
-_LOADED: dict[str, Mapping[str, Function]] = {}
+_LOADED: dict[str, Mapping[str, SimulatorFunction]] = {}
 
 
 class DirectEmitter:

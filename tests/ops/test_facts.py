@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from gpuexec.planner.cutter import find_cut
 
 from gpuexec.cli.operator_types import PIXEL
 from gpuexec.command import Launch
@@ -18,7 +19,6 @@ from gpuexec.ops.epilogue import FINISHED
 from gpuexec.ops.fused import PRODUCERS, Fused, fused_name
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES
-from gpuexec.planner.cutter import find_cut
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import TensorSpec, is_host_object
 from gpuexec.target import Target

@@ -15,7 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.operator import Array
 from gpuexec.ops.strided import MAX_RANK, Walk, join, pack_fast_div32, pack_fast_div64
 from gpuexec.runtime.kernel_source import kernels_dir
-from gpuexec.runtime.simulator.module import Function, load_file
+from gpuexec.runtime.simulator.module import SimulatorFunction, load_file
 from gpuexec.spec import BFLOAT16, COMPUTED, dtype_row
 
 SOURCE = """
@@ -79,7 +79,7 @@ RULES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Function]:
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, SimulatorFunction]:
     path = tmp_path_factory.mktemp("headers") / "headers.cu"
     path.write_text(SOURCE.format(folder=kernels_dir()))
     expressions = [f"integer<{op}, {row.cuda}>" for op in RULES for row in INTEGERS]
@@ -88,7 +88,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Function
 
 
 @pytest.mark.parametrize("name", list(RULES))
-def test_integer_arithmetic_has_an_answer_for_every_pair(functions: Mapping[str, Function], name: str) -> None:
+def test_integer_arithmetic_has_an_answer_for_every_pair(functions: Mapping[str, SimulatorFunction], name: str) -> None:
     for row in INTEGERS:
         info, width = np.iinfo(row.numpy), 8 * row.numpy.itemsize
         listed = [info.min, info.min + 1, 0, 1, 2, 3, 7, 8, 31, 32, 63, 64, 100, info.max // 2, info.max - 1, info.max]
@@ -101,7 +101,7 @@ def test_integer_arithmetic_has_an_answer_for_every_pair(functions: Mapping[str,
 
 
 @pytest.mark.parametrize("row", [row for row in COMPUTED if row.kind != "bool"], ids=lambda row: row.name)
-def test_limits_are_those_of_the_type(functions: Mapping[str, Function], row: Any) -> None:
+def test_limits_are_those_of_the_type(functions: Mapping[str, SimulatorFunction], row: Any) -> None:
     y = np.zeros(5, row.numpy)
     functions[f"bounds<{row.cuda}>"].launch_arrays(1, 1, y)
     if row.kind == "float":
@@ -114,7 +114,7 @@ def test_limits_are_those_of_the_type(functions: Mapping[str, Function], row: An
 
 
 @pytest.mark.parametrize("row", [row for row in COMPUTED if row.kind != "bool"], ids=lambda row: row.name)
-def test_sortable_keys_order_as_values_do(functions: Mapping[str, Function], row: Any) -> None:
+def test_sortable_keys_order_as_values_do(functions: Mapping[str, SimulatorFunction], row: Any) -> None:
     if row.kind == "float":
         plain = [-np.inf, -3e4, -1.5, -1e-7, 0.0, 1e-7, 1.0, 2.5, 3e4, np.inf, np.nan, -0.0, -np.nan]
         x = np.array(plain, np.float32).astype(row.numpy)
@@ -129,7 +129,7 @@ def test_sortable_keys_order_as_values_do(functions: Mapping[str, Function], row
         assert keys[11] == keys[4] and keys[12] == keys[10]  # -0 as 0, any NaN as one
 
 
-def divide(functions: Mapping[str, Function], bits: int, divisor: int, dividends: Array) -> None:
+def divide(functions: Mapping[str, SimulatorFunction], bits: int, divisor: int, dividends: Array) -> None:
     quotient, remainder = np.empty_like(dividends), np.empty_like(dividends)
     struct = pack_fast_div32(divisor) if bits == 32 else pack_fast_div64(divisor)
     name = f"divide<FastDiv{bits}, u{bits}>"
@@ -140,7 +140,7 @@ def divide(functions: Mapping[str, Function], bits: int, divisor: int, dividends
 
 @pytest.mark.parametrize("bits", [32, 64])
 @given(data=st.data())
-def test_fast_division_is_division(functions: Mapping[str, Function], bits: int, data: st.DataObject) -> None:
+def test_fast_division_is_division(functions: Mapping[str, SimulatorFunction], bits: int, data: st.DataObject) -> None:
     top = 2 ** (bits - 1) - 1
     number = st.integers(0, bits - 1).flatmap(lambda size: st.integers(0, 2**size - 1))
     divisor = data.draw(number.filter(lambda d: d > 0))
@@ -150,7 +150,7 @@ def test_fast_division_is_division(functions: Mapping[str, Function], bits: int,
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_fast_division_at_the_edges(functions: Mapping[str, Function], bits: int) -> None:
+def test_fast_division_at_the_edges(functions: Mapping[str, SimulatorFunction], bits: int) -> None:
     top = 2 ** (bits - 1) - 1
     for divisor in (1, 2, 3, 5, 7, 641, 2 ** (bits - 2) - 1, 2 ** (bits - 2), 2 ** (bits - 2) + 1, top - 1, top):
         divide(functions, bits, divisor, np.array([0, 1, divisor - 1, divisor, top - 1, top], f"u{bits // 8}"))
@@ -174,7 +174,7 @@ WALKS = [
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: str(walk.shape))
-def test_walk_locates_every_operand(functions: Mapping[str, Function], walk: Walk) -> None:
+def test_walk_locates_every_operand(functions: Mapping[str, SimulatorFunction], walk: Walk) -> None:
     index = np.unique(np.linspace(0, walk.count - 1, 50).astype(np.int64).clip(0, walk.count - 1))
     offsets = np.empty((index.size, 2), np.int64)
     functions["locate"].launch_arrays(1, 1, index, offsets, walk.pack(), np.int32(index.size))

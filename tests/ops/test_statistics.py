@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.statistics import FIRST_INF, FIRST_NAN, WORDS, Histogram, Statistics
+from gpuexec.ops.statistics import FIRST_INF, FIRST_NAN, WORDS, HistogramOperator, StatisticsOperator
 from gpuexec.spec import COMPUTED, TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
@@ -133,16 +133,18 @@ def test_operator(case: Case) -> None:
 def test_places_are_those_in_row_major_order() -> None:
     x = np.zeros((3, 4), np.float32)
     x[1, 2], x[2, 0] = np.nan, np.inf
-    (words,) = Statistics().compute(x)
+    (words,) = StatisticsOperator().compute(x)
     assert (words[FIRST_NAN], words[FIRST_INF]) == (6, 8)
 
 
 @pytest.mark.parametrize("bins", [0, 257])
 def test_bins_are_as_many_as_a_block_holds(bins: int) -> None:
     with pytest.raises(InputError, match=f"1 to 256 bins, got {bins}"):
-        Histogram(bins).infer(TensorSpec((3,), np.dtype(np.float32)), TensorSpec((WORDS,), np.dtype(np.float64)))
+        HistogramOperator(bins).infer(
+            TensorSpec((3,), np.dtype(np.float32)), TensorSpec((WORDS,), np.dtype(np.float64))
+        )
 
 
 def test_a_histogram_takes_the_words_of_its_tensor() -> None:
     with pytest.raises(InputError, match="9 words"):
-        Histogram().infer(TensorSpec((3,), np.dtype(np.float32)), TensorSpec((3,), np.dtype(np.float64)))
+        HistogramOperator().infer(TensorSpec((3,), np.dtype(np.float32)), TensorSpec((3,), np.dtype(np.float64)))

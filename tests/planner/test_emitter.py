@@ -11,8 +11,8 @@ import pytest
 from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import KernelError
 from gpuexec.plan import Role
-from gpuexec.planner.draft import Draft, DraftBuffer, dense
 from gpuexec.planner.emitter import CommandEmitter, emit_copy, emit_store
+from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 
@@ -32,14 +32,14 @@ class Desk:
 
 def desk(target: Target = GPU, choices: list[bool] | None = None, content: Any = None) -> Desk:
     spec = TensorSpec((4, 4), np.dtype(np.float32))
-    draft = Draft(
+    unpacked = UnpackedPlan(
         [
-            DraftBuffer(Role.INPUT, 64, "x"),
-            DraftBuffer(Role.TEMP, 64, content=content),
-            DraftBuffer(Role.TEMP, 64),
+            UnpackedBuffer(Role.INPUT, 64, "x"),
+            UnpackedBuffer(Role.TEMP, 64, content=content),
+            UnpackedBuffer(Role.TEMP, 64),
         ]
     )
-    return Desk(CommandEmitter(target, draft, choices), dense(0, spec), dense(1, spec), dense(2, spec))
+    return Desk(CommandEmitter(target, unpacked, choices), dense(0, spec), dense(1, spec), dense(2, spec))
 
 
 def launch(d: Desk, grid: tuple[int, int, int] = (1, 1, 1), threads: int = 32, shared: int = 0) -> None:
@@ -82,9 +82,9 @@ def test_copy_of_dense_slots_is_bytes_and_of_others_elements() -> None:
     d.emit.copy(d.a, d.input)
     assert d.emit.effects.commands == [Copy(d.a, d.input)]
     across = Slot(0, 0, d.a.spec, (1, 4))
-    (command,) = emit_copy(GPU, Draft(), d.a, across).commands
+    (command,) = emit_copy(GPU, UnpackedPlan(), d.a, across).commands
     assert isinstance(command, Launch)
-    (command,) = emit_copy(CPU, Draft(), d.a, across).commands
+    (command,) = emit_copy(CPU, UnpackedPlan(), d.a, across).commands
     assert command == HostCall("Identity", (), (across,), (d.a,))
 
 
@@ -148,5 +148,5 @@ def test_store_is_as_many_commands_for_every_content_of_a_capacity() -> None:
         for extent in (1, 8, 128):
             content = np.arange(extent)
             slot = dense(1, TensorSpec(content.shape, content.dtype))
-            counts.add(len(emit_store(target, Draft(), slot, content, 1024)))
+            counts.add(len(emit_store(target, UnpackedPlan(), slot, content, 1024)))
         assert len(counts) == 1

@@ -94,7 +94,7 @@ def test_a_profiler_keeps_no_model_alive(backend: Backend) -> None:
     profiler, model = gx.Profiler(), two_layers()
     with gx.Worker(model, backend=backend, profiler=profiler) as worker:
         worker.run(ramp(4, 3))
-    gone = [weakref.ref(each) for each in (model, worker._engine.site.weights, worker._engine.arena)]
+    gone = [weakref.ref(each) for each in (model, worker._engine.planning.weights, worker._engine.arena)]
     del model, worker
     gc.collect()
     assert [each() for each in gone] == [None] * 3 and len(profiler.rows()) == 2

@@ -7,7 +7,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.device import Memory, Stream
+from gpuexec.runtime.device import MemoryBlock, Stream
 from tests.small_models import CPU, affine, expect_affine, hold, ramp
 
 SHAPES = {"x": ((1, 8), 3)}
@@ -18,14 +18,14 @@ def load(backend: Backend) -> gx.Method:
     return program.load_method("forward")
 
 
-def fill(memory: Memory, stream: Stream, number: float) -> None:
+def fill(memory: MemoryBlock, stream: Stream, number: float) -> None:
     stream.fill(memory.address, np.float32(number).tobytes(), memory.nbytes // 4)
 
 
 class Foreign:
     """An array of another package in device memory, which leaves all order to streams."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: MemoryBlock) -> None:
         data = (memory.address, False)
         self.memory = memory
         self.__cuda_array_interface__ = {

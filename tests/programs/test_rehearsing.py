@@ -11,10 +11,10 @@ import gpuexec as gx
 from gpuexec.command import Kernel
 from gpuexec.errors import DeviceNotFoundError
 from gpuexec.model import Model
-from gpuexec.programs import following
+from gpuexec.programs import dry_run
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.cases import Case
-from gpuexec.programs.following import Follower
+from gpuexec.programs.dry_run import DryRun
 from gpuexec.programs.rehearsing import rehearse
 from gpuexec.runtime.kernel_cache import KernelCache
 from gpuexec.runtime.kernel_library import KernelLibrary
@@ -57,15 +57,15 @@ def test_loops_without_end_are_left_together(monkeypatch: pytest.MonkeyPatch) ->
     arrays = {"yes": np.array(True), "none": np.array(0, np.float32), "one": np.array(1, np.float32)}
     model = load_text(ENDLESS, arrays=arrays, dims={"n": 3})
     trips = []
-    trip = Follower._trip
+    trip = DryRun._trip
 
-    def count(self: Follower, part: Any, given: Any) -> Any:
+    def count(self: DryRun, part: Any, given: Any) -> Any:
         trips.append(part)
         return trip(self, part, given)
 
-    monkeypatch.setattr(Follower, "_trip", count)
-    monkeypatch.setattr(following, "_MOST_TRIPS", 10)
-    monkeypatch.setattr(following, "_MOST_TRIPS_TOGETHER", 15)
+    monkeypatch.setattr(DryRun, "_trip", count)
+    monkeypatch.setattr(dry_run, "_MOST_TRIPS", 10)
+    monkeypatch.setattr(dry_run, "_MOST_TRIPS_TOGETHER", 15)
     rehearsal = rehearse(model, SM_90, [{"x": np.ones(3, np.float32)}])
     # Twice, with the input on the host and not, for each of the two limits of work for the host.
     assert len(trips) <= 4 * 16 and rehearsal.kernels and not rehearsal.gaps

@@ -136,7 +136,7 @@ def test_device_without_graphs_replays_all_the_same() -> None:
 
 def test_graphs_of_replays_are_not_closed_for_others() -> None:
     with gx.Worker(affine(), backend=make_tracer()) as worker, worker.record(ramp(2, 3)) as replay:
-        worker._engine.site.graphs.clear()
+        worker._engine.planning.graphs.clear()
         assert replay.has_graph
 
 

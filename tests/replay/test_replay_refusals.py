@@ -87,7 +87,7 @@ def test_worker_that_waits_for_each_command_records_nothing(option: dict[str, An
 
 def test_second_caller_is_refused() -> None:
     with gx.Worker(affine(), backend=SIMULATOR) as worker, worker.record(ramp(2, 3)) as replay:
-        with replay._entrance, pytest.raises(gx.StateError, match="Another caller is inside this Replay"):
+        with replay._exclusive, pytest.raises(gx.StateError, match="Another caller is inside this Replay"):
             replay.submit()
         replay.submit()
 

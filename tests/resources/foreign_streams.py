@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Memory, Stream
+from gpuexec.runtime.device import MemoryBlock, Stream
 
 
 class Protocol:
@@ -29,7 +29,7 @@ class Foreign:
     """An array of another package in device memory, which leaves all order to streams."""
 
     def __init__(self, backend: Backend, *shape: int) -> None:
-        self.memory: Memory = backend.device.allocate(int(np.prod(shape)) * 4)
+        self.memory: MemoryBlock = backend.device.allocate(int(np.prod(shape)) * 4)
         data = (self.memory.address, False)
         self.__cuda_array_interface__ = {
             "shape": shape,

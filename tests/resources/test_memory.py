@@ -14,7 +14,7 @@ import gpuexec as gx
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.instances import kernel_table
 from gpuexec.resources.fence import Fence, when_all_issued
-from gpuexec.resources.frames import Count, Frame, Lease, Readers, Turns
+from gpuexec.resources.frames import Frame, Lease, Readers, RunCounter, SharedRunCount
 from gpuexec.resources.memory import Arena, BorrowedMemory
 from gpuexec.resources.pool import Lent
 from gpuexec.runtime.backend import Backend, open_backend
@@ -91,8 +91,8 @@ def test_who_waits_for_many_fences_is_called_once_all_are_issued(step: int) -> N
 
 
 def test_engines_that_share_a_count_end_each_others_turns() -> None:
-    backend, count = make_tracer(), Count()
-    first, second = Turns(backend, count=count), Turns(backend, count=count, owner="Method")
+    backend, count = make_tracer(), SharedRunCount()
+    first, second = RunCounter(backend, count=count), RunCounter(backend, count=count, owner="Method")
     first.advance()
     lease = Lease(backend, Frame(backend), first)
     lease.check("y")
@@ -109,14 +109,14 @@ def test_engines_that_share_a_count_end_each_others_turns() -> None:
 
 def test_lease_ends_with_the_turn() -> None:
     backend = make_tracer()
-    turns, frame = Turns(backend), Frame(backend)
-    turns.advance()
-    lease = Lease(backend, frame, turns)
+    run_counter, frame = RunCounter(backend), Frame(backend)
+    run_counter.advance()
+    lease = Lease(backend, frame, run_counter)
     lease.check("y")
-    turns.advance()
+    run_counter.advance()
     with pytest.raises(gx.StaleError, match="'y'"):
         lease.check("y")
-    turns.close()
+    run_counter.close()
     with pytest.raises(gx.ClosedError, match="'y'"):
         lease.check("y")
     Lease(backend).check("y")

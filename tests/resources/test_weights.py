@@ -77,7 +77,7 @@ def test_a_share_let_go_of_during_its_upload_leaves_the_bytes_until_that_is_over
     assert weights.nbytes == 0 and memory() is not None
     go.set()
     stream.synchronize()
-    backend.keeper.prune()
+    backend.deferred_free.prune()
     assert memory() is None
 
 

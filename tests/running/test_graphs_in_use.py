@@ -188,7 +188,7 @@ def test_synchronous_worker_uses_no_graph() -> None:
 def test_trim_and_close_give_graphs_back() -> None:
     backend = make_tracer()
     with gx.Worker(branches(), backend=backend) as worker:
-        graphs = worker._engine.site.graphs
+        graphs = worker._engine.planning.graphs
         for _ in range(4):
             worker.schedule(ramp(4, 4))
         assert graphs.count == 1 and graphs.nbytes > 0
@@ -225,7 +225,7 @@ def test_larger_plan_closes_graphs_over_the_old_arena() -> None:
         count(backend)
         worker.schedule(ramp(3000, 4))
         assert count(backend)["close graph"] == 1
-        assert worker._engine.site.graphs.count == 0
+        assert worker._engine.planning.graphs.count == 0
 
 
 def test_graphs_of_all_plans_share_the_cap() -> None:
@@ -233,7 +233,7 @@ def test_graphs_of_all_plans_share_the_cap() -> None:
     with gx.Worker(branches(), backend=backend) as worker:
         worker.prepare((3000, 4))
         commands = len(worker.prepare((4, 4)).segment.commands)  # type: ignore[union-attr]
-        graphs = worker._engine.site.graphs
+        graphs = worker._engine.planning.graphs
         graphs.capacity_bytes = commands * NODE_NBYTES
         for rows in (4, 3000):
             for _ in range(4):

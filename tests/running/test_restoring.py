@@ -18,7 +18,7 @@ from gpuexec.planner import template as templates
 from gpuexec.programs.building import build_contents
 from gpuexec.programs.container import read_contents, write_contents
 from gpuexec.programs.data_loader import BufferDataLoader
-from gpuexec.running.site import PlanCounters
+from gpuexec.running.planning_context import PlanCounters
 from gpuexec.runtime.backend import Backend
 from gpuexec.runtime.tracer import TracerDevice
 from tests.program_seeds import load_linear
@@ -40,7 +40,7 @@ def run(model: Model, x: Array, backend: Any = CPU) -> tuple[Array, PlanCounters
     with gx.Worker(model, backend=backend) as worker:
         y = worker.run(x)[0]
         assert isinstance(y, np.ndarray)
-        return y, worker._engine.site.counters, tuple(worker.plans)
+        return y, worker._engine.planning.counters, tuple(worker.plans)
 
 
 def test_stored_plan_serves_all_sizes_and_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_stored_plan_serves_all_sizes_and_nothing_is_packed(monkeypatch: pytest.
     with gx.Worker(model, backend=CPU) as worker:
         for n, y in zip((8, 3, 1), expected, strict=True):
             np.testing.assert_array_equal(worker.run(X[:n])[0], y)
-        counters = worker._engine.site.counters
+        counters = worker._engine.planning.counters
         assert (counters.plans, counters.restored, counters.refused) == (1, 1, [])
         assert worker.plans[0] == model._plans["cpu"][0]
 
@@ -129,7 +129,7 @@ def test_plan_that_does_not_do_is_tried_once() -> None:
     with gx.Worker(model, backend=CPU) as worker:
         for n in (1, 2, 4, 8):
             worker.run(X[:n])
-        assert len(worker._engine.site.counters.refused) == 1
+        assert len(worker._engine.planning.counters.refused) == 1
 
 
 def test_plans_of_other_ports_are_left_aside() -> None:

@@ -10,10 +10,10 @@ from gpuexec.errors import DeviceNotFoundError, InputError, StateError
 from gpuexec.runtime import backend as backends
 from gpuexec.runtime import cuda, driver
 from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
-from gpuexec.runtime.driver import Device, Driver
+from gpuexec.runtime.driver import Driver, DriverDevice
 
 NO_DRIVER = Driver(found=False, version=0, devices=(), reason="There is no NVIDIA driver here.")
-WITH_GPU = Driver(found=True, version=13000, devices=(Device("NVIDIA H200", (9, 0)),), reason="")
+WITH_GPU = Driver(found=True, version=13000, devices=(DriverDevice("NVIDIA H200", (9, 0)),), reason="")
 
 
 @pytest.fixture(autouse=True)

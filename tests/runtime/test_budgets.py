@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuexec.runtime.budgets import BLOCK_REGISTERS, LARGER, REGISTERS, STATIC_SHARED_BYTES, Use, find_excess
+from gpuexec.runtime.budgets import BLOCK_REGISTERS, LARGER, REGISTERS, STATIC_SHARED_BYTES, KernelUse, find_excess
 from gpuexec.runtime.nvrtc import CompiledKernel
 
 FITS = CompiledKernel(
@@ -15,11 +15,13 @@ FITS = CompiledKernel(
 LARGEST = LARGER["matmul.cu:gemm"].registers
 
 
-def use(threads: int = 256, shared_bytes: int = 0) -> Use:
-    return Use(threads, {"sm_75": shared_bytes, "sm_90": shared_bytes})
+def use(threads: int = 256, shared_bytes: int = 0) -> KernelUse:
+    return KernelUse(threads, {"sm_75": shared_bytes, "sm_90": shared_bytes})
 
 
-def excess(kernel: CompiledKernel, source: str = "f.cu", architecture: str = "sm_75", use: Use | None = None) -> str:
+def excess(
+    kernel: CompiledKernel, source: str = "f.cu", architecture: str = "sm_75", use: KernelUse | None = None
+) -> str:
     return " ".join(find_excess(kernel, source, architecture, use))
 
 

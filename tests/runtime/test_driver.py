@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuexec.runtime import driver
-from gpuexec.runtime.driver import Device, Driver, probe
+from gpuexec.runtime.driver import Driver, DriverDevice, probe
 
 SCRIPT = Path(driver.__file__)
 H200 = ("NVIDIA H200", (9, 0))
@@ -58,7 +58,7 @@ def test_extra_follows_the_cuda_of_the_driver(version: int, extra: str) -> None:
 
 def test_probe_describes_every_device() -> None:
     found = probe(FakeLibrary(13000, (H200, T4)))
-    assert found == Driver(True, 13000, (Device(*H200), Device(*T4)), "")
+    assert found == Driver(True, 13000, (DriverDevice(*H200), DriverDevice(*T4)), "")
     assert str(found) == "NVIDIA driver for CUDA 13.0: NVIDIA H200 (sm_90), Tesla T4 (sm_75)"
 
 
@@ -76,7 +76,7 @@ def test_driver_that_does_not_start_says_its_status() -> None:
 
 def test_old_driver_is_refused_in_words() -> None:
     found = probe(FakeLibrary(11080))
-    assert found.devices == (Device(*H200),)
+    assert found.devices == (DriverDevice(*H200),)
     assert "too old" in str(found)
 
 

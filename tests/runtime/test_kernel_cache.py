@@ -171,7 +171,7 @@ def test_cache_falls_back_when_writing_fails_after_compiling(tmp_path: Path, mon
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpuexec.replacing.os.replace", refuse)
+    monkeypatch.setattr("gpuexec.atomic_file.os.replace", refuse)
 
     def compile_and_count() -> Cubin:
         calls.append(1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuexec.errors import DeviceError, OutOfMemoryError
-from gpuexec.runtime.memory_pool import Block, MemoryPool, PooledMemory, PooledPinned, round_to_class
+from gpuexec.runtime.memory_pool import MemoryPool, PoolBlock, PooledMemory, PooledPinned, round_to_class
 
 
 class Event:
@@ -80,7 +80,7 @@ def make_pool(limit: int = 1 << 20, kept: int = 1 << 20) -> tuple[Any, Source]:
     return MemoryPool(source, Event, kept), source
 
 
-def free_on(pool: MemoryPool, block: Block, *streams: Any) -> None:
+def free_on(pool: MemoryPool, block: PoolBlock, *streams: Any) -> None:
     for stream in streams:
         block.note_stream(stream)
         stream.issued += 1

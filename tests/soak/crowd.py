@@ -202,16 +202,16 @@ def run_crowd(kind: str, workers: int, seconds: float, seed: int) -> list[str]:
     threads.clear()
     del sums
     gc.collect()
-    backend.keeper.prune()
+    backend.deferred_free.prune()
     backend.staging.trim()
     left, left_threads = count_device(backend), threading.active_count() - threads_before
     print(
-        f"  closed: device {left:,} B, pinned {backend.staging.nbytes:,} B, {len(backend.keeper)} kept objects,"
+        f"  closed: device {left:,} B, pinned {backend.staging.nbytes:,} B, {len(backend.deferred_free)} kept objects,"
         f" {left_threads} more threads; RSS {rss_before:,} B before, {read_rss():,} B after"
     )
-    if not problems and (left or backend.staging.nbytes or len(backend.keeper)):
+    if not problems and (left or backend.staging.nbytes or len(backend.deferred_free)):
         problems.append(
-            f"{left} device bytes, {backend.staging.nbytes} pinned bytes, {len(backend.keeper)} objects left"
+            f"{left} device bytes, {backend.staging.nbytes} pinned bytes, {len(backend.deferred_free)} objects left"
         )
     backend.completion.close()
     backend.device.close()

@@ -273,7 +273,7 @@ def test_cpu_reads_the_file_once_for_all_workers(source: onnx.ModelProto, tmp_pa
         for each in (worker, other):
             each.schedule(X)
             np.testing.assert_allclose(each.read_output("y"), expect(source), rtol=1e-4, atol=1e-5)
-            share, stream = each._engine.site.weights, each._engine.stream
+            share, stream = each._engine.planning.weights, each._engine.stream
             addresses.append({share.place_array(array, stream).address for array in arrays})
         assert addresses[0] == addresses[1] and addresses[0].isdisjoint(array.ctypes.data for array in arrays)
         assert share.nbytes == NBYTES

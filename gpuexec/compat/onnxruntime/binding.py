@@ -28,7 +28,7 @@ _LEGACY_STREAM = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OutputTarget:
     """Destination of an output.
 
     To a backend's device, or the host where it is None: into ``value``, or into memory that is made for it.
@@ -45,7 +45,7 @@ class IOBinding:
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
         self._inputs: dict[str, OrtValue] = {}
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, OutputTarget] = {}
         self._outputs: dict[str, OrtValue] = {}
         self._has_pointers = False
 
@@ -119,14 +119,14 @@ class IOBinding:
         """
         self._check_output(name)
         if buffer_ptr is None:
-            self._targets[name] = Target(self._open(device_type, device_id))
+            self._targets[name] = OutputTarget(self._open(device_type, device_id))
             return
         if element_type is None or shape is None:
             raise make_error(BindingError, f"Output {name!r}: an address needs element_type and shape.")
         spec = TensorSpec(tuple(int(extent) for extent in shape), find_dtype(element_type))
         value, is_pointer = self._wrap(name, device_type, device_id, spec, buffer_ptr)
         backend = value.backend
-        self._targets[name] = Target(backend, value, is_pointer)
+        self._targets[name] = OutputTarget(backend, value, is_pointer)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Bind an output to a value that it is written to.
@@ -137,7 +137,7 @@ class IOBinding:
         self._check_output(name)
         backend = _check_value(ortvalue).backend
         self._check_reach(backend)
-        self._targets[name] = Target(backend, ortvalue)
+        self._targets[name] = OutputTarget(backend, ortvalue)
 
     @property
     def _iobinding(self) -> SessionIOBinding:

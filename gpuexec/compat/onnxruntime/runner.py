@@ -22,7 +22,7 @@ from gpuexec.errors import CancelledError, GpuexecError
 from gpuexec.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.profiling.profiler import Profiler
-from gpuexec.resources.entrance import is_interrupt
+from gpuexec.resources.exclusive_caller import is_interrupt
 from gpuexec.running.run import Run
 from gpuexec.runtime.work_thread import WorkPool
 from gpuexec.state.seeds import draw_seed

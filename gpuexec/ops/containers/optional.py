@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.containers import hold, make_optional, read_optional
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
+from gpuexec.host_values import require_const
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.containers.sequence import HOST_REASON
 from gpuexec.ops.layout import Slots

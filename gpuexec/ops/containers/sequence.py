@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.containers import find_held, hold, make_sequence, read_sequence
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
+from gpuexec.host_values import require_const
 from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.spec import SEQUENCE, TensorSpec, dtype_row, is_container, name_dtype
 

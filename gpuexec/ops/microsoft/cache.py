@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.demands import require_at_least
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
+from gpuexec.host_values import require_at_least
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuexec.forms import declare_forms
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.signatures import declare_signatures
 
 FORMS: Mapping[str, tuple[str, str]] = {
     "Attention": ("input weights bias? mask_index? past? attention_bias? past_sequence_length?", "output present?"),
@@ -122,4 +122,4 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "Trilu": ("X k?", "Y"),
     "Unique": ("x", "y idx counts"),
 }
-declare_forms(DOMAIN, FORMS)
+declare_signatures(DOMAIN, FORMS)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.command import Argument, Kernel
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
 from gpuexec.geometry import ceil_div
 from gpuexec.graphs import Value
+from gpuexec.host_values import require_const
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ops.composite import Composite, Made, Sketch, composite

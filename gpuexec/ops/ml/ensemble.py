@@ -19,7 +19,7 @@ from gpuexec.operator import Array, Emitter
 from gpuexec.ops.ml.forest import Aggregate, Forest
 from gpuexec.ops.ml.forest_host import HostForest, prepare_forest
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, THREADS, as_rows, count_rows, show_as
-from gpuexec.ops.ml.scores import Finish
+from gpuexec.ops.ml.scores import ScorePostprocessing
 from gpuexec.spec import TensorSpec, dtype_row
 
 SOURCE = "trees.cu"
@@ -34,7 +34,7 @@ class Ensemble:
     targets: int
     aggregate: Aggregate
     base: Array | None
-    finish: Finish
+    finish: ScorePostprocessing
     host: HostForest = field(init=False)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, INT64, THREADS, Prepared, freeze_arrays
+from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, INT64, THREADS, TableOperator, freeze_arrays
 from gpuexec.ops.shape import Literal, from_literal
 from gpuexec.ops.sort import sort_keys
 from gpuexec.spec import STRING, TensorSpec, dtype_row
@@ -53,7 +53,7 @@ class Encoding:
 
 @operator("LabelEncoder", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class LabelEncoder(Prepared[dict[Any, Encoding]]):
+class LabelEncoder(TableOperator[dict[Any, Encoding]]):
     """Element lookup: a key becomes its value, anything else the default. Of equal keys the last counts.
 
     Before opset 2 there were only ``classes_strings``: a string becomes its place among them, and a place the string.
@@ -86,7 +86,7 @@ class LabelEncoder(Prepared[dict[Any, Encoding]]):
 
     def __post_init__(self) -> None:
         freeze_arrays(self, "default_tensor", "keys_tensor", "values_tensor")
-        Prepared.__post_init__(self)
+        TableOperator.__post_init__(self)
 
     def prepare(self) -> dict[Any, Encoding]:
         """Return the encoding by the type of the input."""

@@ -13,7 +13,7 @@ from gpuexec.geometry import ceil_div
 from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter
 from gpuexec.ops.ml.prepared import FLOAT, THREADS, show_as
-from gpuexec.ops.ml.scores import Finish
+from gpuexec.ops.ml.scores import ScorePostprocessing
 
 SOURCE = "svm.cu"
 _TILE = 32  # kTile of svm.cu
@@ -113,7 +113,7 @@ def launch_likeness(emit: Emitter, vectors: Vectors, x: Slot, rows: int) -> Slot
     return z
 
 
-def lower_sums(emit: Emitter, weights: Vectors, x: Slot, y: Slot, finish: Finish) -> None:
+def lower_sums(emit: Emitter, weights: Vectors, x: Slot, y: Slot, finish: ScorePostprocessing) -> None:
     """Launch products that are the result, or are transformed by a thread per row."""
     if finish.transform:
         finish.lower(emit, launch_likeness(emit, weights, x, y.shape[0]), y, None)

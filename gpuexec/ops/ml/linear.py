@@ -14,8 +14,8 @@ from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, Prepared, as_rows, count_rows
-from gpuexec.ops.ml.scores import Finish, Pair, Rule, choose_pair, find_transform
+from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows
+from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
 from gpuexec.spec import TensorSpec
 
 
@@ -50,7 +50,7 @@ def _read_coefficients(numbers: tuple[float, ...] | None, intercepts: tuple[floa
 
 @operator("LinearClassifier", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class LinearClassifier(Prepared[_Coefficients]):
+class LinearClassifier(TableOperator[_Coefficients]):
     """``x @ coefficients + intercepts``, and the class of the largest. ``multi_class`` changes nothing.
 
     A single column tells of two classes; the row is of the second where it is above 0.
@@ -98,7 +98,7 @@ class LinearClassifier(Prepared[_Coefficients]):
         vectors, rows, finish = self._bind(x.spec)
         finish.lower(emit, launch_likeness(emit, vectors, x, rows), scores, labels)
 
-    def _bind(self, x: TensorSpec) -> tuple[Vectors, int, Finish]:
+    def _bind(self, x: TensorSpec) -> tuple[Vectors, int, ScorePostprocessing]:
         """Return the columns of coefficients, the rows of an input, and how scores end."""
         vectors, rows = self.tables.bind(self.name, x)
         names = list_names(self.classlabels_ints, self.classlabels_strings)
@@ -106,10 +106,10 @@ class LinearClassifier(Prepared[_Coefficients]):
         transform = find_transform(self.post_transform)
         if vectors.count == 1 and classes <= 2:
             pair = choose_pair(transform, Pair.COMPLEMENT) if classes == 2 else Pair.AS_IT_IS
-            return vectors, rows, Finish(transform, pair, Rule.ABOVE, names=names)
+            return vectors, rows, ScorePostprocessing(transform, pair, LabelRule.ABOVE, names=names)
         if vectors.count != classes:
             raise InputError(f"{self.name} has {classes} labels for {vectors.count} columns of coefficients.")
-        return vectors, rows, Finish(transform, names=names)
+        return vectors, rows, ScorePostprocessing(transform, names=names)
 
 
 @decompose("ai.onnx.ml.LinearClassifier")
@@ -119,7 +119,7 @@ def _name_linear(node: Node) -> tuple[Node, ...]:
 
 @operator("LinearRegressor", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class LinearRegressor(Prepared[_Coefficients]):
+class LinearRegressor(TableOperator[_Coefficients]):
     """``x @ coefficients + intercepts``, transformed."""
 
     coefficients: tuple[float, ...] | None = None
@@ -149,14 +149,16 @@ class LinearRegressor(Prepared[_Coefficients]):
     def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
         """Multiply with NumPy in float."""
         vectors, _ = self._bind(TensorSpec(x.shape, x.dtype))
-        return (Finish(find_transform(self.post_transform)).compute(vectors.compare(as_rows(x)), FLOAT)[1],)
+        return (
+            ScorePostprocessing(find_transform(self.post_transform)).compute(vectors.compare(as_rows(x)), FLOAT)[1],
+        )
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the products, and a thread per row where they are transformed."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         vectors, _ = self._bind(x.spec)
-        lower_sums(emit, vectors, x, y, Finish(find_transform(self.post_transform)))
+        lower_sums(emit, vectors, x, y, ScorePostprocessing(find_transform(self.post_transform)))
 
     def _bind(self, x: TensorSpec) -> tuple[Vectors, int]:
         vectors, rows = self.tables.bind(self.name, x)

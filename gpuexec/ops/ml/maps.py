@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.containers import describe, find_held, hold, make_map, make_sequence, read_map
-from gpuexec.demands import require_const
 from gpuexec.errors import InputError
+from gpuexec.host_values import require_const
 from gpuexec.operator import Array, Operator, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.elementwise_cast import convert

@@ -20,7 +20,7 @@ THREADS = 256  # kThreads of their kernels
 Tables = TypeVar("Tables")
 
 
-class Prepared(Operator, Generic[Tables]):
+class TableOperator(Operator, Generic[Tables]):
     """Operator with tables prepared once from long attributes, when it is made; errors in them are raised then.
 
     A subclass says how in ``prepare``.

@@ -39,7 +39,7 @@ class Transform(IntEnum):
 _NAMED = tuple(transform.name for transform in Transform if transform is not Transform.SIGN)
 
 
-class Rule(IntEnum):
+class LabelRule(IntEnum):
     """Choice of a row's class: that of its largest score, the second if its last score is above, or a given one."""
 
     LARGEST = 0
@@ -74,12 +74,12 @@ def choose_pair(transform: Transform, untransformed: Pair) -> Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class ScorePostprocessing:
     """Conversion of raw scores ``[rows, columns]`` to scores, and to labels if there are ``names`` of classes."""
 
     transform: Transform
     pair: Pair = Pair.AS_IT_IS
-    rule: Rule = Rule.LARGEST
+    rule: LabelRule = LabelRule.LARGEST
     threshold: float = 0.0
     names: tuple[int, ...] = ()
 
@@ -91,7 +91,7 @@ class Finish:
         """Return the places of the rows' classes among the names, and the scores."""
         with np.errstate(all="ignore"):
             scores = transform_scores(spread_pair(raw, self.pair), self.transform).astype(dtype, copy=False)
-        if self.rule is Rule.ABOVE:
+        if self.rule is LabelRule.ABOVE:
             places = (raw[:, -1] > self.threshold).astype(INT64)
         elif places is None:
             # Comparisons with NaN are false.

@@ -13,14 +13,14 @@ from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums, read_vectors
 from gpuexec.ops.ml.pairs import Pairs, read_pairs
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, Prepared, as_rows, count_rows, read_numbers
-from gpuexec.ops.ml.scores import Finish, Pair, Rule, Transform, choose_pair, find_transform
+from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows, read_numbers
+from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, Transform, choose_pair, find_transform
 from gpuexec.spec import TensorSpec
 
 
 @operator("SVMRegressor", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class SVMRegressor(Prepared[tuple[Vectors | None, Vectors]]):
+class SVMRegressor(TableOperator[tuple[Vectors | None, Vectors]]):
     """The sum of coefficients times likeness to each support vector, plus rho; without vectors, a product with x.
 
     If ``one_class``, 1 where that is above 0, else -1.
@@ -78,13 +78,13 @@ class SVMRegressor(Prepared[tuple[Vectors | None, Vectors]]):
             x = launch_likeness(emit, vectors, x, y.shape[0])
         lower_sums(emit, weights, x, y, self._finish())
 
-    def _finish(self) -> Finish:
-        return Finish(Transform.SIGN if self.one_class else find_transform(self.post_transform))
+    def _finish(self) -> ScorePostprocessing:
+        return ScorePostprocessing(Transform.SIGN if self.one_class else find_transform(self.post_transform))
 
 
 @operator("SVMClassifier", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class SVMClassifier(Prepared[tuple[Vectors, Pairs | None]]):
+class SVMClassifier(TableOperator[tuple[Vectors, Pairs | None]]):
     """Support vector classification, one-vs-one: the class that wins most pairs.
 
     Scores are those of the pairs (of two classes ``-s, s``), or probabilities of classes if ``prob_a`` and ``prob_b``
@@ -160,13 +160,15 @@ class SVMClassifier(Prepared[tuple[Vectors, Pairs | None]]):
             raw = pairs.launch_coupling(emit, raw) if pairs.has_probabilities else raw
         self._finish().lower(emit, raw, scores, labels, places)
 
-    def _finish(self) -> Finish:
+    def _finish(self) -> ScorePostprocessing:
         _, pairs = self.tables
         transform, pair = find_transform(self.post_transform), Pair.AS_IT_IS
         if pairs is not None and pairs.columns == 1:
             pair = choose_pair(transform, Pair.OPPOSITE)
         names = list_names(self.classlabels_ints, self.classlabels_strings)
-        return Finish(transform, pair, Rule.LARGEST if pairs is None else Rule.GIVEN, names=names)
+        return ScorePostprocessing(
+            transform, pair, LabelRule.LARGEST if pairs is None else LabelRule.GIVEN, names=names
+        )
 
 
 @decompose("ai.onnx.ml.SVMClassifier")

@@ -13,8 +13,8 @@ from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
 from gpuexec.ops.ml.ensemble import Ensemble
 from gpuexec.ops.ml.forest import Aggregate, Nodes, Votes
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, Prepared, freeze_arrays
-from gpuexec.ops.ml.scores import Finish, Transform
+from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, TableOperator, freeze_arrays
+from gpuexec.ops.ml.scores import ScorePostprocessing, Transform
 from gpuexec.ops.shape import Literal, from_literal
 from gpuexec.spec import TensorSpec, dtype_row
 
@@ -23,7 +23,7 @@ _HALF = np.dtype(np.float16)
 
 @operator("TreeEnsemble", "ai.onnx.ml")
 @dataclass(frozen=True, slots=True)
-class TreeEnsemble(Prepared[Ensemble]):
+class TreeEnsemble(TableOperator[Ensemble]):
     """The sum, average, least or greatest weight of the leaves that a row falls into, by target, transformed.
 
     NaN goes where ``nodes_missing_value_tracks_true`` says, whatever the comparison. ``membership_values`` are the
@@ -59,7 +59,7 @@ class TreeEnsemble(Prepared[Ensemble]):
     def __post_init__(self) -> None:
         tensors = ("leaf_weights", "nodes_modes", "nodes_splits", "membership_values", "nodes_hitrates")
         freeze_arrays(self, *tensors)
-        Prepared.__post_init__(self)
+        TableOperator.__post_init__(self)
 
     def prepare(self) -> Ensemble:
         """Build the trees."""
@@ -93,7 +93,11 @@ class TreeEnsemble(Prepared[Ensemble]):
             raise InputError(f"tree_roots expects nodes, got {min(self.tree_roots)}.")
         forest = nodes.build(self.tree_roots, self._read_sets(), len(ids), Votes(np.arange(len(ids)), ids, weights))
         return Ensemble(
-            forest, targets, Aggregate(self.aggregate_function), None, Finish(Transform(self.post_transform))
+            forest,
+            targets,
+            Aggregate(self.aggregate_function),
+            None,
+            ScorePostprocessing(Transform(self.post_transform)),
         )
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:

@@ -16,14 +16,14 @@ from gpuexec.ops.ml.ensemble import Ensemble, spread_base
 from gpuexec.ops.ml.forest import Aggregate
 from gpuexec.ops.ml.forest_legacy import LegacyNodes, LegacyVotes
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, Prepared, choose_floats, freeze_arrays
-from gpuexec.ops.ml.scores import Finish, Pair, Rule, choose_pair, find_transform
+from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, choose_floats, freeze_arrays
+from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
 from gpuexec.ops.shape import Literal
 from gpuexec.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class LegacyTrees(Prepared[Ensemble]):
+class LegacyTrees(TableOperator[Ensemble]):
     """Base: the nodes of all trees, in lists of equal length, and the base values of their votes."""
 
     base_values: tuple[float, ...] | None = None
@@ -46,7 +46,7 @@ class LegacyTrees(Prepared[Ensemble]):
 
     def __post_init__(self) -> None:
         freeze_arrays(self, *(each.name for each in fields(self) if each.name.endswith("_as_tensor")))
-        Prepared.__post_init__(self)
+        TableOperator.__post_init__(self)
 
     def read_nodes(self) -> LegacyNodes:
         """Return the nodes, values from whichever attribute has them."""
@@ -91,7 +91,7 @@ class TreeEnsembleRegressor(LegacyTrees):
         weights = choose_floats("target_weights", self.target_weights, self.target_weights_as_tensor)
         votes = LegacyVotes("target", self.target_treeids, self.target_nodeids, self.target_ids, _or_none(weights))
         base = choose_floats("base_values", self.base_values, self.base_values_as_tensor)
-        aggregate, finish = Aggregate[self.aggregate_function], Finish(find_transform(self.post_transform))
+        aggregate, finish = Aggregate[self.aggregate_function], ScorePostprocessing(find_transform(self.post_transform))
         return Ensemble(self.read_nodes().build(votes, targets), targets, aggregate, spread_base(base, targets), finish)
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -146,13 +146,17 @@ class TreeEnsembleClassifier(LegacyTrees):
         transform, voted = find_transform(self.post_transform), sorted(set(self.class_ids))
         names = list_names(self.classlabels_int64s, self.classlabels_strings)
         votes = LegacyVotes("class", self.class_treeids, self.class_nodeids, self.class_ids, weights)
-        forest, targets, finish = self.read_nodes().build(votes, classes), classes, Finish(transform, names=names)
+        forest, targets, finish = (
+            self.read_nodes().build(votes, classes),
+            classes,
+            ScorePostprocessing(transform, names=names),
+        )
         if classes == 1 or (classes == 2 and len(voted) == 1 and (base is None or base.size < 2)):
             is_probability = classes == 2 and bool((weights >= 0).all())
             pair = Pair.AS_IT_IS
             if classes == 2 and voted == [0]:
                 targets, pair = 1, choose_pair(transform, Pair.COMPLEMENT if is_probability else Pair.OPPOSITE)
-            finish = Finish(transform, pair, Rule.ABOVE, 0.5 if is_probability else 0.0, names)
+            finish = ScorePostprocessing(transform, pair, LabelRule.ABOVE, 0.5 if is_probability else 0.0, names)
         return Ensemble(forest, targets, Aggregate.SUM, spread_base(base, targets), finish)
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:

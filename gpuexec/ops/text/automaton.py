@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpuexec.errors import InputError
 from gpuexec.ops.text.characters import Class
-from gpuexec.ops.text.pattern import Choice, Place, Repeat, Sequence, Tree
+from gpuexec.ops.text.pattern import Alternation, Anchor, Repeat, Sequence, Tree
 
 _MOST_STATES = 50_000
 _MOST_KEPT = 200_000  # states in the sets of all steps that are kept
@@ -29,7 +29,7 @@ class Automaton:
     """
 
     classes: dict[int, tuple[Class, int]] = field(default_factory=dict)
-    jumps: dict[int, tuple[tuple[int, ...], Place | None]] = field(default_factory=dict)
+    jumps: dict[int, tuple[tuple[int, ...], Anchor | None]] = field(default_factory=dict)
     start: int = 0
     _steps: dict[tuple[States, str, int], States] = field(default_factory=dict)
     _kept: int = 0
@@ -67,13 +67,13 @@ class Automaton:
             raise InputError(f"the pattern is too large: its repetitions make more than {_MOST_STATES} states.")
         if isinstance(tree, Class):
             return self._add_class(tree, end)
-        if isinstance(tree, Place):
+        if isinstance(tree, Anchor):
             return self._add_jump((end,), tree)
         if isinstance(tree, Sequence):
             for part in reversed(tree.parts):
                 end = self.add(part, end)
             return end
-        if isinstance(tree, Choice):
+        if isinstance(tree, Alternation):
             return self._add_jump(tuple([self.add(part, end) for part in tree.parts]))
         return self._add_repeat(tree, end)
 
@@ -108,7 +108,7 @@ class Automaton:
         self.classes[state] = (tree, end)
         return state
 
-    def _add_jump(self, ends: tuple[int, ...], place: Place | None = None) -> int:
+    def _add_jump(self, ends: tuple[int, ...], place: Anchor | None = None) -> int:
         state = 1 + len(self.classes) + len(self.jumps)
         self.jumps[state] = (ends, place)
         return state
@@ -143,7 +143,7 @@ def _kind(char: str) -> int:
     return _WORD if char.isascii() and (char.isalnum() or char == "_") else _OTHER
 
 
-def _holds(place: Place, before: int, behind: int) -> bool:
+def _holds(place: Anchor, before: int, behind: int) -> bool:
     if place.name.endswith("word edge"):
         return ((before == _WORD) != (behind == _WORD)) == (place.name == "word edge")
     beside = before if place.name.endswith("begin") else behind

@@ -24,7 +24,7 @@ _COUNTS = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Anchor:
     """A place between characters: ``"text begin"``, ``"line end"``, ``"word edge"``."""
 
     name: str
@@ -38,7 +38,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """Alternation of patterns."""
 
     parts: tuple[Tree, ...]
@@ -53,7 +53,7 @@ class Repeat:
     most: int | None
 
 
-Tree = Class | Place | Sequence | Choice | Repeat
+Tree = Class | Anchor | Sequence | Alternation | Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Reader:
             else:
                 parts.append(self._read_atom(flags, depth))
         choices.append(Sequence(tuple(parts)))
-        return choices[0] if len(choices) == 1 else Choice(tuple(choices))
+        return choices[0] if len(choices) == 1 else Alternation(tuple(choices))
 
     def _take(self, expected: str) -> bool:
         found = self.text.startswith(expected, self.at)
@@ -174,9 +174,9 @@ class _Reader:
         if self._take("."):
             return Class((Members((("\n", "\n"),)),) if not flags.s else (), is_negated=True)
         if self._take("^"):
-            return Place("line begin" if flags.m else "text begin")
+            return Anchor("line begin" if flags.m else "text begin")
         if self._take("$"):
-            return Place("line end" if flags.m else "text end")
+            return Anchor("line end" if flags.m else "text end")
         if self._take("\\"):
             return self._read_escape(flags)
         if self._take_counts() is not None:
@@ -200,7 +200,7 @@ class _Reader:
         following = self.text[self.at : self.at + 1]
         if following in places:
             self.at += 1
-            return Place(places[following])
+            return Anchor(places[following])
         members = self._take_members()
         return Class((members,), folds=flags.i) if members is not None else _literal(self._read_escaped(), flags)
 
@@ -285,7 +285,7 @@ def _divide(times: int, tree: Tree) -> int:
     """Return a number divided by the product of nested repetition counts, as RE2 counts them."""
     if isinstance(tree, Repeat):
         return _divide(times // max(1, tree.least if tree.most is None else tree.most), tree.part)
-    parts = tree.parts if isinstance(tree, (Sequence, Choice)) else ()
+    parts = tree.parts if isinstance(tree, (Sequence, Alternation)) else ()
     return min((_divide(times, part) for part in parts), default=times)
 
 

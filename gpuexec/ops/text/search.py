@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpuexec.ops.text.automaton import Automaton, build_automaton
 from gpuexec.ops.text.characters import Class
-from gpuexec.ops.text.pattern import Choice, Place, Repeat, Sequence, Tree
+from gpuexec.ops.text.pattern import Alternation, Anchor, Repeat, Sequence, Tree
 
 _ANY = Repeat(Class((), is_negated=True), 0, None)
 _TURNED = {"begin": "end", "end": "begin"}
@@ -46,11 +46,11 @@ def _turn(tree: Tree) -> Tree:
     """Return the tree that matches texts read backwards."""
     if isinstance(tree, Sequence):
         return Sequence(tuple(_turn(part) for part in reversed(tree.parts)))
-    if isinstance(tree, Choice):
-        return Choice(tuple(map(_turn, tree.parts)))
+    if isinstance(tree, Alternation):
+        return Alternation(tuple(map(_turn, tree.parts)))
     if isinstance(tree, Repeat):
         return replace(tree, part=_turn(tree.part))
-    if isinstance(tree, Place):
+    if isinstance(tree, Anchor):
         subject, _, side = tree.name.rpartition(" ")
-        return Place(f"{subject} {_TURNED.get(side, side)}")
+        return Anchor(f"{subject} {_TURNED.get(side, side)}")
     return tree

@@ -14,7 +14,7 @@ from gpuexec.instances import instantiate
 from gpuexec.operator import Array, Emitter, Tolerance, operator
 from gpuexec.ops.checks import check_dtype
 from gpuexec.ops.layout import Slots
-from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, Prepared, as_rows
+from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, TableOperator, as_rows
 from gpuexec.ops.strided import pack_fast_div64
 from gpuexec.ops.text.ngrams import Grams, build_grams
 from gpuexec.spec import STRING, TensorSpec, dtype_row
@@ -49,7 +49,7 @@ class Weighing:
 
 @operator("TfIdfVectorizer")
 @dataclass(frozen=True, slots=True)
-class TfIdfVectorizer(Prepared[Weighing]):
+class TfIdfVectorizer(TableOperator[Weighing]):
     """Counts of the n-grams of a pool in each row, each in its column.
 
     Tokens of one may have up to ``max_skip_count`` others between them, always as many. IDF counts an n-gram once at

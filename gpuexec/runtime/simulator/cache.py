@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gpuexec.atomic_file import write_file
 from gpuexec.errors import AccessError
-from gpuexec.replacing import write_file
 from gpuexec.runtime.code_files import make_folder, read_code
 from gpuexec.system_files import lock_file
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuexec import knobs
-from gpuexec.replacing import write_file
+from gpuexec.atomic_file import write_file
 from gpuexec.runtime.code_files import cache_folder
 from gpuexec.runtime.kernel_source import flatten, kernels_dir
 from gpuexec.runtime.simulator.cache import ObjectCache, make_key

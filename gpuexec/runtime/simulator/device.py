@@ -20,7 +20,7 @@ from gpuexec.runtime.kernel_source import find_source
 from gpuexec.runtime.launch_costs import PACKED_COSTS
 from gpuexec.runtime.memory_pool import MemoryPool
 from gpuexec.runtime.pixel.extents import find_extents
-from gpuexec.runtime.prepared import Prepared
+from gpuexec.runtime.prepared import PreparedCommand
 from gpuexec.runtime.recording import record_launches
 from gpuexec.runtime.simulator.findings import Finding, describe
 from gpuexec.runtime.simulator.graph import SimulatorGraph
@@ -28,12 +28,12 @@ from gpuexec.runtime.simulator.library import GridError, Schedule
 from gpuexec.runtime.simulator.memory import (
     AddressMap,
     DeviceMemory,
-    DeviceSource,
     PinnedMemory,
-    PinnedSource,
     Pool,
+    SimulatorDeviceSource,
+    SimulatorPinnedSource,
 )
-from gpuexec.runtime.simulator.module import FindingsError, Function, load_files
+from gpuexec.runtime.simulator.module import FindingsError, SimulatorFunction, load_files
 from gpuexec.runtime.simulator.operations import Operation
 from gpuexec.runtime.simulator.ordering import Ordering
 from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
@@ -91,11 +91,11 @@ class SimulatorDevice:
         spaces = {"device memory": self._blocks, "pinned memory": self._pinned}
         self.ordering = Ordering(spaces, self.is_alive, knobs.check_order() if check_order is None else check_order)
         # Nothing idle is kept: freed memory is inaccessible at once.
-        device_memory = DeviceSource(self._blocks, self.ordering, memory_bytes)
+        device_memory = SimulatorDeviceSource(self._blocks, self.ordering, memory_bytes)
         self._memory = Pool(self._blocks, self.ordering, MemoryPool(device_memory, self.create_event, 0))
-        self._pinned_source = PinnedSource(self._pinned, self.ordering)
+        self._pinned_source = SimulatorPinnedSource(self._pinned, self.ordering)
         self._pinned_memory = Pool(self._pinned, self.ordering, MemoryPool(self._pinned_source, self.create_event, 0))
-        self._functions: dict[Kernel, Function] = {}
+        self._functions: dict[Kernel, SimulatorFunction] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
         self._threads: list[StreamThread] = []  # also threads of unreferenced streams with work left
         self._default_stream: SimulatorStream | None = None
@@ -170,7 +170,7 @@ class SimulatorDevice:
         return SimulatorTimedEvent(self)
 
     def create_graph(
-        self, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
     ) -> SimulatorGraph:
         """Return a graph of prepared commands with pairs (before, after) of positions as edges.
 
@@ -201,7 +201,7 @@ class SimulatorDevice:
                 for expression, function in modules[file].functions.items():
                     self._functions[Kernel(source, expression)] = function
 
-    def function(self, kernel: Kernel) -> Function:
+    def function(self, kernel: Kernel) -> SimulatorFunction:
         """Return a kernel loaded before.
 
         Raises:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpuexec.errors import ClosedError, InputError
-from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
-from gpuexec.runtime.simulator.module import Function
+from gpuexec.runtime.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.simulator.module import SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
 from gpuexec.runtime.simulator.stream import SimulatorStream
 
@@ -27,7 +27,9 @@ class SimulatorGraph:
         InputError: The edges form a cycle, or name no command.
     """
 
-    def __init__(self, device: SimulatorDevice, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, device: SimulatorDevice, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
+    ) -> None:
         self._device = device
         self._after: list[list[int]] = [[] for _ in commands]
         self._count_before = [0] * len(commands)
@@ -45,7 +47,7 @@ class SimulatorGraph:
                 self._before[after] |= self._before[position] | 1 << position
         self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
 
-    def update(self, positions: Sequence[int], commands: Sequence[Prepared]) -> None:
+    def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
         nodes = self._open_nodes()
         for position in positions:
@@ -82,10 +84,10 @@ class SimulatorGraph:
         return self._nodes
 
 
-def _make_node(device: SimulatorDevice, command: Prepared) -> Operation:
+def _make_node(device: SimulatorDevice, command: PreparedCommand) -> Operation:
     match command:
         case PreparedLaunch():
-            assert isinstance(command.function, Function)
+            assert isinstance(command.function, SimulatorFunction)
             return make_launch(device, command.function, command.config, command.arguments)
         case PreparedCopy():
             destination, source = command.addresses

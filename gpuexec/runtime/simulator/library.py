@@ -33,7 +33,7 @@ class Schedule:
     workers: int = 2
 
 
-class Launch(ctypes.Structure):
+class LaunchStruct(ctypes.Structure):
     """``gpuexec::Launch`` of runtime.h."""
 
     _fields_ = (
@@ -63,7 +63,7 @@ class Launch(ctypes.Structure):
     )
 
 
-class _Range(ctypes.Structure):
+class _RangeStruct(ctypes.Structure):
     _fields_ = (
         ("first", ctypes.c_size_t), ("end", ctypes.c_size_t), ("argument", ctypes.c_int), ("is_written", ctypes.c_int),
     )  # fmt: skip
@@ -92,7 +92,7 @@ class RawFinding(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class AllowedRange:
     """Bytes ``[first, end)`` that a launch may touch: of the pointer argument ``argument``."""
 
     first: int
@@ -128,12 +128,12 @@ class Grid(NamedTuple):
     shared_limit: int
     is_cooperative: bool = False
     is_checked: bool = False
-    ranges: tuple[Range, ...] | None = None
+    ranges: tuple[AllowedRange, ...] | None = None
 
 
 _MOST_FINDINGS = 64
 _FUNCTIONS = (
-    ("gpuexec_launch", ctypes.c_int, (ctypes.POINTER(Launch),)),
+    ("gpuexec_launch", ctypes.c_int, (ctypes.POINTER(LaunchStruct),)),
     ("gpuexec_copy_arguments", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
     ("gpuexec_free_arguments", None, (ctypes.c_void_p,)),
     ("gpuexec_allocate", ctypes.c_void_p, (ctypes.c_size_t,)),
@@ -197,14 +197,14 @@ class ArgumentCopy:
             self._free(self.address)
 
 
-def run_grid(grid: Grid, schedule: Schedule) -> Launch:
+def run_grid(grid: Grid, schedule: Schedule) -> LaunchStruct:
     """Run a grid to its end on this thread (and spare ones, when it is large), with the GIL released.
 
     Raises:
         GridError: The kernel broke a rule; the message names the line where one is known.
     """
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    launch = Launch(
+    launch = LaunchStruct(
         grid.entry, grid.arguments, grid.parameters, grid.parameter_count, grid.grid, grid.block, grid.shared_bytes,
         grid.shared_limit, _ORDERS[schedule.order], schedule.workers, schedule.seed, grid.is_cooperative,
         grid.is_checked,
@@ -217,8 +217,8 @@ def run_grid(grid: Grid, schedule: Schedule) -> Launch:
     findings = (RawFinding * _MOST_FINDINGS)()
     launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MOST_FINDINGS
     if grid.ranges is not None:
-        rows = [_Range(row.first, row.end, row.argument, row.is_written) for row in grid.ranges]
-        ranges = (_Range * max(len(rows), 1))(*rows)
+        rows = [_RangeStruct(row.first, row.end, row.argument, row.is_written) for row in grid.ranges]
+        ranges = (_RangeStruct * max(len(rows), 1))(*rows)
         launch.ranges, launch.range_count = ctypes.addressof(ranges), len(rows)
     if load_runtime().gpuexec_launch(ctypes.byref(launch)):
         found = [RawFinding.from_buffer_copy(each) for each in findings[: launch.finding_count]]

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.runtime.device import ByteArray, Stream
-from gpuexec.runtime.memory_pool import Block, MemoryPool
+from gpuexec.runtime.memory_pool import MemoryPool, PoolBlock
 from gpuexec.runtime.simulator.library import load_runtime
 from gpuexec.runtime.simulator.timeline import Clock
 
@@ -124,7 +124,7 @@ class AddressMap:
             return f"address {address:#x} lies in no allocation"
 
 
-class DeviceSource:
+class SimulatorDeviceSource:
     """Device memory: host pages between inaccessible guard addresses."""
 
     def __init__(self, blocks: AddressMap, ordering: Ordering, limit: int | None) -> None:
@@ -152,7 +152,7 @@ class DeviceSource:
         load_runtime().gpuexec_release(address)
 
 
-class PinnedSource:
+class SimulatorPinnedSource:
     """Pinned memory: arrays of the host, by address."""
 
     def __init__(self, blocks: AddressMap, ordering: Ordering) -> None:
@@ -200,7 +200,7 @@ class DeviceMemory:
 
     def __init__(self, pool: Pool, nbytes: int, stream: Stream | None = None) -> None:
         self.nbytes, self._pool = nbytes, pool
-        self._block: Block | None = pool.memory.allocate(nbytes, stream)
+        self._block: PoolBlock | None = pool.memory.allocate(nbytes, stream)
         self.address = self._block.address
         pool.blocks.renew(self.address)
 
@@ -240,7 +240,7 @@ class PinnedMemory:
     their address is ordinary memory.
     """
 
-    def __init__(self, pool: Pool, nbytes: int, arrays: PinnedSource) -> None:
+    def __init__(self, pool: Pool, nbytes: int, arrays: SimulatorPinnedSource) -> None:
         self.nbytes, self._pool = nbytes, pool
         self._block = pool.memory.allocate(nbytes)
         self.address = self._block.address
@@ -278,12 +278,12 @@ class PinnedMemory:
             self.array = None
 
 
-def list_marks(block: Block) -> list[Clock]:
+def list_marks(block: PoolBlock) -> list[Clock]:
     """Return the marks of the work that still uses a block."""
     return [use.stream.mark() for use in block.uses if hasattr(use.stream, "mark")]
 
 
-def give_back(pool: Pool, block: Block) -> None:
+def give_back(pool: Pool, block: PoolBlock) -> None:
     """Return a block to its pool; safe in a finalizer, since nothing here waits for a lock that is held long."""
     pool.blocks.retire(block.address)
     pool.memory.give_back(block)

@@ -18,12 +18,12 @@ from gpuexec.runtime.residency import check_residency, count_resident
 from gpuexec.runtime.simulator.compile import BuiltObject, build_files
 from gpuexec.runtime.simulator.findings import Finding, describe, read_findings
 from gpuexec.runtime.simulator.library import (
+    AllowedRange,
     ArgumentCopy,
     Extent,
     Grid,
     GridError,
-    Launch,
-    Range,
+    LaunchStruct,
     Schedule,
     load_runtime,
     run_grid,
@@ -39,7 +39,7 @@ class _Parameter(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_char), ("nbytes", ctypes.c_uint))
 
 
-class _Row(ctypes.Structure):
+class _FunctionRow(ctypes.Structure):
     _fields_ = (("run", ctypes.c_void_p), ("parameters", ctypes.POINTER(_Parameter)), ("count", ctypes.c_int))
 
 
@@ -51,7 +51,7 @@ class FindingsError(GridError):
         self.findings = tuple(findings)
 
 
-class Function:
+class SimulatorFunction:
     """A kernel instance that can be launched.
 
     ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
@@ -61,7 +61,9 @@ class Function:
 
     __slots__ = ("_module", "_parameters", "entry", "expression", "is_checked", "max_threads", "signature", "source")
 
-    def __init__(self, module: Module, row: _Row, source: str, expression: str, max_threads: int | None) -> None:
+    def __init__(
+        self, module: KernelModule, row: _FunctionRow, source: str, expression: str, max_threads: int | None
+    ) -> None:
         self._module = module  # unloaded with its last function
         self.is_checked = module.is_checked
         self._parameters = ctypes.addressof(row.parameters.contents)
@@ -136,8 +138,8 @@ class Function:
         schedule: Schedule,
         target: Target,
         *,
-        ranges: Sequence[Range] | None = None,
-    ) -> Launch:
+        ranges: Sequence[AllowedRange] | None = None,
+    ) -> LaunchStruct:
         """Run a launch that passed `check_launch` to its end.
 
         Args:
@@ -172,7 +174,7 @@ class Function:
         schedule: Schedule | None = None,
         target: Target | None = None,
         is_cooperative: bool = False,
-    ) -> Launch:
+    ) -> LaunchStruct:
         """Run the kernel on NumPy arrays in place and wait: for tests of kernels on their own.
 
         Args:
@@ -198,7 +200,7 @@ class Function:
         return self.run(config, packed.address, schedule or Schedule(), target, ranges=ranges)
 
 
-class Module:
+class KernelModule:
     """A loaded kernel file: its functions by name expression."""
 
     def __init__(self, built: BuiltObject) -> None:
@@ -211,25 +213,27 @@ class Module:
             )
         try:
             self._library = load_library(built.path)
-            rows = (_Row * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
+            rows = (_FunctionRow * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
         except (OSError, ValueError, AccessError) as error:
             raise KernelError(f"{built.source} can't be loaded for the simulator: {error}.") from error
-        self.functions: Mapping[str, Function] = {
-            expression: Function(self, row, built.source, expression, built.launch_bounds.get(_base_name(expression)))
+        self.functions: Mapping[str, SimulatorFunction] = {
+            expression: SimulatorFunction(
+                self, row, built.source, expression, built.launch_bounds.get(_base_name(expression))
+            )
             for expression, row in zip(built.expressions, rows, strict=True)
         }
 
 
-def load_files(files: Mapping[Path, Sequence[str]], check: bool = False) -> dict[Path, Module]:
+def load_files(files: Mapping[Path, Sequence[str]], check: bool = False) -> dict[Path, KernelModule]:
     """Compile (or find) and load several kernel files, in parallel; with ``check`` for check mode.
 
     Raises:
         KernelError: One does not compile, or there is no compiler.
     """
-    return {path: Module(built) for path, built in build_files(files, check=check).items()}
+    return {path: KernelModule(built) for path, built in build_files(files, check=check).items()}
 
 
-def load_file(path: Path | str, expressions: Sequence[str], check: bool = False) -> Mapping[str, Function]:
+def load_file(path: Path | str, expressions: Sequence[str], check: bool = False) -> Mapping[str, SimulatorFunction]:
     """Compile (or find) and load one kernel file.
 
     Args:
@@ -264,9 +268,9 @@ def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:
     return packed
 
 
-def _find_ranges(arguments: Sequence[Any]) -> list[Range]:
+def _find_ranges(arguments: Sequence[Any]) -> list[AllowedRange]:
     return [
-        Range(each.ctypes.data, each.ctypes.data + each.nbytes, index, each.flags.writeable)
+        AllowedRange(each.ctypes.data, each.ctypes.data + each.nbytes, index, each.flags.writeable)
         for index, each in enumerate(arguments)
         if isinstance(each, np.ndarray)
     ]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from gpuexec.command import LaunchConfig, Slot
 from gpuexec.errors import InputError
 from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.simulator.library import Range, load_runtime
-from gpuexec.runtime.simulator.module import Function
+from gpuexec.runtime.simulator.library import AllowedRange, load_runtime
+from gpuexec.runtime.simulator.module import SimulatorFunction
 
 if TYPE_CHECKING:
     from gpuexec.runtime.simulator.device import SimulatorDevice
@@ -40,7 +40,7 @@ class Operation:
 
 def make_launch(
     device: SimulatorDevice,
-    function: Function,
+    function: SimulatorFunction,
     config: LaunchConfig,
     arguments: PackedArguments,
 ) -> Operation:
@@ -136,7 +136,7 @@ def _find_accesses(device: SimulatorDevice, arguments: PackedArguments) -> tuple
     return _drop_empty(*accesses)
 
 
-def _find_ranges(arguments: PackedArguments) -> list[Range] | None:
+def _find_ranges(arguments: PackedArguments) -> list[AllowedRange] | None:
     """Return the byte range of each slot of a launch; None where only addresses are known."""
     command = arguments.command
     if command is None:
@@ -146,7 +146,7 @@ def _find_ranges(arguments: PackedArguments) -> list[Range] | None:
         if isinstance(slot, Slot):
             low, high = slot.byte_range()
             start = arguments.pointer(position) - slot.offset_bytes
-            ranges.append(Range(start + low, start + high, position, position in command.writes))
+            ranges.append(AllowedRange(start + low, start + high, position, position in command.writes))
     return ranges
 
 

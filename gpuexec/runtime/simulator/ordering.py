@@ -23,7 +23,7 @@ from gpuexec.runtime.completion import WatcherThread
 from gpuexec.runtime.simulator.byte_history import ByteHistory, Cell
 from gpuexec.runtime.simulator.memory import AddressMap
 from gpuexec.runtime.simulator.operations import Operation
-from gpuexec.runtime.simulator.timeline import Clock, Timeline, Turn, Use, is_before, join
+from gpuexec.runtime.simulator.timeline import BytesAccess, Clock, StreamOperation, Timeline, is_before, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,21 @@ class OrderFinding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class TrackedBlock:
     """An allocation that operations use."""
 
     kind: str
     address: int
-    history: ByteHistory[Use]
+    history: ByteHistory[BytesAccess]
 
     def __str__(self) -> str:
         return f"{self.history.nbytes} bytes of {self.kind} at {self.address:#x}"
 
 
-class Place(NamedTuple):
+class AccessedBytes(NamedTuple):
     """The bytes ``[first, last)`` of an allocation, read or written."""
 
-    block: Block
+    block: TrackedBlock
     first: int
     last: int
     is_write: bool
@@ -76,7 +76,7 @@ class Ordering:
 
     def __init__(self, spaces: Mapping[str, AddressMap], is_alive: Callable[[], bool], is_on: bool) -> None:
         self._spaces, self._is_alive, self._is_on = spaces, is_alive, is_on
-        self._used: dict[int, Block] = {}
+        self._used: dict[int, TrackedBlock] = {}
         self._apart = threading.local()
         self._gone: deque[tuple[int, bool, Clock | None]] = deque()
         self._count = 0
@@ -130,15 +130,15 @@ class Ordering:
             return
         with self._lock:
             self._forget_gone()
-            self._tell_apart(timeline)
+            self._join_own_knowledge(timeline)
             timeline.tick += 1
-            turn = Turn(timeline, timeline.tick)
+            operation = StreamOperation(timeline, timeline.tick)
             found = [self._find_places(node) for node in nodes]
             blocks = {place.block for places in found for place in places} if len(nodes) > 1 else set()
             kept = [(block.history, block.history.copy()) for block in blocks]
             try:
                 for node in order:
-                    self._add(found[node], Use(turn, node, before[node], nodes[node].name))
+                    self._add(found[node], BytesAccess(operation, node, before[node], nodes[node].name))
             except OrderError:
                 for history, copy in kept:  # nothing of it will run
                     history.restore(copy)
@@ -149,7 +149,7 @@ class Ordering:
         if not self._is_on:
             return {}
         with self._lock:
-            self._tell_apart(timeline)
+            self._join_own_knowledge(timeline)
             return {**timeline.known, timeline: timeline.tick}
 
     def wait(self, timeline: Timeline, mark: Clock) -> None:
@@ -212,17 +212,17 @@ class Ordering:
 
     # ---- private
 
-    def _find_places(self, operation: Operation) -> list[Place]:
+    def _find_places(self, operation: Operation) -> list[AccessedBytes]:
         """Return the places in the device's allocations that an operation uses."""
         places = []
         for access in operation.accesses:
             block = self._find_block(access.address, access.nbytes)
             if block is not None:
                 first = access.address - block.address
-                places.append(Place(block, first, first + access.nbytes, access.is_write))
+                places.append(AccessedBytes(block, first, first + access.nbytes, access.is_write))
         return places
 
-    def _add(self, places: Sequence[Place], use: Use) -> None:
+    def _add(self, places: Sequence[AccessedBytes], use: BytesAccess) -> None:
         for block, first, last, is_write in places:
             for low, high, cell in block.history.find(first, last):
                 for other, verb in _find_rivals(cell, is_write):
@@ -235,11 +235,13 @@ class Ordering:
             else:
                 block.history.add_read(first, last, use, is_before)
 
-    def _check_seen(self, block: Block, first: int, last: int, later: str, is_write: bool, apart: Clock | None) -> None:
+    def _check_seen(
+        self, block: TrackedBlock, first: int, last: int, later: str, is_write: bool, apart: Clock | None
+    ) -> None:
         """Check that the host has seen the end of all uses of some bytes."""
         for low, high, cell in block.history.find(first, last):
             for other, verb in _find_rivals(cell, is_write):
-                timeline, tick = other.turn.timeline, other.turn.tick
+                timeline, tick = other.operation.timeline, other.operation.tick
                 if timeline.seen < tick and (apart is None or apart.get(timeline, 0) < tick):
                     cure = f"wait for an event recorded on stream {timeline.number} after it, or for the stream"
                     self._report(block, low, high, f"{other} {verb}", later, cure)
@@ -261,18 +263,18 @@ class Ordering:
             finally:
                 self._used.pop(address, None)
 
-    def _find_block(self, address: int, nbytes: int) -> Block | None:
+    def _find_block(self, address: int, nbytes: int) -> TrackedBlock | None:
         """Return the allocation that a range lies in; None where it is not the device's."""
         for kind, blocks in self._spaces.items():
             found = blocks.find(address, nbytes)
             if found is not None:
                 start, size = found
                 if start not in self._used:
-                    self._used[start] = Block(kind, start, ByteHistory(size))
+                    self._used[start] = TrackedBlock(kind, start, ByteHistory(size))
                 return self._used[start]
         return None
 
-    def _tell_apart(self, timeline: Timeline) -> None:
+    def _join_own_knowledge(self, timeline: Timeline) -> None:
         """Order what this thread puts on a stream after the marks that this thread alone has seen."""
         apart = self._known_apart()
         if apart:
@@ -282,7 +284,7 @@ class Ordering:
         """Return the clock of the marks that this thread alone has seen."""
         return getattr(self._apart, "seen", None)
 
-    def _report(self, block: Block, first: int, last: int, earlier: str, later: str, cure: str) -> None:
+    def _report(self, block: TrackedBlock, first: int, last: int, earlier: str, later: str, cure: str) -> None:
         if not self._is_alive():
             return
         finding = OrderFinding(earlier, later, first, last, str(block), cure)
@@ -291,7 +293,7 @@ class Ordering:
         raise OrderError(message[0].upper() + message[1:])
 
 
-def _find_rivals(cell: Cell[Use], is_write: bool) -> Iterator[tuple[Use, str]]:
+def _find_rivals(cell: Cell[BytesAccess], is_write: bool) -> Iterator[tuple[BytesAccess, str]]:
     """Yield the accesses that a read or write of a cell must come after, each with its kind."""
     if cell.write is not None:
         yield cell.write, "writes"
@@ -300,9 +302,9 @@ def _find_rivals(cell: Cell[Use], is_write: bool) -> Iterator[tuple[Use, str]]:
             yield read, "reads"
 
 
-def _find_cure(earlier: Use, later: Use) -> str:
-    if later.turn is earlier.turn:
+def _find_cure(earlier: BytesAccess, later: BytesAccess) -> str:
+    if later.operation is earlier.operation:
         first, second = sorted((earlier.node, later.node))
         return f"the graph lacks an edge from node {first} to node {second}"
-    own, other = later.turn.timeline.number, earlier.turn.timeline.number
+    own, other = later.operation.timeline.number, earlier.operation.timeline.number
     return f"let stream {own} wait for an event recorded on stream {other} after it"

@@ -16,7 +16,7 @@ from gpuexec.command import LaunchConfig
 from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.device import ByteArray, Event, Function, TimedEvent
 from gpuexec.runtime.latch import Latch
-from gpuexec.runtime.simulator.module import Function as SimulatorFunction
+from gpuexec.runtime.simulator.module import SimulatorFunction as SimulatorFunction
 from gpuexec.runtime.simulator.operations import Operation, make_copy, make_fill, make_launch
 from gpuexec.runtime.simulator.stream_thread import StreamThread
 from gpuexec.runtime.simulator.timeline import Clock

@@ -26,7 +26,7 @@ Clock = dict[Timeline, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class StreamOperation:
     """One submission on a stream: an operation, or a graph of them."""
 
     timeline: Timeline
@@ -34,26 +34,26 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Use:
+class BytesAccess:
     """An operation that uses bytes; in a graph, ``node`` comes after the nodes whose bits are set in ``before``."""
 
-    turn: Turn
+    operation: StreamOperation
     node: int
     before: int
     name: str
 
     def __str__(self) -> str:
-        return f"{self.name} on stream {self.turn.timeline.number}"
+        return f"{self.name} on stream {self.operation.timeline.number}"
 
 
-def is_before(earlier: Use, later: Use) -> bool:
+def is_before(earlier: BytesAccess, later: BytesAccess) -> bool:
     """Return whether an operation is ordered before one that is put on its stream now."""
-    turn, timeline = earlier.turn, earlier.turn.timeline
-    if timeline.seen >= turn.tick:
+    operation, timeline = earlier.operation, earlier.operation.timeline
+    if timeline.seen >= operation.tick:
         return True
-    if timeline is not later.turn.timeline:
-        return later.turn.timeline.known.get(timeline, 0) >= turn.tick
-    return turn is not later.turn or bool(later.before >> earlier.node & 1)
+    if timeline is not later.operation.timeline:
+        return later.operation.timeline.known.get(timeline, 0) >= operation.tick
+    return operation is not later.operation or bool(later.before >> earlier.node & 1)
 
 
 def join(clock: Clock, other: Clock) -> Clock:

@@ -173,7 +173,7 @@ def test_threads_are_bounded(threads: int) -> None:
     if threads == 1:
         assert device.order is not None  # type: ignore[attr-defined]
     else:
-        assert device.pool.most == threads - 1  # type: ignore[attr-defined]
+        assert device.pool.max_threads == threads - 1  # type: ignore[attr-defined]
 
 
 @BOTH

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import Function, load_files
+from gpuexec.runtime.simulator.module import SimulatorFunction, load_files
 
 FOLDER = Path(__file__).parent / "kernels"
 _SHORT = ("__half", "__nv_bfloat16")
@@ -39,7 +39,7 @@ def instantiations(source: str) -> Sequence[str]:
 
 
 @pytest.fixture(scope="session")
-def kernels() -> Mapping[str, Function]:
+def kernels() -> Mapping[str, SimulatorFunction]:
     """Every kernel of the folder by name expression."""
     modules = load_files({FOLDER / name: expressions for name, expressions in TABLE.items()})
     return {name: function for module in modules.values() for name, function in module.functions.items()}

@@ -18,10 +18,10 @@ from gpuexec.runtime.simulator import findings as findings_module
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.findings import Finding
 from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import FindingsError, Function, load_file
+from gpuexec.runtime.simulator.module import FindingsError, SimulatorFunction, load_file
 from gpuexec.spec import TensorSpec
 
-Kernels = Mapping[str, Function]
+Kernels = Mapping[str, SimulatorFunction]
 SOURCE = Path(__file__).parent / "kernels" / "check.cu"
 NAMES = (
     *("hand_over<32>", "hand_over<16>", "shuffle_orders_nothing", "atomics_together", "atomic_beside_plain"),
@@ -43,7 +43,9 @@ def line_of(text: str) -> int:
     return lines[0]
 
 
-def find(function: Function, block: int, *arguments: object, order: Schedule | None = None) -> tuple[Finding, ...]:
+def find(
+    function: SimulatorFunction, block: int, *arguments: object, order: Schedule | None = None
+) -> tuple[Finding, ...]:
     with pytest.raises(FindingsError) as caught:
         function.launch_arrays(1, block, *arguments, schedule=order)
     return caught.value.findings

@@ -9,7 +9,7 @@ import pytest
 
 from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
 from gpuexec.errors import ClosedError, InputError
-from gpuexec.runtime.prepared import Prepared, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.runtime.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.library import Order, Schedule
 from gpuexec.runtime.simulator.memory import DeviceMemory
@@ -56,7 +56,7 @@ def make(order: Order = "forward", seed: int = 0, *, check_order: bool = True) -
     return SimulatorDevice(instantiations, schedule=Schedule(order, seed), check_order=check_order)
 
 
-def run(device: SimulatorDevice, commands: Sequence[Prepared], edges: Sequence[tuple[int, int]]) -> None:
+def run(device: SimulatorDevice, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]) -> None:
     stream = device.create_stream()
     device.create_graph(commands, edges).launch(stream)
     stream.synchronize()

@@ -13,11 +13,11 @@ import pytest
 
 from gpuexec.runtime.simulator import compile as compile_module
 from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import Function, load_file
+from gpuexec.runtime.simulator.module import SimulatorFunction, load_file
 from gpuexec.runtime.simulator.toolchain import find_compiler
 from tests.runtime.simulator.conftest import FOLDER, TABLE
 
-Kernels = Mapping[str, Function]
+Kernels = Mapping[str, SimulatorFunction]
 SHORT = [("__half", np.dtype(np.float16)), ("__nv_bfloat16", np.dtype(ml_dtypes.bfloat16))]
 RNG = np.random.default_rng(1)
 
@@ -33,7 +33,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
         return load_file(FOLDER / "intrinsics.cu", TABLE["intrinsics.cu"])
 
 
-def run(function: Function, n: int, *arguments: Any) -> None:
+def run(function: SimulatorFunction, n: int, *arguments: Any) -> None:
     function.launch_arrays(-(-n // 256), 256, *arguments, np.int32(n))
 
 

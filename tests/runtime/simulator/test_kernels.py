@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import Function
+from gpuexec.runtime.simulator.module import SimulatorFunction
 
-Kernels = Mapping[str, Function]
+Kernels = Mapping[str, SimulatorFunction]
 RNG = np.random.default_rng(0)
 I32, F32 = np.int32, np.float32
 

@@ -11,9 +11,9 @@ import pytest
 
 from gpuexec.errors import KernelError
 from gpuexec.runtime.simulator.library import GridError, Schedule
-from gpuexec.runtime.simulator.module import Function
+from gpuexec.runtime.simulator.module import SimulatorFunction
 
-Kernels = Mapping[str, Function]
+Kernels = Mapping[str, SimulatorFunction]
 OUT = np.zeros(64, np.float32)
 INTS = np.zeros(64, np.int32)
 

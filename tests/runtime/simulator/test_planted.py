@@ -16,7 +16,7 @@ from gpuexec.runtime.arguments import PackedArguments
 from gpuexec.runtime.simulator.device import SimulatorDevice
 from gpuexec.runtime.simulator.findings import Finding, Kind
 from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import FindingsError, Function, load_files
+from gpuexec.runtime.simulator.module import FindingsError, SimulatorFunction, load_files
 
 Array = np.ndarray[Any, Any]
 FOLDER = Path(__file__).parent / "kernels"
@@ -38,7 +38,7 @@ SEEDS = range(3)
 
 
 @functools.cache
-def load() -> Mapping[tuple[str, int], Function]:
+def load() -> Mapping[tuple[str, int], SimulatorFunction]:
     """Every kernel with every bug; 0 is none."""
     tables = {FOLDER / f"planted_{name}.cu": [f"{name}<{bug}>" for bug in range(len(BUGS) + 1)] for name in NAMES}
     modules = load_files(tables, check=True)
@@ -49,27 +49,27 @@ def load() -> Mapping[tuple[str, int], Function]:
     }
 
 
-def run_sum(function: Function, schedule: Schedule) -> tuple[Array, Array]:
+def run_sum(function: SimulatorFunction, schedule: Schedule) -> tuple[Array, Array]:
     x, partial, total = np.random.default_rng(0).random(600, F32), np.zeros(3, F32), np.zeros(1, F32)
     function.launch_arrays(3, 64, x, partial, total, I32(x.size), schedule=schedule)
     return total, x.sum(keepdims=True)
 
 
-def run_gemm(function: Function, schedule: Schedule) -> tuple[Array, Array]:
+def run_gemm(function: SimulatorFunction, schedule: Schedule) -> tuple[Array, Array]:
     rng = np.random.default_rng(0)
     a, b, c = rng.random((24, 40), F32), rng.random((40, 20), F32), np.zeros((24, 20), F32)
     function.launch_arrays((2, 2), (16, 16), a, b, c, I32(24), I32(20), I32(40), schedule=schedule)
     return c, a @ b
 
 
-def run_stencil(function: Function, schedule: Schedule) -> tuple[Array, Array]:
+def run_stencil(function: SimulatorFunction, schedule: Schedule) -> tuple[Array, Array]:
     n = 128 + 40
     x, y, counts = np.random.default_rng(0).random(n, F32) * 8, np.zeros(n, F32), np.zeros(8, np.uint32)
     function.launch_arrays(3, 64, x, y, counts, I32(n), shared_bytes=2 * 66 * 4, schedule=schedule)
     return counts, np.bincount(y.astype(int) & 7, minlength=8)
 
 
-RUNS: dict[str, Callable[[Function, Schedule], tuple[Array, Array]]] = {
+RUNS: dict[str, Callable[[SimulatorFunction, Schedule], tuple[Array, Array]]] = {
     "sum": run_sum,
     "gemm": run_gemm,
     "stencil": run_stencil,

@@ -1,0 +1,265 @@
+"""Walk of a graph for its partition, which splits nodes into those that run now and those that can't yet.
+
+`gpuexec.planner.partition` has the result's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from gpuexec.apply import infer_specs
+from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
+from gpuexec.graphs import Graph, Node, Value
+from gpuexec.ops.control import LOOPS, If, Loop
+from gpuexec.planner.analyse import HOST_WORK_LIMIT, ShapeInference
+from gpuexec.planner.bounds import find_bound
+from gpuexec.planner.branches import Branches
+from gpuexec.planner.divide import Sorting, divide
+from gpuexec.planner.host_fallback import explain_call, is_of_host, lacks_kernel
+from gpuexec.planner.host_inputs import list_host_inputs
+from gpuexec.planner.partition import HostRead, Partition
+from gpuexec.planner.trace import HostTrace
+from gpuexec.spec import TensorSpec, is_host_object
+from gpuexec.target import Target
+
+
+def find_partition(
+    graph: Graph,
+    inputs: Mapping[Value, TensorSpec],
+    target: Target,
+    *,
+    computed: AbstractSet[Value] = frozenset(),
+    is_body: bool = False,
+    condition: Value | None = None,
+    host_work: int = HOST_WORK_LIMIT,
+) -> Partition:
+    """Cut a graph for inputs of these specs, with content where it is on the host.
+
+    Args:
+        graph: Graph to cut.
+        inputs: Specs of its inputs.
+        target: Target of the ready part.
+        computed: Inputs whose content was computed by the run itself. Extents that follow from it change from run to
+            run, so what uses them is planned apart, for a size class.
+        is_body: The graph is the body of a Loop or Scan, or what is left of it: counters stay on the host, and
+            outputs that are inputs are passed on as they are.
+        condition: The output of a body that says whether to go on: it is wanted on the host.
+        host_work: Bytes that a node may touch to be light; -1: none is.
+
+    Raises:
+        InputError: The inputs don't fit the graph; names the node.
+        PlanError: Nothing can be run next.
+    """
+    return _Partitioner(graph, inputs, target, computed, is_body, condition, host_work).run()
+
+
+class _Partitioner:
+    """Walk over a graph that splits nodes into those that run now (ready) and those that can't yet (later)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[Value, TensorSpec],
+        target: Target,
+        computed: AbstractSet[Value],
+        is_body: bool,
+        condition: Value | None,
+        host_work: int,
+    ) -> None:
+        self._graph, self._inputs, self._target = graph, inputs, target
+        self._is_body, self._condition = is_body, condition
+        self._computed = {value.name for value in computed}
+        self._producers = graph.producers()
+        constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
+        self._inference = ShapeInference(self._producers, constants, inputs, host_work=host_work)
+        self._specs = self._inference.analysis.specs
+        sorting = self._sorting = Sorting([], dict(graph.constants))
+        self._trace = HostTrace(self._inference, self._producers, sorting.constants, inputs, sorting.on_host)
+        self._branches = Branches(graph, self._inference, sorting.constants, self._producers)
+        self._bounded: set[Value] = set()
+        self._reads: dict[Value, HostRead] = {}
+
+    def run(self) -> Partition:
+        """Return the partition."""
+        waiting = list(reversed(self._graph.nodes))
+        is_changed = False
+        while waiting:
+            node = waiting.pop()
+            taken = self._take_branch(node) if isinstance(node.operator, If) else None
+            if taken is None:
+                if not self._branches.fold(node):
+                    self._sorting.nodes.append(node)
+                    self._visit(node)
+            else:
+                waiting.extend(reversed(taken))
+                is_changed = True
+        if self._is_body:
+            self._keep_counters()
+        sorting = self._sorting
+        sorting.objects.update(value for value, spec in self._specs.items() if is_host_object(spec.dtype))
+        passes_on = self._is_body and any(v in sorting.constants or v in self._inputs for v in self._graph.outputs)
+        if not (is_changed or sorting.later or sorting.on_host or sorting.objects or passes_on):
+            return Partition(self._graph, foreseen=self._find_foreseen())
+        return self._finish()
+
+    # ---- one node
+
+    def _take_branch(self, node: Node) -> Sequence[Node] | None:
+        """Return the nodes of the branch an If takes, or None while the host does not know."""
+        condition = node.inputs[0]
+        assert condition is not None
+        if condition in self._sorting.later:
+            return None
+        try:
+            return self._branches.take(node, condition)
+        except NeedsHostValue:
+            self._read(node, condition, "condition")
+            return None
+
+    def _visit(self, node: Node) -> None:
+        values = [value for value in node.inputs if value is not None]
+        late = [value for value in values if value in self._sorting.later]
+        if isinstance(node.operator, If):
+            self._postpone(node)
+        elif isinstance(node.operator, LOOPS):
+            self._postpone(node) if late else self._visit_loop(node)
+        elif is_of_host(node, self._specs) and all(map(self._is_made_on_host, late)):
+            self._call_host(node)
+            self._postpone(node)
+        elif late:
+            self._postpone(node)
+        else:
+            self._visit_plain(node, values)
+
+    def _visit_plain(self, node: Node, values: Sequence[Value]) -> None:
+        known_reads = len(self._inference.analysis.reads)
+        try:
+            self._inference.visit(node)
+        except NeedsHostValue as need:
+            for position, role in list_host_inputs(node, self._specs, need).items():
+                value = node.inputs[position]
+                assert value is not None
+                self._read(node, value, role)
+            self._postpone(node)
+            return
+        made = [value for value in node.outputs if value is not None]
+        is_known = all(value in self._inference.analysis.known for value in made)
+        if is_of_host(node, self._specs) or (not is_known and lacks_kernel(node, self._specs, self._target)):
+            self._call_host(node)
+            self._put_off(made)
+            return
+        self._sorting.ready.add(node)
+        news = [read.input for read in list(self._inference.analysis.reads)[known_reads:]]
+        if any(name in self._computed for name in news):
+            self._sorting.later.update(made)
+
+    def _is_made_on_host(self, value: Value) -> bool:
+        return self._producers.get(value) in self._sorting.on_host
+
+    def _call_host(self, node: Node) -> None:
+        for value in node.inputs:
+            if value is not None:
+                self._fetch(node, value, "input of a host call")
+        self._sorting.on_host.add(node)
+        self._sorting.calls[node] = explain_call(node, self._specs)
+
+    def _visit_loop(self, node: Node) -> None:
+        if self._sorting.repeat is None:
+            self._sorting.repeat = node
+            if isinstance(node.operator, Loop):
+                for value, role in zip(node.inputs[:2], ("trip count", "condition"), strict=True):
+                    if value is not None:
+                        self._fetch(node, value, role)
+        self._postpone(node)
+
+    def _postpone(self, node: Node) -> None:
+        """Postpone a node; the specs of its outputs may be known already."""
+        made = [value for value in node.outputs if value is not None]
+        self._put_off(made)
+        values = [value for value in node.inputs if value is not None]
+        if any(value not in self._specs for value in values):
+            return
+        inputs = [None if value is None else self._specs[value] for value in node.inputs]
+        is_bounded = any(value in self._bounded for value in values)
+        try:
+            outputs = infer_specs(node.operator, inputs)
+        except NeedsHostValue as need:
+            bound = find_bound(node.operator, inputs, need)
+            if bound is None:
+                return
+            outputs, is_bounded = bound, True
+        except GpuexecError as error:
+            if is_bounded or isinstance(node.operator, (If, *LOOPS)):
+                return  # the largest sizes need not fit together, and a loop's extents are known only as it runs
+            raise locate(error, node, node.name) from None
+        for value, spec in zip(node.outputs, outputs, strict=False):
+            if value is not None:
+                self._specs[value] = TensorSpec(spec.shape, spec.dtype)
+                if is_bounded:
+                    self._bounded.add(value)
+
+    def _put_off(self, values: Iterable[Value]) -> None:
+        self._sorting.later.update(values)
+        self._sorting.unmade.update(values)
+
+    # ---- content for the host
+
+    def _read(self, node: Node, value: Value, role: str) -> None:
+        """Read the sources of a value's content; the rest computes it while planning."""
+        sources, chain = self._trace.find(value)
+        self._sorting.light.update(chain)
+        self._add_reads(sources, node.name, role)
+
+    def _fetch(self, node: Node, value: Value, role: str) -> None:
+        """Read the sources of a value's content, and compute it in this step."""
+        sources, chain = self._trace.find(value)
+        self._sorting.on_host.update(chain)
+        self._add_reads(sources, node.name, role)
+
+    def _add_reads(self, sources: Iterable[Value], reader: str, role: str) -> None:
+        for source in sources:
+            if not is_host_object(self._specs[source].dtype):
+                self._reads.setdefault(source, HostRead(source, reader, role))
+
+    def _keep_counters(self) -> None:
+        """Keep a body's condition on the host, and numbers that can be counted along without a read."""
+        for value in self._graph.outputs:
+            if value in self._sorting.later or value in self._inputs or value in self._sorting.constants:
+                continue
+            spec = self._specs[value]
+            sources, chain = self._trace.find(value)
+            if value is self._condition:
+                self._sorting.on_host.update(chain)
+                self._add_reads(sources, self._producers[value].name, "condition")
+            elif not sources and spec.size == 1 and spec.dtype.kind in "iub":
+                self._sorting.on_host.update(chain)
+
+    # ---- the parts
+
+    def _find_foreseen(self) -> dict[Value, TensorSpec]:
+        rows = {v: self._specs[v] for v in self._graph.outputs if v in self._specs and v not in self._bounded}
+        return {value: TensorSpec(spec.shape, spec.dtype) for value, spec in rows.items()}
+
+    def _finish(self) -> Partition:
+        sorting, outputs = self._sorting, self._graph.outputs
+        sorting.read.update(self._reads)
+        known = self._inference.analysis.known
+        split = divide(self._graph, sorting, self._producers, known, self._trace, is_body=self._is_body)
+        if split.rest is not None and not (split.ready or self._reads or sorting.on_host or sorting.repeat):
+            names = ", ".join(map(str, split.rest.nodes[:3]))
+            raise PlanError(f"Nothing can be run next: {names} wait for values that none of them makes.")
+        return Partition(
+            split.ready,
+            tuple(self._reads.values()),
+            tuple([n for n in sorting.nodes if n in sorting.on_host]),
+            sorting.calls,
+            sorting.repeat,
+            split.rest,
+            self._find_foreseen(),
+            {v: self._specs[v] for v in outputs if v in self._bounded},
+            tuple(self._branches.decided_by),
+            self._branches.is_by_shape,
+            split.constants,
+            tuple(self._branches.taken),
+        )

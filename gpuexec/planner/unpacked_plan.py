@@ -1,0 +1,145 @@
+"""Unpacked plan, within the planner: buffers without offsets, groups of commands without edges.
+
+    UnpackedPlan = buffers: UnpackedBuffer*, groups: Group*, placed: {buffer: (host buffer, byte offset)}
+
+A group holds the commands of one node, the store of one host value, or the copy to one output.
+Buffers and groups have the same numbers and keys at every size of a class, so that one size can be compared with
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.geometry import contiguous_strides
+from gpuexec.plan import Role
+from gpuexec.spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+# What a group is for ("node", "store", "output"), and the node's position, the buffer, or the output's position.
+GroupKey = tuple[str, int]
+# The buffer whose bytes hold another's, and the byte offset within it.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnpackedBuffer:
+    """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning."""
+
+    role: Role
+    nbytes: int
+    name: str = ""
+    data: bytes | None = None
+    content: Array | None = None
+
+
+@dataclass(slots=True)
+class Effects:
+    """Effects of lowering one node, kept so that the same node with the same slots need not be lowered again.
+
+    ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its
+    buffers; ``choices`` the decisions that hold for the whole size class, in the order they were asked for.
+    """
+
+    first_buffer: int
+    buffers: list[UnpackedBuffer] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    outputs: list[Slot | None] = field(default_factory=list)
+    placed: dict[int, Place] = field(default_factory=dict)
+    in_place: list[tuple[int, int]] = field(default_factory=list)
+    choices: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Group of commands named after a node or value. ``in_place`` are pairs (output, source) of buffers."""
+
+    key: GroupKey
+    origin: str
+    commands: Sequence[Command]
+    in_place: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True)
+class UnpackedPlan:
+    """All effects so far, in plan order."""
+
+    buffers: list[UnpackedBuffer] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    placed: dict[int, Place] = field(default_factory=dict)
+
+    def new_buffer(self, buffer: UnpackedBuffer) -> int:
+        """Add a buffer and return its id."""
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def apply(self, effects: Effects, key: GroupKey, origin: str) -> None:
+        """Add the effects of lowering one node."""
+        self.buffers += effects.buffers
+        if effects.placed:
+            self.placed.update(effects.placed)
+        if effects.commands:
+            self.groups.append(Group(key, origin, effects.commands, effects.in_place))
+
+
+def move_effects(effects: Effects, buffers: Mapping[int, int], first_buffer: int) -> Effects:
+    """Return the same effects on other buffers: those of inputs by ``buffers``, those made from ``first_buffer`` on."""
+    shift = first_buffer - effects.first_buffer
+
+    def move(buffer: int) -> int:
+        return buffer + shift if buffer >= effects.first_buffer else buffers[buffer]
+
+    def change(slot: Slot) -> Slot:
+        return Slot(move(slot.buffer), slot.offset_bytes, slot.spec, slot.strides)
+
+    return Effects(
+        first_buffer=first_buffer,
+        buffers=effects.buffers,
+        commands=[map_slots(command, change) for command in effects.commands],
+        outputs=[None if slot is None else change(slot) for slot in effects.outputs],
+        placed={move(buffer): (move(host), offset) for buffer, (host, offset) in effects.placed.items()},
+        in_place=[(move(output), move(source)) for output, source in effects.in_place],
+        choices=effects.choices,
+    )
+
+
+def find_root(buffer: int, places: Mapping[int, Place]) -> Place:
+    """Return the buffer whose bytes hold this one in the end, and the byte offset within it."""
+    offset = 0
+    while buffer in places:
+        buffer, inner = places[buffer]
+        offset += inner
+    return buffer, offset
+
+
+def dense(buffer: int, spec: TensorSpec) -> Slot:
+    """Return the contiguous slot at the start of a buffer."""
+    return Slot(buffer, 0, spec, contiguous_strides(spec.shape))
+
+
+def map_slots(command: Command, change: Callable[[Slot], Slot]) -> Command:
+    """Return the command with ``change`` applied to each slot."""
+    match command:
+        case Launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative):
+            changed = tuple([change(a) if isinstance(a, Slot) else a for a in arguments])
+            return Launch(kernel, grid, block, changed, writes, shared_bytes, cooperative)
+        case Copy(destination, source):
+            return Copy(change(destination), change(source))
+        case Fill(destination, pattern):
+            return Fill(change(destination), pattern)
+        case HostCall(operator, attributes, inputs, outputs):
+            read = tuple([None if s is None else change(s) for s in inputs])
+            return HostCall(operator, attributes, read, tuple([None if s is None else change(s) for s in outputs]))
+
+
+def slots_of(command: Command) -> Iterator[tuple[Slot, bool]]:
+    """Yield each slot of a command with whether it is written; those read come first."""
+    for slot in command.reads_from():
+        yield slot, False
+    for slot in command.writes_to():
+        yield slot, True
