@@ -18,7 +18,7 @@ from tests.mutants.plugin import Report
 from tests.mutants.results import RESULTS, Row, format_rows, identify, rate_of, read_rows, store
 from tests.mutants.trials import Attempt, try_mutants
 
-MODES = ("simulator", "check", "pixel")
+MODES = ("simulator", "pixel")
 Trials = Mapping[str, Trial]
 LEAST_RATE = 0.9
 

@@ -22,7 +22,7 @@ CACHE = ROOT / "build" / "mutants"  # compiled mutants, by content: a second run
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A mutant (or None: the file as it is), tried on the ``"simulator"``, in its ``"check"`` mode, or by its blits."""
+    """A mutant (or None: the file as it is), tried by the checks ``"simulator"`` of its tests, or by ``"pixel"``."""
 
     mutant: Mutant | None
     file: str

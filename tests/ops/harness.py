@@ -5,21 +5,21 @@
 3. The case as a graph of one node: its plan passes `verify`, and the CPU device gives the bits ``compute`` gave.
 4. Planned for a GPU and run on the simulator, or on a GPU, it is within the operator's tolerance of ``compute``, for
    dense inputs and for windows with gaps. An operator without a lowering is refused by name.
-5. The simulator's check mode, in a random order of threads, finds nothing in the kernels of the case for dense inputs.
-   Cases of more than 65536 elements, inputs and outputs together, are left out: what a kernel does wrong there it does
-   wrong in a smaller case of its family too, or its family lacks one.
-6. Planned for a target with textures, the case as blits is within the tolerance too: dense inputs in check mode where
-   they are as small, windows with gaps on the simulator. A case without a blit is refused by name.
+5. On the simulator dense inputs run in check mode, in a random order of threads, which finds nothing in the kernels.
+   Cases of more than 65536 elements, inputs and outputs together, run without it: what a kernel does wrong there it
+   does wrong in a smaller case of its family too, or its family lacks one.
+6. The same for a target with textures, the case as blits. A case without a blit is refused by name.
 
-`run_case` does what `CHECKS` says: "host" is 1 to 3; "simulator" and "gpu" are 4 there; "check" is 5, "pixel" is 6.
-tests/ops/conftest.py runs every test of cases once for each. "plan" only plans for GPUs and keeps the plans: what
-tests/launches.py asks for.
+A test takes the parameter ``checks`` and gives it to `run_case`; tests/ops/conftest.py runs it once for each choice:
+"host" is 1 to 3, "simulator" 4 and 5, "pixel" 6, and "gpu", with ``-m gpu``, 4 on a GPU. "plan" only plans for GPUs and
+keeps the plans: what tests/launches.py asks for.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,55 +31,58 @@ from gpuexec.operator import Operator
 from gpuexec.plan import Plan
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
+from gpuexec.runtime.device import Device
 from gpuexec.spec import TensorSpec
 from gpuexec.target import Target
 from tests.devices.opening import open_living
 from tests.execute import run_template
 from tests.graph_builder import GraphBuilder
 from tests.ops.case import Case, build_operator, const_positions, expect
-from tests.ops.strided import memory_of, spread_all
+from tests.ops.strided import is_dense, memory_of, spread_all
 from tests.ops.tolerance import assert_close, to_bits
 
 Array = np.ndarray[Any, Any]
 MOST_CHECKED_ELEMENTS = 1 << 16
-# What `run_case` does now; the fixture of tests/ops/conftest.py sets it.
-CHECKS: list[str] = ["host", "simulator"]
+# The device whose kernels are checked, for those that have one.
+IN_CHECK_MODE = {"simulator": "check", "pixel": "pixel_check"}
 # What the check "plan" plans for, and the plans it made.
 TARGETS: list[Target] = []
 PLANS: list[Plan] = []
 
 
-def run_case(case: Case) -> None:
-    """Run the checks of a case that `CHECKS` names."""
+@dataclass(frozen=True, slots=True)
+class PlannedCase:
+    """A case as a graph of one node, planned, and its inputs by name."""
+
+    template: Template
+    graph: Graph
+    arrays: dict[str, Array]
+
+
+def run_case(case: Case, checks: str) -> None:
+    """Run the checks of a case that ``checks`` names."""
     op, inputs = build_operator(case)
     known = const_positions(case, inputs)
-    if "plan" in CHECKS:
-        if op.is_lowered(_specs(inputs, known)):
-            PLANS.extend(
-                plan_case(case, op, given, known, target)[0].plan
-                for target in TARGETS
-                for given in (inputs, spread_all(inputs, known))
-                if not target.has_textures or is_drawn(case, op, given, known, target)
-            )
+    if checks == "plan":
+        plan_launches(case, op, inputs, known)
         return
     computed = check_refusal(case, op, inputs) if case.refusal else op.compute(*inputs)
-    if "host" in CHECKS and not case.refusal:
-        check_compute(case, op, inputs, known, computed)
-        for made, expected in zip(run_on("cpu", case, op, inputs, known), _wanted(case, computed), strict=True):
-            np.testing.assert_array_equal(
-                to_bits(made), to_bits(expected), err_msg=f"{case.id}: the CPU's plan differs"
-            )
-    for device in ("simulator", "gpu"):
-        if device in CHECKS:
-            check_device(device, case, op, inputs, known, computed)
-    if "pixel" in CHECKS:
-        check_blits(case, op, inputs, known, computed)
-    if (
-        "check" in CHECKS
-        and op.is_lowered(_specs(inputs, known))
-        and count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
-    ):
-        run_on("check", case, op, inputs, known)
+    if checks == "host":
+        if not case.refusal:
+            check_compute(case, op, inputs, known, computed)
+            for made, expected in zip(run_on("cpu", case, op, inputs, known), _wanted(case, computed), strict=True):
+                np.testing.assert_array_equal(
+                    to_bits(made), to_bits(expected), err_msg=f"{case.id}: the CPU's plan differs"
+                )
+        return
+    check_device(checks, case, op, inputs, known, computed)
+
+
+def plan_launches(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> None:
+    """Plan a case, dense and with gaps, for each of `TARGETS`, and keep the plans."""
+    for given in list_layouts(inputs, known):
+        planned = [plan_supported(case, op, given, known, target) for target in TARGETS]
+        PLANS.extend(each.template.plan for each in planned if each is not None)
 
 
 def count_elements(*groups: Sequence[Array | None]) -> int:
@@ -122,57 +125,58 @@ def check_device(
     computed: Sequence[Array | None],
 ) -> None:
     """Check what the kernels of a device make of a case, or that an operator without any is refused."""
-    if not op.is_lowered(_specs(inputs, known)):
-        with pytest.raises(UnsupportedError, match=op.name):
-            run_on(name, case, op, inputs, known)
-        return
-    positions = [index for index, wanted in enumerate(case.outputs) if wanted]
-    for given in (inputs, spread_all(inputs, known)):
-        for index, got in zip(positions, run_on(name, case, op, given, known), strict=True):
-            expected = computed[index]
-            assert expected is not None
-            compare(case, op, index, got, expected, inputs)
-
-
-def check_blits(
-    case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], computed: Sequence[Array | None]
-) -> None:
-    """Check what blits make of a case, or that one without any is refused."""
-    positions = [index for index, wanted in enumerate(case.outputs) if wanted]
     is_small = count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
-    for device, given in (("pixel_check" if is_small else "pixel", inputs), ("pixel", spread_all(inputs, known))):
-        if not op.is_lowered(_specs(given, known)) or not is_drawn(case, op, given, known, open_living(device).target):
-            with pytest.raises(UnsupportedError, match=op.name):
-                run_on(device, case, op, given, known)
+    positions = [index for index, wanted in enumerate(case.outputs) if wanted]
+    for given in list_layouts(inputs, known):
+        device = open_living(IN_CHECK_MODE.get(name, name) if is_small and given is inputs else name)
+        planned = plan_supported(case, op, given, known, device.target)
+        if planned is None:
             return
-        outputs = run_on(device, case, op, given, known)
-        for index, got in zip(positions, outputs, strict=True):
+        for index, got in zip(positions, run_planned(planned, device), strict=True):
             expected = computed[index]
             assert expected is not None
             compare(case, op, index, got, expected, inputs)
+
+
+def list_layouts(inputs: Sequence[Array | None], known: set[int]) -> list[Sequence[Array | None]]:
+    """Return the inputs as they are, and with gaps where that makes a difference to plans."""
+    gaps = spread_all(inputs, known)
+    is_same = all(x is y or (is_dense(x) and is_dense(y)) for x, y in zip(inputs, gaps, strict=True))
+    return [inputs] if is_same else [inputs, gaps]
 
 
 def run_on(name: str, case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> list[Array]:
-    """Plan the case as a graph of one node, verify the plan, and run it on a device; return the wanted outputs."""
+    """Plan the case as a graph of one node and run it on a device; return the wanted outputs."""
     device = open_living(name)
-    template, graph, arrays = plan_case(case, op, inputs, known, device.target)
-    verify(template.plan)
-    return run_template(template, graph, arrays, device)
+    return run_planned(plan_case(case, op, inputs, known, device.target), device)
 
 
-def is_drawn(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target) -> bool:
-    """Return whether a target with textures has blits for a case."""
-    try:
-        plan_case(case, op, inputs, known, target)
-    except UnsupportedError:
-        return False
-    return True
+def run_planned(planned: PlannedCase, device: Device) -> list[Array]:
+    """Verify the plan of a case and run it; return the wanted outputs."""
+    verify(planned.template.plan)
+    return run_template(planned.template, planned.graph, planned.arrays, device)
 
 
-def plan_case(
+def plan_supported(
     case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target
-) -> tuple[Template, Graph, dict[str, Array]]:
-    """Plan the case as a graph of one node; return the plan's template, the graph, and its inputs by name."""
+) -> PlannedCase | None:
+    """Plan the case; None where the target has no kernels for it, which planning has refused by name.
+
+    Every operator that is lowered has kernels; a blit may lack.
+    """
+    is_lowered = op.is_lowered(_specs(inputs, known))
+    try:
+        planned = plan_case(case, op, inputs, known, target)
+    except UnsupportedError as error:
+        if (is_lowered and not target.has_textures) or op.name not in str(error):
+            raise
+        return None
+    assert is_lowered, f"{case.id}: {op.name} is planned without a lowering"
+    return planned
+
+
+def plan_case(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target) -> PlannedCase:
+    """Plan the case as a graph of one node."""
     build, values = GraphBuilder(), list[Value | None]()
     arrays: dict[str, Array] = {}
     for index, x in enumerate(inputs):
@@ -190,7 +194,7 @@ def plan_case(
     outputs = build.nodes(op, *values, count=count, name=case.id, absent=absent)
     graph = build.graph(*[outputs[index] for index, wanted in enumerate(case.outputs) if wanted])
     specs = {key: TensorSpec(memory.shape, memory.dtype) for key, memory in arrays.items()}
-    return plan_graph(graph, specs, target), graph, arrays
+    return PlannedCase(plan_graph(graph, specs, target), graph, arrays)
 
 
 def compare(

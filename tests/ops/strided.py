@@ -40,7 +40,7 @@ class Window(Operator):
 
 def memory_of(x: Array) -> tuple[Array, Window | None]:
     """Return the array and None where it is dense, else a vector of the memory it spans and the window it is there."""
-    if x.flags.c_contiguous or not x.size:
+    if is_dense(x):
         return np.array(x, order="C"), None
     steps = [(extent - 1) * stride for extent, stride in zip(x.shape, x.strides, strict=True)]
     low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
@@ -48,6 +48,11 @@ def memory_of(x: Array) -> tuple[Array, Window | None]:
     memory = np.full(high - low + x.itemsize, 0xA5, np.uint8).view(x.dtype)
     as_strided(memory[window.start :], x.shape, x.strides)[...] = x
     return memory, window
+
+
+def is_dense(x: Array | None) -> bool:
+    """Return whether elements lie one after the other; so does nothing."""
+    return x is None or x.flags.c_contiguous or not x.size
 
 
 def as_strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -59,14 +59,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_affine_grid(case: Case) -> None:
-    run_case(case)
+def test_affine_grid(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=3), st.integers(1, 3), st.integers(0, 1), st.integers(0, 99))
-def test_any_size_is_one_product(extents: list[int], batch: int, align: int, seed: int) -> None:
-    run_case(transform("drawn", matrices(batch, len(extents), seed=seed), (batch, 1, *extents), align))
+def test_any_size_is_one_product(checks: str, extents: list[int], batch: int, align: int, seed: int) -> None:
+    run_case(transform("drawn", matrices(batch, len(extents), seed=seed), (batch, 1, *extents), align), checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

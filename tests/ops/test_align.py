@@ -35,8 +35,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_axes_are_appended(case: Case) -> None:
-    run_case(case)
+def test_axes_are_appended(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_axis_out_of_range_is_refused() -> None:

@@ -28,11 +28,12 @@ def arrays(axis: int, held: int, rows: int, dtype: np.dtype) -> tuple[np.ndarray
 
 @pytest.mark.parametrize("dtype", [row.numpy for row in COMPUTED], ids=lambda each: each.name)
 @pytest.mark.parametrize(("axis", "held", "rows"), [(0, 2, 1), (1, 0, 3), (-1, 4, 0), (2, 5, 1)])
-def test_append_joins(axis: int, held: int, rows: int, dtype: np.dtype) -> None:  # type: ignore[type-arg]
+def test_append_joins(checks: str, axis: int, held: int, rows: int, dtype: np.dtype) -> None:  # type: ignore[type-arg]
     inputs = arrays(axis, held, rows, dtype)
     attributes = {"axis": axis, "capacity": CAPACITY, "memory": "past"}
     run_case(
-        Case("case", "gpuexec.Append", inputs, attributes, expected=(np.concatenate(inputs, axis),), oracle="expected")
+        Case("case", "gpuexec.Append", inputs, attributes, expected=(np.concatenate(inputs, axis),), oracle="expected"),
+        checks,
     )
 
 

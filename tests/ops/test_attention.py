@@ -32,11 +32,11 @@ CASES = [*sizes_cases(), *attribute_cases(), *mask_cases(), *cache_cases(), *spe
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_attention(case: Case) -> None:
-    run_case(case)
+def test_attention(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
-def test_sinks_weigh_beside_keys() -> None:
+def test_sinks_weigh_beside_keys(checks: str) -> None:
     """For rows that don't fill a tile too: a sink that is read beyond the last head is found in check mode."""
     q, k, v = (sample((1, 2, rows, 4), seed=rows).astype(np.float32) for rows in (3, 5, 6))
     v, sinks = v[:, :, :5], np.array([0.5, -1.0], np.float32)
@@ -44,27 +44,29 @@ def test_sinks_weigh_beside_keys() -> None:
     powers = np.exp(scores)
     y = powers @ v / (powers.sum(3, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None])
     inputs, expected = (q, k, v, None, None, None, sinks), (y.astype(np.float32), scores.astype(np.float32))
-    run_case(Case("sinks", "gpuexec.AttentionOverCache", inputs, outputs=(True, False), expected=expected, terms=9))
+    run_case(
+        Case("sinks", "gpuexec.AttentionOverCache", inputs, outputs=(True, False), expected=expected, terms=9), checks
+    )
 
 
-def test_views() -> None:
+def test_views(checks: str) -> None:
     base = attention("views", (2, 4, 2, 5, 70, 8, 6))
     q, k, v = (x for x in base.inputs[:3] if x is not None)
     row = np.random.default_rng(3).random((2, 1, 1, 70)) > 0.4
     backwards = dataclasses.replace(base, inputs=(q[:, ::-1], k[..., ::-1], v[:, :, ::-1]))
-    run_case(backwards)
-    run_case(dataclasses.replace(base, inputs=(q, k, v, np.broadcast_to(row, (2, 4, 5, 70)))))
+    run_case(backwards, checks)
+    run_case(dataclasses.replace(base, inputs=(q, k, v, np.broadcast_to(row, (2, 4, 5, 70)))), checks)
     across = (sample((2, 5, 8, 4)).transpose(0, 3, 1, 2), sample((2, 2, 8, 70)).swapaxes(2, 3), v)
-    run_case(dataclasses.replace(base, inputs=across))
+    run_case(dataclasses.replace(base, inputs=across), checks)
     shared = (q, np.broadcast_to(k[:1, :1], k.shape), np.broadcast_to(v[:, :1], v.shape))
-    run_case(dataclasses.replace(base, inputs=shared))
+    run_case(dataclasses.replace(base, inputs=shared), checks)
     room, values = sample((2, 2, 100, 8)), sample((2, 2, 100, 6))
-    run_case(dataclasses.replace(base, inputs=(q, room[:, :, :70], values[:, :, 5:75])))
+    run_case(dataclasses.replace(base, inputs=(q, room[:, :, :70], values[:, :, 5:75])), checks)
 
 
 @pytest.mark.parametrize("of_values", FLOATS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda t: t.__name__)
-def test_values_of_another_type_are_converted_first(dtype: Any, of_values: Any) -> None:
+def test_values_of_another_type_are_converted_first(checks: str, dtype: Any, of_values: Any) -> None:
     case = attention("values", (2, 4, 2, 3, 5, 8, 6), dtype, past=2, outputs=(True, True, True))
     inputs = [x.astype(of_values) if i in (2, 5) and x is not None else x for i, x in enumerate(case.inputs)]
     values = [None if x is None else x.astype(dtype) for x in (inputs[2], inputs[5])]
@@ -72,12 +74,12 @@ def test_values_of_another_type_are_converted_first(dtype: Any, of_values: Any) 
     y, keys, _ = in_double(alike).expected or ()
     assert inputs[2] is not None and inputs[5] is not None
     expected = (y, keys, np.concatenate((inputs[5], inputs[2]), axis=2))
-    run_case(dataclasses.replace(case, inputs=tuple(inputs), expected=expected))
+    run_case(dataclasses.replace(case, inputs=tuple(inputs), expected=expected), checks)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
-def test_any_attention(data: st.DataObject) -> None:
+def test_any_attention(checks: str, data: st.DataObject) -> None:
     """What attention may be asked goes with all else it may be asked."""
 
     def draw(low: int, high: int) -> int:
@@ -104,7 +106,7 @@ def test_any_attention(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(FLOATS))
     outputs = (True, past > 0, past > 0, True)
     run_case(by_rows(attention("any", sizes, dtype, mask=mask, past=past, lengths=lengths, outputs=outputs, opset=25,
-                               **chosen)))  # fmt: skip
+                               **chosen)), checks)  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=str)

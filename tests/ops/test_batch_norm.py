@@ -105,16 +105,16 @@ ALL = cases()
 
 
 @pytest.mark.parametrize("each", ALL, ids=lambda each: each.id)
-def test_batch_normalization(each: Case) -> None:
-    run_case(each)
+def test_batch_normalization(checks: str, each: Case) -> None:
+    run_case(each, checks)
 
 
 @pytest.mark.parametrize("training_mode", [0, 1])
-def test_views(training_mode: int) -> None:
+def test_views(checks: str, training_mode: int) -> None:
     x = sample((4, 3, 5))
     given = tuple(p[::-1] for p in parameters((3,)))
     for view in (x[:, ::-1, ::2], np.broadcast_to(x[:1], (6, 3, 5))):
-        run_case(Case("view", "BatchNormalization", (view, *given), {"training_mode": training_mode}, terms=30))
+        run_case(Case("view", "BatchNormalization", (view, *given), {"training_mode": training_mode}, terms=30), checks)
 
 
 def test_upgrade_sees_training_when_statistics_are_outputs() -> None:

@@ -83,25 +83,25 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_cases(case: Case) -> None:
-    run_case(case)
+def test_cases(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("activation", ["none", "silu", "swish"])
-def test_reference_agrees(activation: str) -> None:
-    run_case(dataclasses.replace(convolve("reference", SIZES, activation=activation), expected=None))
+def test_reference_agrees(checks: str, activation: str) -> None:
+    run_case(dataclasses.replace(convolve("reference", SIZES, activation=activation), expected=None), checks)
 
 
-def test_views() -> None:
+def test_views(checks: str) -> None:
     case = convolve("views", SIZES)
     x, weight, bias, past = (array for array in case.inputs if array is not None)
     across = np.ascontiguousarray(x.transpose(2, 0, 1)).transpose(1, 2, 0)
-    run_case(dataclasses.replace(case, inputs=(across, weight[:, :, ::-1][:, :, ::-1], bias, past)))
+    run_case(dataclasses.replace(case, inputs=(across, weight[:, :, ::-1][:, :, ::-1], bias, past)), checks)
     backwards = x[::-1, :, ::-1], weight, bias, past[:, ::-1]
-    run_case(dataclasses.replace(case, inputs=backwards, expected=in_double(backwards, "none")))
+    run_case(dataclasses.replace(case, inputs=backwards, expected=in_double(backwards, "none")), checks)
 
 
-def test_numbers_that_are_none_reach_as_far_as_the_taps() -> None:
+def test_numbers_that_are_none_reach_as_far_as_the_taps(checks: str) -> None:
     case = convolve("special", (1, 3, 6, 3), activation="silu")
     x = np.array(case.inputs[0])
     x[0, 0, 1], x[0, 1, 2], x[0, 2, 3] = np.nan, np.inf, -np.inf
@@ -109,7 +109,7 @@ def test_numbers_that_are_none_reach_as_far_as_the_taps() -> None:
     with np.errstate(all="ignore"):
         expected = in_double(inputs, "silu")
     assert np.isnan(expected[0][0, 0]).tolist() == [False, True, True, True, False, False]
-    run_case(dataclasses.replace(case, inputs=inputs, expected=expected))
+    run_case(dataclasses.replace(case, inputs=inputs, expected=expected), checks)
 
 
 def test_state_joins_two_calls() -> None:
@@ -140,8 +140,8 @@ def test_each_output_may_be_absent() -> None:
     st.sampled_from(FLOATS),
     st.sampled_from(["none", "silu"]),
 )
-def test_any_sizes(sizes: tuple[int, int, int, int], given: str, dtype: Any, activation: str) -> None:
-    run_case(convolve("any", sizes, given, dtype, activation=activation))
+def test_any_sizes(checks: str, sizes: tuple[int, int, int, int], given: str, dtype: Any, activation: str) -> None:
+    run_case(convolve("any", sizes, given, dtype, activation=activation), checks)
 
 
 def test_attributes_are_those_of_onnx() -> None:

@@ -48,15 +48,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_center_crop_pad(case: Case) -> None:
-    run_case(case)
+def test_center_crop_pad(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5))
-def test_any_shape_is_centered_as_the_reference_does(axes: list[tuple[int, int]]) -> None:
+def test_any_shape_is_centered_as_the_reference_does(checks: str, axes: list[tuple[int, int]]) -> None:
     extents, wanted = zip(*axes)
-    run_case(center("drawn", arange(*extents), wanted))
+    run_case(center("drawn", arange(*extents), wanted), checks)
 
 
 def test_strings_are_padded_with_empty_ones() -> None:

@@ -79,8 +79,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_col2im(case: Case) -> None:
-    run_case(case)
+def test_col2im(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -88,13 +88,16 @@ def test_col2im(case: Case) -> None:
     st.lists(st.tuples(*[st.integers(1, 3)] * 4, st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=3),
     st.integers(0, 99),
 )
-def test_any_blocks_are_added_as_the_reference_does(axes: list[tuple[int, ...]], seed: int) -> None:
+def test_any_blocks_are_added_as_the_reference_does(checks: str, axes: list[tuple[int, ...]], seed: int) -> None:
     extra, block, strides, dilations, begins, ends = zip(*axes)
     image = [max(1, (k - 1) * d + e - b - f) for k, d, e, b, f in zip(block, dilations, extra, begins, ends)]
     pads = [*begins, *ends]
     if any((k - 1) * d + 1 > n + b + f for n, k, d, b, f in zip(image, block, dilations, begins, ends)):
         image = [n + 4 for n in image]
-    run_case(fold("drawn", image, block, 1, 2, seed=seed, strides=list(strides), dilations=list(dilations), pads=pads))
+    run_case(
+        fold("drawn", image, block, 1, 2, seed=seed, strides=list(strides), dilations=list(dilations), pads=pads),
+        checks,
+    )
 
 
 def test_attributes_are_those_of_the_standard() -> None:

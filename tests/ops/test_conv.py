@@ -202,9 +202,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
+def test_case(checks: str, case: Case) -> None:
     """Each case passes all checks of the harness."""
-    run_case(case)
+    run_case(case, checks)
 
 
 def last_channels(seed: int) -> Array:
@@ -223,18 +223,20 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("case", VIEWS, ids=lambda case: case.id)
-def test_views(case: Case) -> None:
+def test_views(checks: str, case: Case) -> None:
     """Inputs keep their strides."""
-    run_case(case)
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1000])
-def test_pieces_do_not_change_the_result(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_do_not_change_the_result(checks: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and images may be cut anywhere."""
     monkeypatch.setattr(conv_host, "_PIECE", piece)
-    run_case(conv("pieces", (3, 4, 9, 7), (4, 2, 3, 3), True, group=2, pads=[1, 1, 1, 1], strides=[2, 1]))
-    run_case(conv("pieces_depthwise", (3, 4, 9, 7), (4, 1, 3, 3), True, group=4, pads=[1, 1, 1, 1], strides=[2, 1]))
-    run_case(conv("pieces_three_axes", (2, 2, 4, 5, 6), (3, 2, 2, 3, 2), True, pads=[1, 0, 1, 0, 1, 1]))
+    run_case(conv("pieces", (3, 4, 9, 7), (4, 2, 3, 3), True, group=2, pads=[1, 1, 1, 1], strides=[2, 1]), checks)
+    run_case(
+        conv("pieces_depthwise", (3, 4, 9, 7), (4, 1, 3, 3), True, group=4, pads=[1, 1, 1, 1], strides=[2, 1]), checks
+    )
+    run_case(conv("pieces_three_axes", (2, 2, 4, 5, 6), (3, 2, 2, 3, 2), True, pads=[1, 0, 1, 0, 1, 1]), checks)
 
 
 @pytest.mark.parametrize("group", [1, 4])
@@ -245,12 +247,13 @@ def test_strided_input(group: int) -> None:
     np.testing.assert_array_equal(op.compute(x, w)[0], op.compute(np.ascontiguousarray(x), w)[0])
 
 
-def test_negative_padding_of_a_transpose() -> None:
+def test_negative_padding_of_a_transpose(checks: str) -> None:
     """An output_shape beyond what the input reaches leaves zeros (and the bias) around it."""
     x, w = np.ones((1, 1, 2), np.float32), np.ones((1, 1, 1), np.float32)
     expected = (np.array([[[0, 1, 1, 0, 0]]], np.float32),)
     run_case(
-        Case("wide", "ConvTranspose", (x, w), {"output_shape": [5]}, expected=expected, oracle="expected", terms=1)
+        Case("wide", "ConvTranspose", (x, w), {"output_shape": [5]}, expected=expected, oracle="expected", terms=1),
+        checks,
     )
 
 

@@ -84,8 +84,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_copy(case: Case) -> None:
-    run_case(case)
+def test_copy(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 # ---------------------------------------------------------------- copy_commands

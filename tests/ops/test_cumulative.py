@@ -104,13 +104,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_cumulative_sum(case: Case) -> None:
-    run_case(case)
+def test_cumulative_sum(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.id)
-def test_cumulative_product(case: Case) -> None:
-    run_case(case)
+def test_cumulative_product(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

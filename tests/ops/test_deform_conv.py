@@ -134,8 +134,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_deform_conv(case: Case) -> None:
-    run_case(case)
+def test_deform_conv(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -148,11 +148,17 @@ def test_deform_conv(case: Case) -> None:
     st.integers(0, 99),
 )
 def test_any_form_is_the_sum_over_all_elements(
-    extents: tuple[int, int], kernel: tuple[int, int], strides: tuple[int, int], pads: list[int], groups: int, seed: int
+    checks: str,
+    extents: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    pads: list[int],
+    groups: int,
+    seed: int,
 ) -> None:
     x, w = numbers(1, 2, *extents, seed=seed), numbers(2, 2 // groups, *kernel, seed=seed)
     attributes = {"strides": list(strides), "pads": pads, "group": groups, "offset_group": 3 - groups}
-    run_case(deform("drawn", x, w, seed % 2 == 0, seed % 3 == 0, reach=seed / 30, seed=seed, **attributes))
+    run_case(deform("drawn", x, w, seed % 2 == 0, seed % 3 == 0, reach=seed / 30, seed=seed, **attributes), checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

@@ -60,13 +60,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_det(case: Case) -> None:
-    run_case(case)
+def test_det(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(n=st.integers(0, 9), batch=st.integers(1, 4), data=st.data())
-def test_integers_have_the_determinant_that_expansion_gives(n: int, batch: int, data: st.DataObject) -> None:
+def test_integers_have_the_determinant_that_expansion_gives(
+    checks: str, n: int, batch: int, data: st.DataObject
+) -> None:
     def expand(rows: list[list[int]]) -> int:
         if len(rows) > 4:  # by blocks is as good, and sooner done
             return round(np.linalg.det(np.array(rows, np.float64)))
@@ -76,7 +78,7 @@ def test_integers_have_the_determinant_that_expansion_gives(n: int, batch: int, 
 
     entries = [[[data.draw(st.integers(-3, 3)) for _ in range(n)] for _ in range(n)] for _ in range(batch)]
     x = np.array(entries, np.float32).reshape(batch, n, n)
-    run_case(det("integers", x, [float(expand(rows)) for rows in entries]))
+    run_case(det("integers", x, [float(expand(rows)) for rows in entries]), checks)
 
 
 def test_it_has_no_attributes() -> None:

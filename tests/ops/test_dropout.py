@@ -40,8 +40,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_dropout(case: Case) -> None:
-    run_case(case)
+def test_dropout(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 # ---- training
@@ -52,13 +52,13 @@ KEY = np.array([11, 4], np.uint64)
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("outputs", [(True, True), (True, False), (False, True)], ids=str)
-def test_training_kernel_drops_the_same_elements(dtype: Any, outputs: tuple[bool, bool]) -> None:
+def test_training_kernel_drops_the_same_elements(checks: str, dtype: Any, outputs: tuple[bool, bool]) -> None:
     x = np.linspace(-3, 3, 70, dtype=np.float32).reshape(7, 10).astype(dtype)
     y, mask = Dropout(stream=5).compute(x, RATIO, YES, KEY)
     assert y is not None and mask is not None
     attributes = {"stream": 5}
     case = Case("case", "Dropout", (x, RATIO, YES, KEY), attributes, (1, 2), outputs, expected=(y, mask))
-    run_case(case)
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("outputs", [["y"], ["", "m"], ["y", "m"]], ids=str)
@@ -85,13 +85,13 @@ def test_training_gives_what_is_wanted_of_both(backend: gx.BackendType, outputs:
             np.testing.assert_array_equal(made[name], expected)
 
 
-def test_training_keeps_what_draws_the_ratio_itself() -> None:
+def test_training_keeps_what_draws_the_ratio_itself(checks: str) -> None:
     drawn = RandomUniform(shape=(70,), stream=5).compute(KEY)[0]
     ratio, x = drawn[33], np.ones(70, np.float32)
     y, mask = Dropout(stream=5).compute(x, np.array(ratio), YES, KEY)
     assert y is not None and mask is not None and mask[33]
     given = (x, np.array(ratio), YES, KEY)
-    run_case(Case("case", "Dropout", given, {"stream": 5}, (1, 2), (True, True), expected=(y, mask)))
+    run_case(Case("case", "Dropout", given, {"stream": 5}, (1, 2), (True, True), expected=(y, mask)), checks)
 
 
 def test_training_scales_what_stays() -> None:
@@ -105,9 +105,9 @@ def test_training_scales_what_stays() -> None:
     assert halves is not None and set(np.unique(halves)) == {0.0, 6.0}
 
 
-def test_training_without_dropping_keeps_all() -> None:
+def test_training_without_dropping_keeps_all(checks: str) -> None:
     case = Case("zero", "Dropout", (X, np.array(0.0, np.float32), YES), const=(1, 2), outputs=(True, True))
-    run_case(case)
+    run_case(case, checks)
 
 
 # ---- with a seed of its own
@@ -132,11 +132,11 @@ def test_seeds_differ_by_their_low_bits() -> None:
     assert len({mask.tobytes() for mask in masks if mask is not None}) == 4  # 2**32 is 0
 
 
-def test_seeded_training_with_nothing_dropped_or_not_wanted_stays_on_the_device() -> None:
+def test_seeded_training_with_nothing_dropped_or_not_wanted_stays_on_the_device(checks: str) -> None:
     zero = np.array(0.0, np.float32)
     ones = np.ones(X.shape, bool)
     for given in ((X, zero, YES), (X, RATIO, NO)):
-        run_case(Case("case", "Dropout", given, {"seed": 3}, (1, 2), (True, True), expected=(X, ones)))
+        run_case(Case("case", "Dropout", given, {"seed": 3}, (1, 2), (True, True), expected=(X, ones)), checks)
 
 
 @pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)

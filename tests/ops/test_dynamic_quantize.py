@@ -50,14 +50,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_dynamic_quantize(case: Case) -> None:
-    run_case(case)
+def test_dynamic_quantize(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.lists(st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False), max_size=20))
-def test_dynamic_quantize_of_any_numbers(values: list[float]) -> None:
-    run_case(case("any", np.array(values, np.float32)) if values else CASES[-5])
+def test_dynamic_quantize_of_any_numbers(checks: str, values: list[float]) -> None:
+    run_case(case("any", np.array(values, np.float32)) if values else CASES[-5], checks)
 
 
 def test_other_types_are_refused() -> None:

@@ -161,8 +161,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_einsum(case: Case) -> None:
-    run_case(case)
+def test_einsum(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @st.composite
@@ -181,20 +181,20 @@ def equations(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(drawn=equations(), dtype=st.sampled_from((np.float32, np.float16, np.int32, np.int8)))
-def test_any_equation(drawn: tuple[str, list[tuple[int, ...]]], dtype: Any) -> None:
+def test_any_equation(checks: str, drawn: tuple[str, list[tuple[int, ...]]], dtype: Any) -> None:
     equation, shapes = drawn
     extents: dict[str, int] = {}
     for term, shape in zip(equation.partition("->")[0].split(","), shapes, strict=True):
         for label, extent in zip(term, shape, strict=True):
             extents[label] = max(extent, extents.get(label, 1))
     count = int(np.prod([extents[label] for label in extents if label not in equation.partition("->")[2]]))
-    run_case(case(equation, *(sample(*shape, dtype=dtype) for shape in shapes), terms=count + len(shapes)))
+    run_case(case(equation, *(sample(*shape, dtype=dtype) for shape in shapes), terms=count + len(shapes)), checks)
 
 
 def launched(equation: str, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[str]:
     """Return the kernels that an equation launches."""
     one = case(equation, *(sample(*shape, dtype=dtype) for shape in shapes))
-    plan = plan_case(one, build("Einsum", one.attributes), one.inputs, set(), Target.named("sm_90"))[0].plan
+    plan = plan_case(one, build("Einsum", one.attributes), one.inputs, set(), Target.named("sm_90")).template.plan
     return [command.kernel.expression for command in plan.segment.commands if isinstance(command, Launch)]
 
 

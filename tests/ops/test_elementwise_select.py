@@ -32,11 +32,11 @@ def numbers(dtype: np.dtype[Any], shape: tuple[int, ...], seed: int = 0) -> Arra
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.name)
-def test_where_selects_for_every_dtype(dtype: np.dtype[Any]) -> None:
+def test_where_selects_for_every_dtype(checks: str, dtype: np.dtype[Any]) -> None:
     condition = np.array([[True], [False], [True]])
     a, b = numbers(dtype, (3, 4)), numbers(dtype, (4,), 1)
     expected = np.stack([a[0], b, a[2]])
-    run_case(Case(dtype.name, "Where", (condition, a, b), expected=(expected,)))
+    run_case(Case(dtype.name, "Where", (condition, a, b), expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_where_selects_for_every_dtype(dtype: np.dtype[Any]) -> None:
     [((), (), ()), ((), (3,), (2, 1)), ((0,), (1,), ()), ((2, 1, 2, 1, 3), (2, 1, 1), (1, 2, 1, 1, 3))],
     ids=str,
 )
-def test_where_broadcasts_three_ways(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_where_broadcasts_three_ways(checks: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     condition, a, b = (numbers(np.dtype(t), s, i) for i, (t, s) in enumerate(zip("?ff", shapes, strict=True)))
-    run_case(Case(str(shapes), "Where", (condition, a, b)))
+    run_case(Case(str(shapes), "Where", (condition, a, b)), checks)
 
 
 def test_where_keeps_the_bits_of_a_nan() -> None:
@@ -70,7 +70,7 @@ def test_where_may_write_over_either_value() -> None:
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=lambda d: d.name)
 @pytest.mark.parametrize("bounds", ["both", "low", "high", "none", "crossed"])
-def test_clip_for_every_dtype(dtype: np.dtype[Any], bounds: str) -> None:
+def test_clip_for_every_dtype(checks: str, dtype: np.dtype[Any], bounds: str) -> None:
     x = numbers(dtype, (5, 7))
     low, high = np.array(9, np.float32).astype(dtype), np.array(30, np.float32).astype(dtype)
     if bounds == "crossed":
@@ -81,10 +81,10 @@ def test_clip_for_every_dtype(dtype: np.dtype[Any], bounds: str) -> None:
         wide = np.maximum(wide, float(low))
     if inputs[2] is not None:
         wide = np.minimum(wide, float(high))
-    run_case(Case(f"{dtype.name}-{bounds}", "Clip", inputs, expected=(wide.astype(dtype),)))
+    run_case(Case(f"{dtype.name}-{bounds}", "Clip", inputs, expected=(wide.astype(dtype),)), checks)
 
 
-def test_clip_keeps_nan_and_takes_infinite_bounds() -> None:
+def test_clip_keeps_nan_and_takes_infinite_bounds(checks: str) -> None:
     x = np.array([np.nan, -np.inf, np.inf, -0.0, 5], np.float32)
     one = np.float32(1)
     run_case(
@@ -93,40 +93,50 @@ def test_clip_keeps_nan_and_takes_infinite_bounds() -> None:
             "Clip",
             (x, np.array(-one), np.array(one)),
             expected=(np.array([np.nan, -1, 1, -0.0, 1], np.float32),),
-        )
+        ),
+        checks,
     )
-    run_case(Case("inf", "Clip", (x, np.array(-np.inf, np.float32), np.array(np.inf, np.float32)), expected=(x,)))
-    run_case(Case("nan bound", "Clip", (x, np.array(np.nan, np.float32)), expected=(np.full(5, np.nan, np.float32),)))
+    run_case(
+        Case("inf", "Clip", (x, np.array(-np.inf, np.float32), np.array(np.inf, np.float32)), expected=(x,)), checks
+    )
+    run_case(
+        Case("nan bound", "Clip", (x, np.array(np.nan, np.float32)), expected=(np.full(5, np.nan, np.float32),)), checks
+    )
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_clip_takes_the_bound_of_two_equal_zeros(zero: float) -> None:
+def test_clip_takes_the_bound_of_two_equal_zeros(checks: str, zero: float) -> None:
     x, bound = np.array([0.0, -0.0], np.float32), np.array(zero, np.float32)
     for name, inputs in (("low", (x, bound)), ("high", (x, None, bound))):
-        run_case(Case(name, "Clip", inputs, expected=(np.array([zero, zero], np.float32),)))
+        run_case(Case(name, "Clip", inputs, expected=(np.array([zero, zero], np.float32),)), checks)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 1, 3, 1, 2)], ids=str)
-def test_clip_of_any_shape(shape: tuple[int, ...]) -> None:
+def test_clip_of_any_shape(checks: str, shape: tuple[int, ...]) -> None:
     x = numbers(np.dtype(np.float64), shape)
-    run_case(Case(str(shape), "Clip", (x, np.array(-1.0), np.array([2.0])), expected=(np.clip(x, -1, 2),)))
+    run_case(Case(str(shape), "Clip", (x, np.array(-1.0), np.array([2.0])), expected=(np.clip(x, -1, 2),)), checks)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 @pytest.mark.parametrize("attributes", [{"min": -0.3, "max": 0.7}, {"min": 0.1}, {"max": 0.2}, {}], ids=str)
-def test_clip_of_old_opsets_has_bounds_as_attributes(dtype: np.dtype[Any], attributes: dict[str, float]) -> None:
+def test_clip_of_old_opsets_has_bounds_as_attributes(
+    checks: str, dtype: np.dtype[Any], attributes: dict[str, float]
+) -> None:
     x = (numbers(dtype, (4, 4)).astype(np.float32) / 20).astype(dtype)
     low, high = (np.float32(attributes[k]).astype(dtype) if k in attributes else None for k in ("min", "max"))
     expected = x.astype(np.float64)
     expected = expected if low is None else np.maximum(expected, float(low))
     expected = expected if high is None else np.minimum(expected, float(high))
-    run_case(Case(f"{dtype.name}-{attributes}", "Clip", (x,), attributes, opset=10, expected=(expected.astype(dtype),)))
+    run_case(
+        Case(f"{dtype.name}-{attributes}", "Clip", (x,), attributes, opset=10, expected=(expected.astype(dtype),)),
+        checks,
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 @pytest.mark.parametrize("attributes", [{}, {"min": -2.0}, {"max": 2.0}], ids=str)
 def test_clip_of_old_opsets_is_bounded_by_the_limits_of_float(
-    dtype: np.dtype[Any], attributes: dict[str, float]
+    checks: str, dtype: np.dtype[Any], attributes: dict[str, float]
 ) -> None:
     limit = float(np.finfo(np.float32).max)  # the attributes' default
     low, high = attributes.get("min", -limit), attributes.get("max", limit)
@@ -134,7 +144,7 @@ def test_clip_of_old_opsets_is_bounded_by_the_limits_of_float(
     with np.errstate(over="ignore"):
         bounds = np.array([low, high], np.float32).astype(dtype)
     expected = np.array([*bounds, max(low, -5), min(high, 5), np.nan], dtype)
-    run_case(Case(f"{dtype.name}-{attributes}", "Clip", (x,), attributes, opset=7, expected=(expected,)))
+    run_case(Case(f"{dtype.name}-{attributes}", "Clip", (x,), attributes, opset=7, expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize(
@@ -192,19 +202,19 @@ def special_values(dtype: np.dtype[Any]) -> Array:
 
 
 @pytest.mark.parametrize("source", ALL, ids=lambda d: d.name)
-def test_cast_to_every_dtype(source: np.dtype[Any]) -> None:
+def test_cast_to_every_dtype(checks: str, source: np.dtype[Any]) -> None:
     x = special_values(source)
     for to in ALL:
         case = Case(
             f"{source.name}-{to.name}", "Cast", (x,), {"to": dtype_row(to).code}, expected=(cast_by_hand(x, to),)
         )
-        run_case(case)
+        run_case(case, checks)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 1, 3, 1, 2)], ids=str)
-def test_cast_of_any_shape(shape: tuple[int, ...]) -> None:
+def test_cast_of_any_shape(checks: str, shape: tuple[int, ...]) -> None:
     x = numbers(np.dtype(np.float32), shape)
-    run_case(Case(str(shape), "Cast", (x,), {"to": 7}, expected=(x.astype(np.int64),)))
+    run_case(Case(str(shape), "Cast", (x,), {"to": 7}, expected=(x.astype(np.int64),)), checks)
 
 
 def test_double_becomes_half_in_one_rounding_and_bfloat16_in_two() -> None:
@@ -215,9 +225,9 @@ def test_double_becomes_half_in_one_rounding_and_bfloat16_in_two() -> None:
     assert half[0] == np.float16(1 + 2.0**-10) and float(short[1]) == 1.0
 
 
-def test_cast_like_takes_the_type_alone() -> None:
+def test_cast_like_takes_the_type_alone(checks: str) -> None:
     x, like = np.array([1.7, -2.3]), np.zeros((3, 3), np.int16)
-    run_case(Case("like", "CastLike", (x, like), expected=(np.array([1, -2], np.int16),)))
+    run_case(Case("like", "CastLike", (x, like), expected=(np.array([1, -2], np.int16),)), checks)
 
 
 @pytest.mark.parametrize("to", [0, 14, 99])
@@ -232,20 +242,23 @@ def test_cast_without_a_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("source", ALL, ids=lambda d: d.name)
-def test_bit_cast_to_every_dtype_of_the_width(source: np.dtype[Any]) -> None:
+def test_bit_cast_to_every_dtype_of_the_width(checks: str, source: np.dtype[Any]) -> None:
     x = special_values(source)
     for to in (each for each in ALL if each.itemsize == source.itemsize):
         bits = np.array([byte != 0 for byte in x.tobytes()]) if to == np.bool_ else np.frombuffer(x.tobytes(), to)
-        run_case(Case(f"{source.name}-{to.name}", "BitCast", (x,), {"to": dtype_row(to).code}, expected=(bits,)))
+        run_case(
+            Case(f"{source.name}-{to.name}", "BitCast", (x,), {"to": dtype_row(to).code}, expected=(bits,)), checks
+        )
 
 
 @pytest.mark.parametrize(
     "x", [np.float32(1.5), np.zeros((2, 0), np.float32), numbers(np.dtype("f4"), (6, 4))[::-2, ::3]]
 )
-def test_bit_cast_of_any_shape(x: Array) -> None:
+def test_bit_cast_of_any_shape(checks: str, x: Array) -> None:
     x = np.asarray(x)
     run_case(
-        Case(str(x.shape), "BitCast", (x,), {"to": 6}, expected=(np.ascontiguousarray(x).view("i4").reshape(x.shape),))
+        Case(str(x.shape), "BitCast", (x,), {"to": 6}, expected=(np.ascontiguousarray(x).view("i4").reshape(x.shape),)),
+        checks,
     )
 
 
@@ -263,10 +276,10 @@ def test_bit_cast_to_another_width_is_refused(to: int, message: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.name)
-def test_identity_for_every_dtype(dtype: np.dtype[Any]) -> None:
+def test_identity_for_every_dtype(checks: str, dtype: np.dtype[Any]) -> None:
     for shape in ((), (0, 2), (3, 4)):
         x = numbers(dtype, shape)
-        run_case(Case(dtype.name, "Identity", (x,), expected=(x,)))
+        run_case(Case(dtype.name, "Identity", (x,), expected=(x,)), checks)
 
 
 # ---------------------------------------------------------------- folds
@@ -288,32 +301,32 @@ FOLDS = [(name, dtype) for name in ("Sum", "Mean", "Max", "Min") for dtype in (f
 
 @pytest.mark.parametrize(("name", "dtype"), FOLDS, ids=lambda each: getattr(each, "name", each))
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 17])
-def test_fold_of_any_number_of_inputs(name: str, dtype: np.dtype[Any], count: int) -> None:
+def test_fold_of_any_number_of_inputs(checks: str, name: str, dtype: np.dtype[Any], count: int) -> None:
     shapes = [(2, 3), (3,), (2, 1), ()]
     arrays = [numbers(dtype, shapes[i % 4], i) for i in range(count)]
-    run_case(Case(f"{name}-{dtype.name}-{count}", name, tuple(arrays), expected=(fold_by_hand(name, arrays),)))
+    run_case(Case(f"{name}-{dtype.name}-{count}", name, tuple(arrays), expected=(fold_by_hand(name, arrays),)), checks)
 
 
 @pytest.mark.parametrize("name", ["Max", "Min"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-def test_nan_of_any_input_wins(name: str, dtype: np.dtype[Any]) -> None:
+def test_nan_of_any_input_wins(checks: str, name: str, dtype: np.dtype[Any]) -> None:
     a = np.array([np.nan, 1, np.inf, 2], np.float32).astype(dtype)
     b = np.array([1, np.nan, -np.inf, 3], np.float32).astype(dtype)
     ends = [np.inf, 3] if name == "Max" else [-np.inf, 2]
     expected = np.array([np.nan, np.nan, *ends], np.float32).astype(dtype)
-    run_case(Case(name, name, (a, b), expected=(expected,)))
+    run_case(Case(name, name, (a, b), expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize("shapes", [((),), ((0,), (1,)), ((2, 0), (2, 1), (1,)), ((2, 1, 3, 1, 2, 1), (4,))], ids=str)
 @pytest.mark.parametrize("name", ["Sum", "Mean", "Max", "Min"])
-def test_fold_broadcasts_as_the_reference_does(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_fold_broadcasts_as_the_reference_does(checks: str, name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     arrays = [numbers(np.dtype(np.float32), shape, i) for i, shape in enumerate(shapes)]
-    run_case(Case(name, name, tuple(arrays), expected=(fold_by_hand(name, arrays),)))
+    run_case(Case(name, name, tuple(arrays), expected=(fold_by_hand(name, arrays),)), checks)
 
 
-def test_mean_of_half_is_rounded_once() -> None:
+def test_mean_of_half_is_rounded_once(checks: str) -> None:
     arrays = [np.array([2048], np.float16), *[np.array([1], np.float16)] * 3]
-    run_case(Case("mean", "Mean", tuple(arrays), expected=(np.array([2051 / 4]).astype(np.float16),)))
+    run_case(Case("mean", "Mean", tuple(arrays), expected=(np.array([2051 / 4]).astype(np.float16),)), checks)
 
 
 def test_fold_may_write_over_any_input() -> None:

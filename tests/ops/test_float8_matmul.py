@@ -45,8 +45,8 @@ FLOATS = [
 
 
 @pytest.mark.parametrize("case", FLOATS, ids=lambda case: case.id)
-def test_products_of_small_floats(case: Case) -> None:
-    run_case(case)
+def test_products_of_small_floats(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def by_rows_and_columns(id: str, a: tuple[int, ...], b: tuple[int, ...], *quants: tuple[tuple[int, ...], ...]) -> Case:
@@ -88,8 +88,8 @@ MANY = [
 
 
 @pytest.mark.parametrize("case", MANY, ids=lambda case: case.id)
-def test_products_with_scales_of_rows_and_columns(case: Case) -> None:
-    run_case(case)
+def test_products_with_scales_of_rows_and_columns(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def spec(dtype: Any, *shape: int) -> TensorSpec:

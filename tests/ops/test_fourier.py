@@ -122,13 +122,13 @@ def label(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)
-def test_dft(case: Case) -> None:
-    run_case(case)
+def test_dft(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("case", STFT_CASES, ids=label)
-def test_stft(case: Case) -> None:
-    run_case(case)
+def test_stft(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -138,13 +138,15 @@ def test_stft(case: Case) -> None:
     kind=st.sampled_from(((0, 0, 1), (0, 0, 2), (0, 1, 1), (1, 0, 1), (1, 0, 2), (1, 1, 2))),
     axis=st.integers(0, 2),
 )
-def test_any_dft(extents: tuple[int, int, int], length: int | None, kind: tuple[int, int, int], axis: int) -> None:
+def test_any_dft(
+    checks: str, extents: tuple[int, int, int], length: int | None, kind: tuple[int, int, int], axis: int
+) -> None:
     inverse, onesided, parts = kind
     order = sorted(range(3), key=lambda each: (each + axis) % 3)
     shape = tuple(extents[each] for each in order)
     if inverse and onesided and length is None and shape[axis] == 1:
         length = 1
-    run_case(dft("any", sample(*shape, parts), axis, length, inverse, onesided))
+    run_case(dft("any", sample(*shape, parts), axis, length, inverse, onesided), checks)
 
 
 @pytest.mark.parametrize("length", [*range(1, 200), 509, 1021, 2310, 4096, 30030, 44100, 65537])

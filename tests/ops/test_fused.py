@@ -159,8 +159,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_fused(case: Case) -> None:
-    run_case(case)
+def test_fused(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def lower_apart(case: Case) -> Array:

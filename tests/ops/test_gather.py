@@ -96,8 +96,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_gather(case: Case) -> None:
-    run_case(case)
+def test_gather(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 OUTSIDE = [
@@ -124,10 +124,10 @@ def test_compute_refuses_index_out_of_range(op: str, attributes: dict[str, Any],
     ],
 )
 def test_kernels_read_zero_out_of_range(
-    op: str, attributes: dict[str, Any], indices: Any, expected: Any, refused: int
+    checks: str, op: str, attributes: dict[str, Any], indices: Any, expected: Any, refused: int
 ) -> None:
     inputs, y = (arange(3, 4) + 1, np.array(indices)), np.array(expected, np.float32)
-    run_case(Case("beyond", op, inputs, attributes, expected=(y,), refusal=f"index {refused} is out of range"))
+    run_case(Case("beyond", op, inputs, attributes, expected=(y,), refusal=f"index {refused} is out of range"), checks)
 
 
 def spec(*shape: int, dtype: Any = np.int64) -> TensorSpec:

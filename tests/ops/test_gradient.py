@@ -77,8 +77,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_parts_of_derivatives(case: Case) -> None:
-    run_case(case)
+def test_parts_of_derivatives(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_sum_to_refuses_what_does_not_stretch() -> None:

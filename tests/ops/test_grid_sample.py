@@ -148,8 +148,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_grid_sample(case: Case) -> None:
-    run_case(case)
+def test_grid_sample(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -161,13 +161,13 @@ def test_grid_sample(case: Case) -> None:
     st.integers(0, 99),
 )
 def test_any_shape_is_sampled_as_the_reference_does(
-    extents: list[int], mode: str, padding: str, align: int, seed: int
+    checks: str, extents: list[int], mode: str, padding: str, align: int, seed: int
 ) -> None:
     if padding == "reflection" and align and 1 in extents:
         extents = [extent + 1 for extent in extents]  # the reference divides by 0
     x = numbers(1, 2, *extents, seed=seed)
     grid = positions(1, *extents[::-1], len(extents), reach=1 + seed / 50)
-    run_case(sample("drawn", x, grid, mode=mode, padding_mode=padding, align_corners=align))
+    run_case(sample("drawn", x, grid, mode=mode, padding_mode=padding, align_corners=align), checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

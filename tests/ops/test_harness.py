@@ -14,7 +14,9 @@ from gpuexec import operator as gx_operator
 from gpuexec.command import Kernel, Slot
 from gpuexec.errors import UnsupportedError
 from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.runtime.device import Device
 from gpuexec.spec import TensorSpec
+from tests.devices.opening import open_living
 from tests.ops import harness
 from tests.ops.harness import Case, run_case
 from tests.ops.tolerance import allow
@@ -129,56 +131,91 @@ def negation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("cls", "breaks"),
     [
-        (InfersWrong, ["host", "simulator", "pixel"]),
-        (ComputesWrong, ["host", "simulator", "pixel"]),
+        (InfersWrong, ["host", "simulator", "pixel", "gpu"]),
+        (ComputesWrong, ["host", "simulator", "pixel", "gpu"]),
         (WritesWrong, ["host"]),
-        (ForgetsStrides, ["simulator", "pixel"]),
-        (ReadsTooFar, ["simulator", "check", "pixel"]),
-        (WritesMoreThanItSays, ["check", "pixel"]),
+        (ForgetsStrides, ["simulator", "pixel", "gpu"]),
+        (ReadsTooFar, ["simulator", "pixel", "gpu"]),
+        (WritesMoreThanItSays, ["simulator", "pixel"]),
     ],
 )
-def test_fault_is_seen(cls: type[Operator], breaks: list[str]) -> None:
+def test_fault_is_seen(checks: str, cls: type[Operator], breaks: list[str]) -> None:
     seen = (Exception,)
-    if harness.CHECKS[0] in (*breaks, "gpu"[: 3 * ("simulator" in breaks)]):
+    if checks in breaks:
         with pytest.raises(seen):
-            run_case(Case("broken", "Neg", (X,)))
+            run_case(Case("broken", "Neg", (X,)), checks)
     else:
-        run_case(Case("broken", "Neg", (X,)))
+        run_case(Case("broken", "Neg", (X,)), checks)
 
 
 @pytest.mark.parametrize("cls", [HasNoKernel])
-def test_operator_without_a_kernel_is_refused_by_name(cls: type[Operator]) -> None:
+def test_operator_without_a_kernel_is_refused_by_name(checks: str, cls: type[Operator]) -> None:
     case = Case("host only", "Neg", (X,))
-    run_case(case)
-    if "host" not in harness.CHECKS:
+    run_case(case, checks)
+    if checks != "host":
         with pytest.raises(UnsupportedError, match="Neg"):
-            harness.run_on(harness.CHECKS[0], case, *harness.build_operator(case), set())
+            harness.run_on(checks, case, *harness.build_operator(case), set())
 
 
-def test_each_check_runs_by_itself() -> None:
-    run_case(Case("right", "Neg", (X,)))
-    assert len(harness.CHECKS) == 1
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices that are asked for, one after the other."""
+    names: list[str] = []
+
+    def note(name: str) -> Device:
+        names.append(name)
+        return open_living(name)
+
+    monkeypatch.setattr(harness, "open_living", note)
+    return names
 
 
-def test_oracle_is_asked() -> None:
-    if "host" not in harness.CHECKS:
-        run_case(Case("wrong answer", "Neg", (X,), expected=(X,)))
+def test_dense_inputs_run_in_check_mode_and_windows_without(opened: list[str]) -> None:
+    for checks in ("host", "simulator", "pixel"):
+        run_case(Case("right", "Neg", (X,)), checks)
+    assert opened == ["cpu", "check", "simulator", "pixel_check", "pixel"]
+
+
+@pytest.mark.parametrize("x", [X[0, 0], X[:0], X[:1, :1]], ids=["scalar", "empty", "one_element"])
+def test_case_that_gaps_leave_as_it_is_runs_once(x: Array, opened: list[str]) -> None:
+    run_case(Case("right", "Neg", (np.asarray(x),)), "simulator")
+    assert opened == ["check"]
+
+
+def test_large_case_runs_without_check_mode(opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "MOST_CHECKED_ELEMENTS", 2 * X.size - 1)
+    run_case(Case("right", "Neg", (X,)), "simulator")
+    assert opened == ["simulator", "simulator"]
+
+
+def test_check_mode_compares_dense_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "spread_all", lambda inputs, known: inputs)  # so that no window sees it
+    wrong = np.ones(5, np.float32)
+    with pytest.raises(AssertionError, match="halves: output 0"):
+        run_case(
+            Case("halves", "Gather", (wrong, np.array([9])), expected=(wrong[:1] / 2,), refusal="index 9"), "simulator"
+        )
+
+
+def test_oracle_is_asked(checks: str) -> None:
+    if checks != "host":
+        run_case(Case("wrong answer", "Neg", (X,), expected=(X,)), checks)
         return
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        run_case(Case("wrong answer", "Neg", (X,), expected=(X,)))
+        run_case(Case("wrong answer", "Neg", (X,), expected=(X,)), checks)
 
 
-def test_refused_inputs_have_a_result_on_devices_alone() -> None:
+def test_refused_inputs_have_a_result_on_devices_alone(checks: str) -> None:
     y = np.stack((np.zeros_like(X[0]), X[0]))
     case = Case("beyond", "Gather", (X, np.array([3, 0])), expected=(y,), refusal="index 3 is out of range")
-    run_case(case)
+    run_case(case, checks)
     with pytest.raises(AssertionError, match="Regex pattern did not match"):
-        run_case(replace(case, refusal="index 4 is out of range"))
+        run_case(replace(case, refusal="index 4 is out of range"), checks)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        run_case(replace(case, inputs=(X, np.array([2, 0]))))
-    if harness.CHECKS[0] in ("simulator", "gpu"):
+        run_case(replace(case, inputs=(X, np.array([2, 0]))), checks)
+    if checks in ("simulator", "gpu"):
         with pytest.raises(AssertionError, match="beyond: output 0"):
-            run_case(replace(case, expected=(y + 1,)))
+            run_case(replace(case, expected=(y + 1,)), checks)
 
 
 def test_reduction_may_be_off_by_as_much_as_its_terms_say() -> None:

@@ -66,10 +66,10 @@ def expect(op: ImageToTensor | TensorToImage, x: Array) -> Array:
     return (y if x.ndim == 4 else y[0]).astype(dtype)
 
 
-def check(op: ImageToTensor | TensorToImage, x: Array, name: str) -> None:
+def check(checks: str, op: ImageToTensor | TensorToImage, x: Array, name: str) -> None:
     """Run a case whose arithmetic is exact in float, so that any order gives the same bits."""
     attributes = {each.name: getattr(op, each.name) for each in fields(op)}
-    run_case(Case(name, op.name, (x,), attributes, oracle="expected", expected=(expect(op, x),)))
+    run_case(Case(name, op.name, (x,), attributes, oracle="expected", expected=(expect(op, x),)), checks)
 
 
 # Powers of two, and sizes whose weights are: float and double agree.
@@ -78,53 +78,57 @@ SCALED = {"scale": (0.5, 2.0, 0.25), "bias": (-1.0, 0.5, 3.0)}
 
 @pytest.mark.parametrize("target", NUMBERS, ids=str)
 @pytest.mark.parametrize("source", PIXELS, ids=str)
-def test_image_becomes_tensor_of_every_type(source: np.dtype[Any], target: np.dtype[Any]) -> None:
+def test_image_becomes_tensor_of_every_type(checks: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
     scale = (2.0**-8,) if source == np.uint16 else (0.5,)
     image = make_image(4, 6, 3, dtype=source)
-    check(ImageToTensor(scale=scale, to=dtype_row(target).code), image, f"{source}_{target}")
+    check(checks, ImageToTensor(scale=scale, to=dtype_row(target).code), image, f"{source}_{target}")
 
 
 @pytest.mark.parametrize("target", PIXELS, ids=str)
 @pytest.mark.parametrize("source", NUMBERS, ids=str)
-def test_tensor_becomes_image_of_every_type(source: np.dtype[Any], target: np.dtype[Any]) -> None:
+def test_tensor_becomes_image_of_every_type(checks: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
     tensor = np.linspace(-300, 70000, 2 * 3 * 4 * 5).clip(max=np.finfo(source).max).reshape(2, 3, 4, 5).astype(source)
-    check(TensorToImage(bias=(0.5,), to=dtype_row(target).code), tensor, f"{source}_{target}")
+    check(checks, TensorToImage(bias=(0.5,), to=dtype_row(target).code), tensor, f"{source}_{target}")
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("origin", ["top_left", "bottom_left"])
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 3), (2, 4, 6, 3), (1, 4, 6, 1)], ids=str)
-def test_image_of_every_rank_goes_into_every_layout(shape: tuple[int, ...], origin: str, layout: str) -> None:
-    check(ImageToTensor(layout=layout, origin=origin), make_image(*shape), "case")
+def test_image_of_every_rank_goes_into_every_layout(
+    checks: str, shape: tuple[int, ...], origin: str, layout: str
+) -> None:
+    check(checks, ImageToTensor(layout=layout, origin=origin), make_image(*shape), "case")
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("origin", ["top_left", "bottom_left"])
 @pytest.mark.parametrize("shape", [(3, 4, 6), (2, 3, 4, 6), (1, 1, 4, 6)], ids=str)
-def test_tensor_of_every_layout_becomes_image(shape: tuple[int, ...], origin: str, layout: str) -> None:
-    check(TensorToImage(layout=layout, origin=origin), make_image(*shape, dtype=np.float32) * 255, "case")
+def test_tensor_of_every_layout_becomes_image(checks: str, shape: tuple[int, ...], origin: str, layout: str) -> None:
+    check(checks, TensorToImage(layout=layout, origin=origin), make_image(*shape, dtype=np.float32) * 255, "case")
 
 
 @pytest.mark.parametrize(
     "channels", [(2, 1, 0), (0, 0, 0), (1,), (0, -1, 2), (3, 2, 1, 0), tuple(range(4)) * 4], ids=str
 )
-def test_channels_are_picked_repeated_and_filled(channels: tuple[int, ...]) -> None:
-    check(ImageToTensor(channels=channels, fill=(0.25,)), make_image(2, 5, 4), "image")
-    check(TensorToImage(channels=channels, fill=(300.0,)), make_image(4, 3, 2, dtype=np.float32) * 255, "tensor")
+def test_channels_are_picked_repeated_and_filled(checks: str, channels: tuple[int, ...]) -> None:
+    check(checks, ImageToTensor(channels=channels, fill=(0.25,)), make_image(2, 5, 4), "image")
+    check(
+        checks, TensorToImage(channels=channels, fill=(300.0,)), make_image(4, 3, 2, dtype=np.float32) * 255, "tensor"
+    )
 
 
-def test_each_channel_has_its_scale() -> None:
+def test_each_channel_has_its_scale(checks: str) -> None:
     fills = {"channels": (2, -1, 0), "fill": (1.0, -2.0, 3.0)}
-    check(ImageToTensor(**SCALED, **fills), make_image(2, 5, 3), "image")  # type: ignore[arg-type]
-    check(TensorToImage(**SCALED, **fills), np.float32(9) * np.ones((1, 3, 2, 5), np.float32), "tensor")  # type: ignore[arg-type]
+    check(checks, ImageToTensor(**SCALED, **fills), make_image(2, 5, 3), "image")  # type: ignore[arg-type]
+    check(checks, TensorToImage(**SCALED, **fills), np.float32(9) * np.ones((1, 3, 2, 5), np.float32), "tensor")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("size", "antialias"), [((8, 12), 0), ((8, 12), 1), ((2, 3), 0), ((4, 12), 0), ((4, 12), 1), ((2, 6), 0)], ids=str
 )
-def test_image_is_resized_by_a_factor_of_two(size: tuple[int, int], antialias: int) -> None:
+def test_image_is_resized_by_a_factor_of_two(checks: str, size: tuple[int, int], antialias: int) -> None:
     op = ImageToTensor(size, (2, 1, 0), origin="bottom_left", antialias=antialias)
-    check(op, make_image(2, 4, 6, 3), f"{size}")
+    check(checks, op, make_image(2, 4, 6, 3), f"{size}")
 
 
 @pytest.mark.parametrize("antialias", [0, 1])
@@ -141,14 +145,14 @@ def test_resizing_is_that_of_the_reference(name: str, antialias: int) -> None:
 
 @pytest.mark.parametrize("antialias", [0, 1])
 @pytest.mark.parametrize("name", SIZES)
-def test_kernel_resizes_to_the_same_bits(name: str, antialias: int) -> None:
+def test_kernel_resizes_to_the_same_bits(checks: str, name: str, antialias: int) -> None:
     """What is compared is kernel and ``compute``; that has been held against the reference."""
     image, tensor = make_image(2, 5, 7, 3), make_image(2, 3, 5, 7, dtype=np.float32)
     to_tensor = ImageToTensor(SIZES[name], (1, 0, 2), (1 / 255,), (-0.1,), origin="bottom_left", antialias=antialias)
     to_image = TensorToImage(SIZES[name], scale=(255.0,), antialias=antialias)
     for op, x in ((to_tensor, image), (to_image, tensor)):
         attributes = {each.name: getattr(op, each.name) for each in fields(op)}
-        run_case(Case(name, op.name, (x,), attributes, oracle="expected", expected=op.compute(x)))
+        run_case(Case(name, op.name, (x,), attributes, oracle="expected", expected=op.compute(x)), checks)
 
 
 @pytest.mark.parametrize(
@@ -162,23 +166,23 @@ def test_kernel_resizes_to_the_same_bits(name: str, antialias: int) -> None:
     ],
     ids=["bgr", "flipped", "mirrored", "subset", "plane"],
 )
-def test_strided_image_is_read_where_it_lies(view: Any) -> None:
-    check(ImageToTensor(), make_image(5, 7, 4)[view], "case")
+def test_strided_image_is_read_where_it_lies(checks: str, view: Any) -> None:
+    check(checks, ImageToTensor(), make_image(5, 7, 4)[view], "case")
 
 
-def test_rounding_is_to_even_and_saturates() -> None:
+def test_rounding_is_to_even_and_saturates(checks: str) -> None:
     numbers = [0.5, 1.5, 2.5, -0.5, -7, 254.5, 255.4, 255.6, 1e30, np.inf, -np.inf, np.nan]
     tensor = np.array(numbers, np.float32).reshape(1, 2, 6)
     expected = np.array([0, 2, 2, 0, 0, 254, 255, 255, 255, 255, 0, 0], np.uint8).reshape(2, 6, 1)
-    run_case(Case("case", "gpuexec.TensorToImage", (tensor,), oracle="expected", expected=(expected,)))
+    run_case(Case("case", "gpuexec.TensorToImage", (tensor,), oracle="expected", expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 6, 3), (2, 0, 6, 3), (4, 6, 0)], ids=str)
-def test_nothing_becomes_nothing(shape: tuple[int, ...]) -> None:
+def test_nothing_becomes_nothing(checks: str, shape: tuple[int, ...]) -> None:
     image = np.zeros(shape, np.uint8)
     batch, (height, width, channels) = shape[0] if len(shape) == 4 else 1, shape[-3:]
     expected = np.zeros((batch, channels, height, width), np.float32)
-    run_case(Case("case", "gpuexec.ImageToTensor", (image,), oracle="expected", expected=(expected,)))
+    run_case(Case("case", "gpuexec.ImageToTensor", (image,), oracle="expected", expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ QUANTISED = [
 
 
 @pytest.mark.parametrize("case", [*INTEGER, *QUANTISED], ids=lambda case: f"{case.op}_{case.id}")
-def test_convolutions_of_integers(case: Case) -> None:
-    run_case(case)
+def test_convolutions_of_integers(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -199,10 +199,14 @@ def test_convolutions_of_integers(case: Case) -> None:
     st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3)),
     st.integers(0, 2),
 )
-def test_convolutions_of_any_integers(x: Any, w: Any, extents: tuple[int, int, int, int], pad: int) -> None:
+def test_convolutions_of_any_integers(
+    checks: str, x: Any, w: Any, extents: tuple[int, int, int, int], pad: int
+) -> None:
     ins, outs, taps, stride = extents
     images, weights = integers(x, 2, ins, 5, 4), integers(w, outs, ins, taps, 2)
-    run_case(conv("any", images, weights, integers(x), integers(w, outs), pads=[pad, 0, 1, pad], strides=[stride, 1]))
+    run_case(
+        conv("any", images, weights, integers(x), integers(w, outs), pads=[pad, 0, 1, pad], strides=[stride, 1]), checks
+    )
 
 
 @pytest.mark.parametrize("name", ["ConvInteger", "QLinearConv"])

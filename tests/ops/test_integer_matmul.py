@@ -212,8 +212,8 @@ QUANTISED = [
 
 
 @pytest.mark.parametrize("case", [*PRODUCTS, *QUANTISED], ids=lambda case: f"{case.op}_{case.id}")
-def test_products_of_integers(case: Case) -> None:
-    run_case(case)
+def test_products_of_integers(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -223,7 +223,7 @@ def test_products_of_integers(case: Case) -> None:
     st.tuples(st.integers(1, 9), st.integers(1, 70), st.integers(1, 20)),
     st.integers(0, 2**32 - 1),
 )
-def test_products_of_any_integers(a: Any, b: Any, extents: tuple[int, int, int], seed: int) -> None:
+def test_products_of_any_integers(checks: str, a: Any, b: Any, extents: tuple[int, int, int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows, inner, columns = extents
 
@@ -231,7 +231,7 @@ def test_products_of_any_integers(a: Any, b: Any, extents: tuple[int, int, int],
         limits = np.iinfo(dtype)
         return np.asarray(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True), dtype)
 
-    run_case(product("any", draw(a, rows, inner), draw(b, inner, columns), draw(a), draw(b)))
+    run_case(product("any", draw(a, rows, inner), draw(b, inner, columns), draw(a), draw(b)), checks)
 
 
 @pytest.mark.parametrize("cls", [MatMulInteger, QLinearMatMul])

@@ -91,8 +91,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_layout(case: Case) -> None:
-    run_case(case)
+def test_layout(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def spec(*shape: int) -> TensorSpec:

@@ -57,8 +57,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
-    run_case(case)
+def test_case(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def make_model(

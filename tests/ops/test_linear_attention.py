@@ -115,25 +115,25 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_cases(case: Case) -> None:
-    run_case(case)
+def test_cases(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_reference_agrees(rule: str) -> None:
-    run_case(dataclasses.replace(attend("reference", (2, 4, 2, 2, 8, 6), rule), expected=None))
+def test_reference_agrees(checks: str, rule: str) -> None:
+    run_case(dataclasses.replace(attend("reference", (2, 4, 2, 2, 8, 6), rule), expected=None), checks)
 
 
-def test_parts_of_a_packed_product() -> None:
+def test_parts_of_a_packed_product(checks: str) -> None:
     case = attend("packed", (2, 4, 2, 1, 8, 8))
     q, k, v, *rest = case.inputs
     assert q is not None and k is not None and v is not None
     packed = np.concatenate((q, k, v), axis=2)
     views = tuple(packed[:, :, i * 16 : (i + 1) * 16] for i in range(3))
-    run_case(dataclasses.replace(case, inputs=(*views, *rest)))
+    run_case(dataclasses.replace(case, inputs=(*views, *rest)), checks)
 
 
-def test_numbers_that_are_none_stay_in_their_column() -> None:
+def test_numbers_that_are_none_stay_in_their_column(checks: str) -> None:
     case = attend("special", (1, 3, 2, 1, 4, 5), "gated")
     v = np.array(case.inputs[2])
     v[0, 1, 2], v[0, 1, 6] = np.nan, np.inf
@@ -141,7 +141,7 @@ def test_numbers_that_are_none_stay_in_their_column() -> None:
     with np.errstate(all="ignore"):
         expected = in_double(inputs, case.attributes)
     assert set(np.nonzero(np.isnan(expected[0]))[2].tolist()) == {2, 6}
-    run_case(dataclasses.replace(case, inputs=inputs, expected=expected))
+    run_case(dataclasses.replace(case, inputs=inputs, expected=expected), checks)
 
 
 def test_state_joins_two_calls() -> None:
@@ -172,9 +172,15 @@ def test_each_output_may_be_absent() -> None:
     st.booleans(),
 )
 def test_any_sizes(
-    sizes: tuple[int, int, int, int, int, int], rule: str, dtype: Any, past: Any, is_per_row: bool, is_shared: bool
+    checks: str,
+    sizes: tuple[int, int, int, int, int, int],
+    rule: str,
+    dtype: Any,
+    past: Any,
+    is_per_row: bool,
+    is_shared: bool,
 ) -> None:
-    run_case(attend("any", sizes, rule, dtype, past=past, is_per_row=is_per_row, is_shared=is_shared))
+    run_case(attend("any", sizes, rule, dtype, past=past, is_per_row=is_per_row, is_shared=is_shared), checks)
 
 
 def test_scratch_is_for_states_beyond_registers() -> None:

@@ -104,13 +104,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_loss(case: Case) -> None:
-    run_case(case)
+def test_loss(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("name", [NLL, SCE])
 @pytest.mark.parametrize("label", [4, -1])
-def test_label_that_is_no_class(name: str, label: int) -> None:
+def test_label_that_is_no_class(checks: str, name: str, label: int) -> None:
     expected: tuple[Array, ...] = (np.array([np.nan, 0], np.float32),)
     attributes = {"reduction": "none", "ignore_index": 7}
     refusal = f"{name} expects labels from 0 to 3, got {label}"
@@ -118,7 +118,8 @@ def test_label_that_is_no_class(name: str, label: int) -> None:
     if name == SCE:
         expected = (*expected, np.full((2, 4), -np.log(4), np.float32))
     run_case(
-        Case("outside", name, (x, target), attributes, (), (True,) * len(expected), expected=expected, refusal=refusal)
+        Case("outside", name, (x, target), attributes, (), (True,) * len(expected), expected=expected, refusal=refusal),
+        checks,
     )
 
 
@@ -131,9 +132,9 @@ def test_label_that_is_no_class(name: str, label: int) -> None:
     ignored=st.none() | st.integers(-2, 3),
 )
 def test_any_loss(
-    name: str, shape: tuple[int, int, int], reduction: str, is_weighed: bool, ignored: int | None
+    checks: str, name: str, shape: tuple[int, int, int], reduction: str, is_weighed: bool, ignored: int | None
 ) -> None:
-    run_case(usual(name, sample(*shape), reduction, is_weighed, ignored))
+    run_case(usual(name, sample(*shape), reduction, is_weighed, ignored), checks)
 
 
 @pytest.mark.parametrize("cls", [NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss])

@@ -46,8 +46,8 @@ ALL = [
 
 
 @pytest.mark.parametrize("each", ALL, ids=lambda each: each.id)
-def test_lp_normalization(each: Case) -> None:
-    run_case(each)
+def test_lp_normalization(checks: str, each: Case) -> None:
+    run_case(each, checks)
 
 
 @pytest.mark.parametrize(("attributes", "message"), [({"p": 3}, "p 1 or 2"), ({"axis": 2}, "out of range")])

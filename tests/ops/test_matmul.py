@@ -126,9 +126,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
+def test_case(checks: str, case: Case) -> None:
     """Each case passes all checks of the harness."""
-    run_case(case)
+    run_case(case, checks)
 
 
 VIEWS = [
@@ -149,29 +149,31 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("case", VIEWS, ids=lambda case: case.id)
-def test_views(case: Case) -> None:
+def test_views(checks: str, case: Case) -> None:
     """Inputs keep their strides."""
-    run_case(case)
+    run_case(case, checks)
 
 
-def test_gemm_ignores_c_when_beta_is_zero() -> None:
+def test_gemm_ignores_c_when_beta_is_zero(checks: str) -> None:
     """A NaN in C must not reach the output."""
     c = np.full((4,), np.nan, np.float32)
     expected = (make(1, 2, 3) @ make(2, 3, 4),)
-    run_case(Case("beta0", "Gemm", (make(1, 2, 3), make(2, 3, 4), c), {"beta": 0.0}, expected=expected, terms=3))
+    run_case(
+        Case("beta0", "Gemm", (make(1, 2, 3), make(2, 3, 4), c), {"beta": 0.0}, expected=expected, terms=3), checks
+    )
 
 
-def test_integers_wrap_in_their_own_width() -> None:
+def test_integers_wrap_in_their_own_width(checks: str) -> None:
     """Overflow wraps, as NumPy's does."""
     a = np.full((1, 2), 2**31 - 1, np.int32)
-    run_case(Case("wrap", "MatMul", (a, a.T.copy()), expected=(np.array([[2]], np.int32),)))
+    run_case(Case("wrap", "MatMul", (a, a.T.copy()), expected=(np.array([[2]], np.int32),)), checks)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_half_rounds_once(dtype: Any) -> None:
+def test_half_rounds_once(checks: str, dtype: Any) -> None:
     """2048 ones plus small terms would stall in a half accumulator."""
     a = np.ones((1, 4096), dtype)
-    run_case(Case("once", "MatMul", (a, a.T.copy()), expected=(np.array([[4096]], dtype),), terms=1))
+    run_case(Case("once", "MatMul", (a, a.T.copy()), expected=(np.array([[4096]], dtype),), terms=1), checks)
 
 
 @pytest.mark.parametrize(

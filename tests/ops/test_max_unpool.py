@@ -76,18 +76,20 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_max_unpool(case: Case) -> None:
-    run_case(case)
+def test_max_unpool(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=3), st.booleans(), st.integers(0, 99))
-def test_any_form_is_written_as_the_reference_does(axes: list[tuple[int, ...]], has_shape: bool, seed: int) -> None:
+def test_any_form_is_written_as_the_reference_does(
+    checks: str, axes: list[tuple[int, ...]], has_shape: bool, seed: int
+) -> None:
     extents, kernel, strides = (list(each) for each in zip(*axes))
     inner = [(n - 1) * s + k for n, k, s in zip(extents, kernel, strides)]
     indices = np.random.default_rng(seed).integers(0, 2 * int(np.prod(inner)), (1, 2, *extents))
     wanted = (1, 2, *(n + seed % 2 for n in inner)) if has_shape else None
-    run_case(unpool("drawn", numbers(1, 2, *extents), indices, kernel, wanted, strides=strides))
+    run_case(unpool("drawn", numbers(1, 2, *extents), indices, kernel, wanted, strides=strides), checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

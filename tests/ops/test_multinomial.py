@@ -19,10 +19,10 @@ Array = np.ndarray[Any, Any]
 KEY = np.array([3, 1 << 40], np.uint64)
 
 
-def check(x: Array, **attributes: Any) -> Array:
+def check(checks: str, x: Array, **attributes: Any) -> Array:
     """Run a case that ``compute`` is the oracle of; see `test_classes_are_drawn_as_often_as_they_should` for that."""
     expected = Multinomial(**attributes).compute(x, KEY)
-    run_case(Case("case", "Multinomial", (x, KEY), attributes, oracle="expected", expected=expected))
+    run_case(Case("case", "Multinomial", (x, KEY), attributes, oracle="expected", expected=expected), checks)
     return np.asarray(expected[0])
 
 
@@ -32,33 +32,33 @@ def sample(*shape: int, dtype: Any = np.float32) -> Array:
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_kernel_draws_the_same_classes(dtype: np.dtype[Any], index: Any) -> None:
-    made = check(sample(3, 7, dtype=dtype), sample_size=9, dtype=dtype_row(index).code, stream=2)
+def test_kernel_draws_the_same_classes(checks: str, dtype: np.dtype[Any], index: Any) -> None:
+    made = check(checks, sample(3, 7, dtype=dtype), sample_size=9, dtype=dtype_row(index).code, stream=2)
     assert made.dtype == index and made.shape == (3, 9) and made.min() >= 0 and made.max() < 7
 
 
 @pytest.mark.parametrize(("classes", "samples"), [(1, 3), (255, 5), (256, 5), (257, 600), (1000, 2)])
-def test_rows_of_any_length_are_summed_alike(classes: int, samples: int) -> None:
-    made = check(sample(2, classes), sample_size=samples)
+def test_rows_of_any_length_are_summed_alike(checks: str, classes: int, samples: int) -> None:
+    made = check(checks, sample(2, classes), sample_size=samples)
     assert made.max() < classes and len(np.unique(made)) > (1 if classes > 1 else 0)
 
 
-def test_classes_without_weight_are_never_drawn() -> None:
+def test_classes_without_weight_are_never_drawn(checks: str) -> None:
     x = np.full((1, 300), -np.inf, np.float32)
     x[0, [5, 299]] = 1000.0
     x[0, [1, 7]] = np.nan
-    made = check(x, sample_size=200)
+    made = check(checks, x, sample_size=200)
     assert set(np.unique(made)) == {5, 299}
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan, np.inf])
-def test_row_without_any_weight_gives_its_last_class(value: float) -> None:
-    np.testing.assert_array_equal(check(np.full((1, 4), value, np.float32), sample_size=3), [[3, 3, 3]])
+def test_row_without_any_weight_gives_its_last_class(checks: str, value: float) -> None:
+    np.testing.assert_array_equal(check(checks, np.full((1, 4), value, np.float32), sample_size=3), [[3, 3, 3]])
 
 
-def test_nothing_is_drawn_of_no_rows_and_no_samples() -> None:
-    assert check(sample(0, 4), sample_size=2).shape == (0, 2)
-    assert check(sample(2, 4), sample_size=0).shape == (2, 0)
+def test_nothing_is_drawn_of_no_rows_and_no_samples(checks: str) -> None:
+    assert check(checks, sample(0, 4), sample_size=2).shape == (0, 2)
+    assert check(checks, sample(2, 4), sample_size=0).shape == (2, 0)
 
 
 def test_seed_of_the_node_stands_for_that_of_the_key() -> None:

@@ -154,8 +154,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_narrow(case: Case) -> None:
-    run_case(case)
+def test_narrow(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_blocks_of_the_weight_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ MOVED_TYPES = ("float8e5m2", "float8e8m0", "int4", "uint2", "float4e2m1", "float
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: f"{move[0]}_{move[2].get('mode', '')}")
-def test_moves_keep_the_bits(move: Any) -> None:
+def test_moves_keep_the_bits(checks: str, move: Any) -> None:
     name, given, attributes, const = move
     # A crop that fills up wants a zero, which powers of two have not.
     types = [each for each in MOVED_TYPES if name != "CenterCropPad" or each != POWER.name]
@@ -69,29 +69,31 @@ def test_moves_keep_the_bits(move: Any) -> None:
         expected = tuple(y.view(dtype) for y in plain_bits if y is not None)
         outputs = (True,) * len(expected)
         case = Case(f"{name}_{dtype.name}", name, typed, attributes, const, outputs, opset=25, expected=expected)
-        run_case(case)
+        run_case(case, checks)
 
 
-def test_tensors_of_a_value_have_its_bits() -> None:
+def test_tensors_of_a_value_have_its_bits(checks: str) -> None:
     for dtype in (dtype_row(each).numpy for each in MOVED_TYPES):
         value = np.array([3], np.uint8).view(dtype)
         expected = np.full((2, 3), 3, np.uint8).view(dtype)
-        run_case(Case(dtype.name, "ConstantOfShape", (ints(2, 3),), {"value": value}, (0,), expected=(expected,)))
-        run_case(Case(dtype.name, "Constant", (), {"value": value}, expected=(value,)))
+        run_case(
+            Case(dtype.name, "ConstantOfShape", (ints(2, 3),), {"value": value}, (0,), expected=(expected,)), checks
+        )
+        run_case(Case(dtype.name, "Constant", (), {"value": value}, expected=(value,)), checks)
         ones = np.eye(3, dtype=np.float32).astype(dtype)
         if dtype != POWER.numpy:
-            run_case(Case(dtype.name, "EyeLike", (np.zeros((3, 3), dtype),), expected=(ones,)))
+            run_case(Case(dtype.name, "EyeLike", (np.zeros((3, 3), dtype),), expected=(ones,)), checks)
 
 
 @pytest.mark.parametrize(("source", "to"), [("float8e5m2", "int8"), ("uint8", "float8e8m0"), ("int4", "float4e2m1")])
-def test_bit_casts_keep_the_bits(source: str, to: str) -> None:
+def test_bit_casts_keep_the_bits(checks: str, source: str, to: str) -> None:
     x = every_code(dtype_row(source)) if dtype_row(source).is_narrow else np.arange(256, dtype=np.uint8)
-    run_case(Case("bits", "BitCast", (x,), {"to": dtype_row(to).code}, expected=(x.view(dtype_row(to).numpy),)))
+    run_case(Case("bits", "BitCast", (x,), {"to": dtype_row(to).code}, expected=(x.view(dtype_row(to).numpy),)), checks)
 
 
-def test_bit_cast_to_bool_looks_at_bytes() -> None:
+def test_bit_cast_to_bool_looks_at_bytes(checks: str) -> None:
     x = every_code(dtype_row("float8e4m3fn"))
-    run_case(Case("bool", "BitCast", (x,), {"to": 9}, expected=(np.arange(256) != 0,)))
+    run_case(Case("bool", "BitCast", (x,), {"to": 9}, expected=(np.arange(256) != 0,)), checks)
 
 
 def test_bit_cast_of_other_bits_is_refused() -> None:

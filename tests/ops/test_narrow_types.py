@@ -170,18 +170,18 @@ def cast(x: Array, row: Any, expected: Array, **attributes: Any) -> Case:
 
 
 @pytest.mark.parametrize("row", NARROW, ids=lambda row: row.name)
-def test_every_code_is_the_number_of_its_format(row: Any) -> None:
+def test_every_code_is_the_number_of_its_format(checks: str, row: Any) -> None:
     x = every_code(row)
     expected = np.array([value_of(row, code) for code in range(x.size)])
     for name in ("float32", "float64", "float16", "bfloat16"):
         to = dtype_row(name)
         with np.errstate(all="ignore"):
-            run_case(cast(x, to, expected.astype(np.float32).astype(to.numpy)))
+            run_case(cast(x, to, expected.astype(np.float32).astype(to.numpy)), checks)
 
 
 @pytest.mark.parametrize("name", [row.name for row in COMPUTED if row.kind != "float"])
 @pytest.mark.parametrize("row", NARROW, ids=lambda row: row.name)
-def test_narrow_types_become_integers_by_their_low_bits(row: Any, name: str) -> None:
+def test_narrow_types_become_integers_by_their_low_bits(checks: str, row: Any, name: str) -> None:
     to, x = dtype_row(name), every_code(row)
     values = np.array([value_of(row, code) for code in range(x.size)], np.float32)
     if name == "bool":
@@ -193,36 +193,36 @@ def test_narrow_types_become_integers_by_their_low_bits(row: Any, name: str) -> 
         expected = (
             np.array([v & (2**to.width - 1) for v in whole], np.uint64).astype(f"u{to.numpy.itemsize}").view(to.numpy)
         )
-    run_case(cast(x, to, expected))
+    run_case(cast(x, to, expected), checks)
 
 
 @pytest.mark.parametrize("saturate", [1, 0])
 @pytest.mark.parametrize("row", FLOATS, ids=lambda row: row.name)
-def test_narrow_floats_are_the_nearest_numbers(row: Any, saturate: int) -> None:
+def test_narrow_floats_are_the_nearest_numbers(checks: str, row: Any, saturate: int) -> None:
     for source in COMPUTED:
         x = numbers(source.numpy)
         expected = codes([round_by_hand(plain(each), row.name, saturate) for each in x], row)
-        run_case(cast(x, row, expected, saturate=saturate))
+        run_case(cast(x, row, expected, saturate=saturate), checks)
 
 
 @pytest.mark.parametrize("round_mode", ["up", "down", "nearest"])
 @pytest.mark.parametrize("saturate", [1, 0])
-def test_powers_of_two_are_rounded_as_asked_for(saturate: int, round_mode: str) -> None:
+def test_powers_of_two_are_rounded_as_asked_for(checks: str, saturate: int, round_mode: str) -> None:
     for source in COMPUTED:
         x = numbers(source.numpy, are_negative=False)
         expected = codes([power_by_hand(plain(each), saturate, round_mode) for each in x], POWER)
-        run_case(cast(x, POWER, expected, saturate=saturate, round_mode=round_mode))
+        run_case(cast(x, POWER, expected, saturate=saturate, round_mode=round_mode), checks)
 
 
 @pytest.mark.parametrize("row", INTEGERS, ids=lambda row: row.name)
-def test_narrow_integers_are_the_low_bits(row: Any) -> None:
+def test_narrow_integers_are_the_low_bits(checks: str, row: Any) -> None:
     for source in COMPUTED:
         x = numbers(source.numpy)
-        run_case(cast(x, row, codes([low_bits(each, row.width) for each in x], row)))
+        run_case(cast(x, row, codes([low_bits(each, row.width) for each in x], row)), checks)
 
 
 @pytest.mark.parametrize("row", NARROW, ids=lambda row: row.name)
-def test_narrow_types_become_each_other(row: Any) -> None:
+def test_narrow_types_become_each_other(checks: str, row: Any) -> None:
     for source in NARROW:
         x = every_code(source)
         values = [value_of(source, code) for code in range(x.size)]
@@ -239,7 +239,7 @@ def test_narrow_types_become_each_other(row: Any) -> None:
                 for v, each in zip(values, x.astype(np.float32), strict=True)
             ]
             expected = codes([round_by_hand(v, row.name, 1) for v in signs], row)
-        run_case(cast(x, row, expected))
+        run_case(cast(x, row, expected), checks)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (3, 7), (2, 1, 3, 1, 2, 1, 2, 2)], ids=str)
@@ -253,25 +253,25 @@ def test_narrow_types_become_each_other(row: Any) -> None:
         ("float6e3m2", "bool"),
     ],
 )
-def test_casts_of_any_shape(source: str, to: str, shape: tuple[int, ...]) -> None:
+def test_casts_of_any_shape(checks: str, source: str, to: str, shape: tuple[int, ...]) -> None:
     x = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype_row(source).numpy)
     case = cast(x, dtype_row(to), x.astype(np.float32).astype(dtype_row(to).numpy))
-    run_case(case)
-    run_case(Case("like", "CastLike", (x, np.zeros(2, dtype_row(to).numpy)), expected=case.expected))
+    run_case(case, checks)
+    run_case(Case("like", "CastLike", (x, np.zeros(2, dtype_row(to).numpy)), expected=case.expected), checks)
 
 
-def test_bits_that_no_element_needs_do_not_count() -> None:
+def test_bits_that_no_element_needs_do_not_count(checks: str) -> None:
     """Memory from elsewhere may have anything in them."""
     for row in (row for row in NARROW if row.width < 8):
         x = np.arange(256, dtype=np.uint8)
         expected = np.array([value_of(row, int(code) & ((1 << row.width) - 1)) for code in x], np.float32)
-        run_case(cast(x.view(row.numpy), dtype_row("float32"), expected))
+        run_case(cast(x.view(row.numpy), dtype_row("float32"), expected), checks)
 
 
-def test_opset_of_old_saturates() -> None:
+def test_opset_of_old_saturates(checks: str) -> None:
     x = np.array([1e6, -1e6], np.float32)
     expected = codes([0x7E, 0xFE], dtype_row("float8e4m3fn"))
-    run_case(Case("opset19", "Cast", (x,), {"to": 17}, opset=19, expected=(expected,)))
+    run_case(Case("opset19", "Cast", (x,), {"to": 17}, opset=19, expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize("name", ["Cast", "CastLike"])
@@ -284,17 +284,17 @@ def test_unknown_rounding_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=lambda each: each.name)
-def test_nan_and_infinity_are_found(dtype: np.dtype[Any]) -> None:
+def test_nan_and_infinity_are_found(checks: str, dtype: np.dtype[Any]) -> None:
     row = dtype_row(dtype)
     x = every_code(row)
     values = np.array([value_of(row, code) for code in range(256)])
-    run_case(Case("nan", "IsNaN", (x,), expected=(np.isnan(values),)))
-    run_case(Case("inf", "IsInf", (x,), expected=(np.isinf(values),)))
-    run_case(Case("positive", "IsInf", (x,), {"detect_negative": 0}, expected=(np.isposinf(values),)))
+    run_case(Case("nan", "IsNaN", (x,), expected=(np.isnan(values),)), checks)
+    run_case(Case("inf", "IsInf", (x,), expected=(np.isinf(values),)), checks)
+    run_case(Case("positive", "IsInf", (x,), {"detect_negative": 0}, expected=(np.isposinf(values),)), checks)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=lambda each: each.name)
-def test_dropout_scales_what_it_keeps(dtype: np.dtype[Any]) -> None:
+def test_dropout_scales_what_it_keeps(checks: str, dtype: np.dtype[Any]) -> None:
     x = (np.arange(400) % 7 + 1).astype(dtype)
     op = build("Dropout", {"seed": 3})
     ratio, mode = np.array(0.5, np.float32), np.array(True)
@@ -302,4 +302,4 @@ def test_dropout_scales_what_it_keeps(dtype: np.dtype[Any]) -> None:
     assert y is not None and mask is not None and 100 < mask.sum() < 300
     np.testing.assert_array_equal(y.astype(np.float32), np.where(mask, 2 * x.astype(np.float32), 0))
     case = Case(dtype.name, "Dropout", (x, ratio, mode), {"seed": 3}, (1, 2), (True, True), expected=(y, mask))
-    run_case(case)
+    run_case(case, checks)

@@ -142,8 +142,8 @@ PARTS = [
 
 
 @pytest.mark.parametrize("case", PARTS, ids=lambda case: case.id)
-def test_parts(case: Case) -> None:
-    run_case(case)
+def test_parts(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_launches_are_the_same_for_every_size() -> None:

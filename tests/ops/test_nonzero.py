@@ -101,8 +101,8 @@ PARTS = [
 
 
 @pytest.mark.parametrize("case", PARTS, ids=lambda case: case.id)
-def test_parts(case: Case) -> None:
-    run_case(case)
+def test_parts(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_counts_of_many_tiles_are_added_up() -> None:

@@ -175,8 +175,8 @@ ALL = [*layers(), *rms_cases(), *instances(), *groups()]
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
-def test_normalization(case: Case) -> None:
-    run_case(case)
+def test_normalization(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 LAYERS = [case for case in layers() if case.op == "LayerNormalization"]
@@ -197,13 +197,13 @@ def test_lowering_leaves_out_outputs_nobody_wants(case: Case, wanted: tuple[bool
             compare(case, op, index, emit.read(slot), op.compute(*inputs)[index], inputs)
 
 
-def test_views() -> None:
+def test_views(checks: str) -> None:
     x, scale = sample((4, 6, 5)), sample((6,))
     for view in (x.transpose(2, 1, 0), x[::-1, :, ::2], np.broadcast_to(x[:1], (3, 6, 5))):
-        run_case(Case("instance", "InstanceNormalization", (view, scale[::-1], scale), terms=5))
-        run_case(Case("group", "GroupNormalization", (view, scale, scale[::-1]), {"num_groups": 2}, terms=15))
+        run_case(Case("instance", "InstanceNormalization", (view, scale[::-1], scale), terms=5), checks)
+        run_case(Case("group", "GroupNormalization", (view, scale, scale[::-1]), {"num_groups": 2}, terms=15), checks)
         inputs = (view, np.broadcast_to(sample((1,)), view.shape[1:]), sample(view.shape[:0:-1]).T)
-        run_case(Case("layer", "LayerNormalization", inputs, {"axis": 1}, terms=30))
+        run_case(Case("layer", "LayerNormalization", inputs, {"axis": 1}, terms=30), checks)
 
 
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:

@@ -91,8 +91,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_pad(case: Case) -> None:
-    run_case(case)
+def test_pad(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def known(*values: int) -> TensorSpec:

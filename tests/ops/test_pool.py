@@ -175,9 +175,9 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
+def test_case(checks: str, case: Case) -> None:
     """Each case passes all checks of the harness."""
-    run_case(case)
+    run_case(case, checks)
 
 
 def last_channels() -> Array:
@@ -201,15 +201,15 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("case", [*VIEWS, *BY_HAND], ids=lambda case: case.id)
-def test_views(case: Case) -> None:
+def test_views(checks: str, case: Case) -> None:
     """Inputs keep their strides."""
-    run_case(case)
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.id)
-def test_maximum_worked_by_hand(case: Case) -> None:
+def test_maximum_worked_by_hand(checks: str, case: Case) -> None:
     """What oracles disagree on is fixed here: ties, NaN, infinities, windows of padding."""
-    run_case(case)
+    run_case(case, checks)
 
 
 def test_values_do_not_depend_on_whether_indices_are_wanted() -> None:

@@ -238,13 +238,13 @@ NARROW_CASES = [
 
 
 @pytest.mark.parametrize("case", NARROW_CASES, ids=lambda case: f"{case.op}_{case.id}")
-def test_quantize_of_narrow_types(case: Case) -> None:
-    run_case(case)
+def test_quantize_of_narrow_types(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("case", [*DEQUANTIZE, *QUANTIZE], ids=lambda case: f"{case.op}_{case.id}")
-def test_quantize(case: Case) -> None:
-    run_case(case)
+def test_quantize(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("cls", [QuantizeLinear, DequantizeLinear])

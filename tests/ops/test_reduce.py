@@ -333,8 +333,8 @@ ALL = [*cases(), *worked_out(), *layouts(), *upgraded(), *pools(), *places()]
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
-def test_reduction(case: Case) -> None:
-    run_case(case)
+def test_reduction(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def views() -> list[Case]:
@@ -361,8 +361,8 @@ def views() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", views(), ids=lambda case: case.id)
-def test_views(case: Case) -> None:
-    run_case(case)
+def test_views(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:

@@ -257,9 +257,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
+def test_case(checks: str, case: Case) -> None:
     """Each case passes all checks of the harness."""
-    run_case(case)
+    run_case(case, checks)
 
 
 VIEWS = [
@@ -276,17 +276,17 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("case", VIEWS, ids=lambda case: case.id)
-def test_views(case: Case) -> None:
+def test_views(checks: str, case: Case) -> None:
     """Inputs keep their strides."""
-    run_case(case)
+    run_case(case, checks)
 
 
-def test_integers_saturate_and_round_to_even() -> None:
+def test_integers_saturate_and_round_to_even(checks: str) -> None:
     """Cubic overshoot must not wrap; a half goes to the even neighbour."""
     x = np.array([[0, 0, 255, 255, 255]], np.uint8)
     scales = np.array([1, 2], np.float32)
     case = Case("overshoot", "Resize", (x, None, scales), {"mode": "cubic"}, const=(2,), opset=19)
-    run_case(case)
+    run_case(case, checks)
     assert set(expect(case)[0].flat) >= {0, 255}
     half = np.array([1, 2, 4], np.int32)
     answer = (np.array([1, 2, 2, 3, 4, 4], np.int32),)
@@ -298,10 +298,10 @@ def test_integers_saturate_and_round_to_even() -> None:
         const=(2,),
         expected=answer,
     )
-    run_case(case)
+    run_case(case, checks)
 
 
-def test_cubic_in_double() -> None:
+def test_cubic_in_double(checks: str) -> None:
     """Doubles are blended in double, by Keys' kernel at half-pixel coordinates (the reference's weights are float)."""
     x, a = make(3, 6, dtype=np.float64), -0.75
 
@@ -325,32 +325,35 @@ def test_cubic_in_double() -> None:
             const=(2,),
             expected=(np.array(answer),),
             terms=4,
-        )
+        ),
+        checks,
     )
 
 
 @pytest.mark.parametrize("extent", [2, 4, 7])
-def test_align_corners_meets_the_ends_by_sizes_and_by_scales_that_give_a_whole_size(extent: int) -> None:
+def test_align_corners_meets_the_ends_by_sizes_and_by_scales_that_give_a_whole_size(checks: str, extent: int) -> None:
     """A scale that gives no whole size divides by that number, as ONNX's cases do; sizes divide by what comes out."""
     x = np.arange(extent, dtype=np.float32)
     attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     for count in (extent * 2, extent * 3 - 1):
         ends = (np.linspace(0, extent - 1, count).astype(np.float32),)
         by_sizes = (x, None, None, np.array([count]))
-        run_case(Case(f"sizes_{count}", "Resize", by_sizes, attributes, const=(3,), expected=ends, terms=16))
+        run_case(Case(f"sizes_{count}", "Resize", by_sizes, attributes, const=(3,), expected=ends, terms=16), checks)
         by_scales = (x, None, np.array([count / extent], np.float32))
         (y,) = gx_operator.build("Resize", attributes).compute(x, None, np.array([(count + 0.5) / extent], np.float32))
         np.testing.assert_allclose(y, np.arange(count) * (extent - 1) / (count - 0.5), rtol=1e-6)
         assert y[-1] < extent - 1
         if count % extent == 0:
-            run_case(Case(f"scales_{count}", "Resize", by_scales, attributes, const=(2,), expected=ends, terms=16))
+            run_case(
+                Case(f"scales_{count}", "Resize", by_scales, attributes, const=(2,), expected=ends, terms=16), checks
+            )
 
 
-def test_nearest_of_bool() -> None:
+def test_nearest_of_bool(checks: str) -> None:
     """Booleans are moved like bytes."""
     x = np.array([[True, False, True]])
     scales = np.array([1, 2], np.float32)
-    run_case(Case("bool", "Resize", (x, None, scales), const=(2,), expected=(np.repeat(x, 2, axis=1),)))
+    run_case(Case("bool", "Resize", (x, None, scales), const=(2,), expected=(np.repeat(x, 2, axis=1),)), checks)
 
 
 def test_nearest_keeps_every_bit() -> None:

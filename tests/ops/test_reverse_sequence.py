@@ -47,8 +47,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_reverse_sequence(case: Case) -> None:
-    run_case(case)
+def test_reverse_sequence(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

@@ -119,9 +119,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
+def test_case(checks: str, case: Case) -> None:
     """Each case passes all checks of the harness."""
-    run_case(case)
+    run_case(case, checks)
 
 
 def by_equations(
@@ -181,21 +181,21 @@ LARGER = [
 
 
 @pytest.mark.parametrize("case", LARGER, ids=lambda case: case.id)
-def test_layers_by_equations(case: Case) -> None:
+def test_layers_by_equations(checks: str, case: Case) -> None:
     """Sizes at and around what a block takes, and outputs nobody wants."""
-    run_case(case)
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("op", sorted(GATES))
-def test_first_versions(op: str) -> None:
+def test_first_versions(checks: str, op: str) -> None:
     """What attributes said in the first opsets is gone, or said right."""
     case = by_equations("first", op, (3, 2, 4, 5), "Bh")
-    run_case(dataclasses.replace(case, opset=1, attributes={"output_sequence": 1, "hidden_size": 5}))
+    run_case(dataclasses.replace(case, opset=1, attributes={"output_sequence": 1, "hidden_size": 5}), checks)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
-def test_any_layer(data: st.DataObject) -> None:
+def test_any_layer(checks: str, data: st.DataObject) -> None:
     """What a layer may have goes with all else it may have."""
     op = data.draw(st.sampled_from(sorted(GATES)))
     direction = data.draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
@@ -215,11 +215,11 @@ def test_any_layer(data: st.DataObject) -> None:
     attributes["hidden_size"] = data.draw(st.sampled_from([0, sizes[3]]))
     parts = "".join(sorted(data.draw(st.sets(st.sampled_from("Bhcpl")))))
     dtype = data.draw(st.sampled_from(DTYPES))
-    run_case(by_equations("any", op, sizes, parts, dtype, **attributes))  # type: ignore[arg-type]
+    run_case(by_equations("any", op, sizes, parts, dtype, **attributes), checks)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("op", sorted(GATES))
-def test_numbers_that_are_none_stay_in_their_row(op: str) -> None:
+def test_numbers_that_are_none_stay_in_their_row(checks: str, op: str) -> None:
     """A row of the batch with NaN or inf in it makes no other row worse."""
     case = by_equations("special", op, (3, 5, 4, 6))
     x = np.array(case.inputs[0])
@@ -229,7 +229,8 @@ def test_numbers_that_are_none_stay_in_their_row(op: str) -> None:
     expected = tuple(y for y in made if y is not None)
     assert all(np.isnan(y[..., 1, :]).any() for y in expected) and len(expected) == len(case.outputs)
     run_case(
-        Case("special", op, (x, *case.inputs[1:]), {}, outputs=case.outputs, expected=expected, opset=22, terms=99)
+        Case("special", op, (x, *case.inputs[1:]), {}, outputs=case.outputs, expected=expected, opset=22, terms=99),
+        checks,
     )
 
 
@@ -287,7 +288,7 @@ def test_attributes_are_those_of_onnx(op: str) -> None:
     assert ours == plain
 
 
-def test_double_is_computed_in_double() -> None:
+def test_double_is_computed_in_double(checks: str) -> None:
     """One step of a plain layer, worked out."""
     x, w, r = (
         make(1, 1, 2, 3).astype(np.float64),
@@ -295,23 +296,26 @@ def test_double_is_computed_in_double() -> None:
         make(3, 1, 4, 4).astype(np.float64),
     )
     answer = np.tanh(x[0] @ w[0].T)[None]
-    run_case(Case("double", "RNN", (x, w, r), {}, outputs=(True, True), expected=(answer[:, None], answer), terms=3))
+    run_case(
+        Case("double", "RNN", (x, w, r), {}, outputs=(True, True), expected=(answer[:, None], answer), terms=3), checks
+    )
 
 
-def test_threshold_is_let_through() -> None:
+def test_threshold_is_let_through(checks: str) -> None:
     """Unlike what the operator of this name does, a layer's function gives what equals alpha."""
     x, w, r = (np.array(content, np.float32) for content in ([[[0.5], [0.25]]], [[[1.0]]], [[[0.0]]]))
     attributes = {"activations": ["ThresholdedRelu"], "activation_alpha": [0.5]}
     answer = np.array([[[0.5], [0.0]]], np.float32)
-    run_case(Case("at", "RNN", (x, w, r), attributes, outputs=(True, True), expected=(answer[:, None], answer)))
+    run_case(Case("at", "RNN", (x, w, r), attributes, outputs=(True, True), expected=(answer[:, None], answer)), checks)
 
 
-def test_no_steps_leave_the_initial_state() -> None:
+def test_no_steps_leave_the_initial_state(checks: str) -> None:
     """An empty sequence gives an empty Y and the state it began with."""
     h, c = make(5, 1, 2, 3), make(6, 1, 2, 3)
     inputs = (make(1, 0, 2, 4), make(2, 1, 12, 4), make(3, 1, 12, 3), None, None, h, c)
     run_case(
-        Case("empty", "LSTM", inputs, {}, outputs=(True,) * 3, expected=(np.zeros((0, 1, 2, 3), np.float32), h, c))
+        Case("empty", "LSTM", inputs, {}, outputs=(True,) * 3, expected=(np.zeros((0, 1, 2, 3), np.float32), h, c)),
+        checks,
     )
 
 

@@ -128,8 +128,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_roi(case: Case) -> None:
-    run_case(case)
+def test_roi(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -141,12 +141,12 @@ def test_roi(case: Case) -> None:
     st.integers(0, 99),
 )
 def test_any_region_is_aligned_and_pooled(
-    extents: tuple[int, int], bins: tuple[int, int], mode: str, ratio: int, seed: int
+    checks: str, extents: tuple[int, int], bins: tuple[int, int], mode: str, ratio: int, seed: int
 ) -> None:
     x, rois = image(2, 2, *extents, seed=seed), regions(3, max(extents) * 1.5, seed=seed)
     sizes = {"output_height": bins[0], "output_width": bins[1]}
-    run_case(align("drawn", x, rois, [0, 1, 0], mode=mode, sampling_ratio=ratio, **sizes))
-    run_case(pool("drawn_pool", x, with_image(rois, 2), pooled_shape=list(bins)))
+    run_case(align("drawn", x, rois, [0, 1, 0], mode=mode, sampling_ratio=ratio, **sizes), checks)
+    run_case(pool("drawn_pool", x, with_image(rois, 2), pooled_shape=list(bins)), checks)
 
 
 @pytest.mark.parametrize("name", ["RoiAlign", "MaxRoiPool"])

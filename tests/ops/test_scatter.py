@@ -14,9 +14,8 @@ from gpuexec.operator import Operator, build
 from gpuexec.ops.scatter import ScatterElements, ScatterND
 from gpuexec.spec import COMPUTED, TensorSpec, accumulator
 from tests.devices.opening import make_simulator
-from tests.execute import run_template
 from tests.ops.decomposed import list_launches
-from tests.ops.harness import Array, Case, plan_case, run_case
+from tests.ops.harness import Array, Case, plan_case, run_case, run_planned
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 SMALL_FLOATS = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -137,8 +136,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_scatter(case: Case) -> None:
-    run_case(case)
+def test_scatter(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 POSITIVE, NEGATIVE = 0.0, -0.0
@@ -161,11 +160,11 @@ EXTREMA = [
 @pytest.mark.parametrize("dtype", [row.numpy for row in COMPUTED if row.kind == "float"], ids=str)
 @pytest.mark.parametrize(("reduction", "data", "updates", "expected"), EXTREMA, ids=["max", "min"])
 def test_extrema_order_zeros_and_keep_nan(
-    reduction: str, data: list[float], updates: list[float], expected: list[float], dtype: Any
+    checks: str, reduction: str, data: list[float], updates: list[float], expected: list[float], dtype: Any
 ) -> None:
     x, y, wanted = (np.array(each, dtype) for each in (data, updates, expected))
     inputs = (x, np.arange(6), y)
-    run_case(Case(reduction, "ScatterElements", inputs, {"reduction": reduction}, expected=(wanted,)))
+    run_case(Case(reduction, "ScatterElements", inputs, {"reduction": reduction}, expected=(wanted,)), checks)
 
 
 REFERENCE = [
@@ -196,8 +195,8 @@ REFERENCE = [
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case.id)
-def test_scatter_beside_another_engine(case: Case) -> None:
-    run_case(case)
+def test_scatter_beside_another_engine(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_launches_are_the_same_for_every_size() -> None:
@@ -210,8 +209,7 @@ def test_launches_are_the_same_for_every_size() -> None:
 def run_shuffled(op: Operator, inputs: tuple[Array, ...]) -> list[Array]:
     """Return what kernels make of arrays in check mode: threads in random order, no access out of bounds."""
     device = make_simulator(check_kernels=True)
-    template, graph, arrays = plan_case(Case("case", op.name, inputs), op, inputs, set(), device.target)
-    return run_template(template, graph, arrays, device)
+    return run_planned(plan_case(Case("case", op.name, inputs), op, inputs, set(), device.target), device)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -233,14 +231,14 @@ OUTSIDE = [
 @pytest.mark.parametrize("reduction", ["none", "max"])
 @pytest.mark.parametrize(("op", "attributes", "indices", "updates", "message"), OUTSIDE)
 def test_index_out_of_range(
-    op: str, attributes: dict[str, Any], indices: Array, updates: Array, message: str, reduction: str
+    checks: str, op: str, attributes: dict[str, Any], indices: Array, updates: Array, message: str, reduction: str
 ) -> None:
     data, updates = sample(3, 4), updates + 10
     expected = data.copy()
     if len(indices) > 1:
         expected[tuple(indices[0]) if op == "ScatterND" else (0, 0)] = updates.flat[0]
     inputs, attributes = (data, indices, updates), {**attributes, "reduction": reduction}
-    run_case(Case("beyond", op, inputs, attributes, expected=(expected,), refusal=message))
+    run_case(Case("beyond", op, inputs, attributes, expected=(expected,), refusal=message), checks)
 
 
 def test_attributes_are_those_of_the_standard() -> None:

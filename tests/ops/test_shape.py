@@ -93,8 +93,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_shape(case: Case) -> None:
-    run_case(case)
+def test_shape(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("op", ["Shape", "Size"])

@@ -50,8 +50,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_window(case: Case) -> None:
-    run_case(case)
+def test_window(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def numbers(bands: int, length: int, rate: int, lower: float, upper: float, **types: Any) -> tuple[Array, ...]:
@@ -74,8 +74,8 @@ MEL_CASES = [
 
 
 @pytest.mark.parametrize("case", MEL_CASES, ids=lambda case: case.id)
-def test_mel_weights(case: Case) -> None:
-    run_case(case)
+def test_mel_weights(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_mel_triangles_are_those_worked_by_hand() -> None:

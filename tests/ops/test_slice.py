@@ -82,8 +82,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_slice(case: Case) -> None:
-    run_case(case)
+def test_slice(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def spec(*shape: int) -> TensorSpec:

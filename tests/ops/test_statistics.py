@@ -126,8 +126,8 @@ HISTOGRAMS = [
 
 
 @pytest.mark.parametrize("case", [*STATISTICS, *LEFT_OUT, *HISTOGRAMS], ids=lambda case: case.id)
-def test_operator(case: Case) -> None:
-    run_case(case)
+def test_operator(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_places_are_those_in_row_major_order() -> None:

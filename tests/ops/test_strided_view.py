@@ -27,22 +27,22 @@ from tests.ops.harness import Case, run_case
     ids=str,
 )
 def test_window_shows_the_elements_that_strides_name(
-    shape: tuple[int, ...], strides: tuple[int, ...], start: int
+    checks: str, shape: tuple[int, ...], strides: tuple[int, ...], start: int
 ) -> None:
     x = np.arange(12, dtype=np.int16).reshape(3, 4)
     expected = np.empty(shape, np.int16)
     for index in np.ndindex(shape):
         expected[index] = x.reshape(-1)[start + sum(i * s for i, s in zip(index, strides, strict=True))]
     attributes = {"shape": shape, "strides": strides, "start": start}
-    run_case(Case("case", "gpuexec.StridedView", (x,), attributes, oracle="expected", expected=(expected,)))
+    run_case(Case("case", "gpuexec.StridedView", (x,), attributes, oracle="expected", expected=(expected,)), checks)
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e5m2, ml_dtypes.int4, np.bool_])
-def test_window_of_bytes_keeps_them(dtype: Any) -> None:
+def test_window_of_bytes_keeps_them(checks: str, dtype: Any) -> None:
     bits = np.array([1, 0, 1, 1, 0, 0, 1], np.uint8)
     expected = bits[5::-2].reshape(3, 1).view(dtype)
     attributes = {"shape": (3, 1), "strides": (-2, 1), "start": 5}
-    run_case(Case("bytes", "gpuexec.StridedView", (bits.view(dtype),), attributes, expected=(expected,)))
+    run_case(Case("bytes", "gpuexec.StridedView", (bits.view(dtype),), attributes, expected=(expected,)), checks)
 
 
 def test_window_of_a_dense_array_is_no_copy() -> None:

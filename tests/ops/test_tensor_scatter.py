@@ -68,8 +68,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_tensor_scatter(case: Case) -> None:
-    run_case(case)
+def test_tensor_scatter(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -79,14 +79,16 @@ def test_tensor_scatter(case: Case) -> None:
     st.sampled_from(["linear", "circular"]),
     st.integers(0, 99),
 )
-def test_any_cache_is_written_as_the_reference_does(shape: list[int], axis: int, mode: str, seed: int) -> None:
+def test_any_cache_is_written_as_the_reference_does(
+    checks: str, shape: list[int], axis: int, mode: str, seed: int
+) -> None:
     axis = 1 + axis % (len(shape) - 1)
     random = np.random.default_rng(seed)
     rows = int(random.integers(0, shape[axis] + 1))
     update = -1 - cache(*shape[:axis], rows, *shape[axis + 1 :])
     low, high = (0, shape[axis] - rows + 1) if mode == "linear" else (-9, 9)
     indices = random.integers(low, high, shape[0])
-    run_case(scatter("drawn", cache(*shape), update, indices, axis=axis, mode=mode))
+    run_case(scatter("drawn", cache(*shape), update, indices, axis=axis, mode=mode), checks)
 
 
 def test_a_cache_that_nobody_reads_afterwards_is_written_in_place() -> None:

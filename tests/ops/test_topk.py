@@ -87,8 +87,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_topk(case: Case) -> None:
-    run_case(case)
+def test_topk(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_launches_are_the_same_for_every_size() -> None:

@@ -111,8 +111,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_update(case: Case) -> None:
-    run_case(case)
+def test_update(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_what_a_later_update_reads_is_not_updated_in_place() -> None:

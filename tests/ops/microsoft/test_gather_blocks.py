@@ -135,8 +135,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_gather_of_blocks(case: Case) -> None:
-    run_case(case)
+def test_gather_of_blocks(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def spec(dtype: Any, *shape: int) -> TensorSpec:

@@ -70,5 +70,5 @@ def product_cases() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", product_cases(), ids=lambda case: case.id)
-def test_product(case: Case) -> None:
-    run_case(case)
+def test_product(checks: str, case: Case) -> None:
+    run_case(case, checks)

@@ -151,13 +151,13 @@ BNB4 = [
 
 
 @pytest.mark.parametrize("case", [*NBITS, *BNB4], ids=lambda case: f"{case.op}_{case.id}")
-def test_products_with_packed_weights(case: Case) -> None:
-    run_case(case)
+def test_products_with_packed_weights(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("outside", [3, -1, 1 << 30])
 @pytest.mark.parametrize("rows", [2, 5])
-def test_a_place_without_a_block_counts_as_nothing(rows: int, outside: int) -> None:
+def test_a_place_without_a_block_counts_as_nothing(checks: str, rows: int, outside: int) -> None:
     x, packed, scales = np.ones((rows, 40), F32), np.full((6, 3, 8), 0x99, U8), np.ones((6, 3), F32)
     groups = np.array([outside, *(0,) * 39], np.int32)
     attributes = {"K": 40, "N": 6, "block_size": 16}
@@ -165,7 +165,8 @@ def test_a_place_without_a_block_counts_as_nothing(rows: int, outside: int) -> N
     refusal = f"g_idx from 0 to 2, got {outside}"
     inputs = (x, packed, scales, None, groups)
     run_case(
-        Case("beyond", "MatMulNBits", inputs, attributes, opset=1, domain=DOMAIN, expected=expected, refusal=refusal)
+        Case("beyond", "MatMulNBits", inputs, attributes, opset=1, domain=DOMAIN, expected=expected, refusal=refusal),
+        checks,
     )
 
 

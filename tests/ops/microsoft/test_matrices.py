@@ -137,8 +137,8 @@ def crop_cases() -> list[Case]:
 @pytest.mark.parametrize(
     "case", [*inverse_cases(), *solve_cases(), *crop_cases()], ids=lambda case: f"{case.op}-{case.id}"
 )
-def test_matrices(case: Case) -> None:
-    run_case(case)
+def test_matrices(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_what_does_not_fit_is_refused() -> None:

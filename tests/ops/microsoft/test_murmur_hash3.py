@@ -38,8 +38,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_numbers(case: Case) -> None:
-    run_case(case)
+def test_numbers(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def of_words(id: str, x: Array, positive: int, seed: int = 7) -> ObjectCase:

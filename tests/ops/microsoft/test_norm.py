@@ -97,5 +97,5 @@ def statistics_cases() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", [*norm_cases(), *statistics_cases()], ids=lambda case: f"{case.op}-{case.id}")
-def test_normalized_sum(case: Case) -> None:
-    run_case(case)
+def test_normalized_sum(checks: str, case: Case) -> None:
+    run_case(case, checks)

@@ -15,8 +15,8 @@ from tests.ops.microsoft.part_cases import PART_CASES
 
 
 @pytest.mark.parametrize("case", PART_CASES, ids=lambda case: f"{case.op}-{case.id}")
-def test_part(case: Case) -> None:
-    run_case(case)
+def test_part(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 X = TensorSpec((2, 4, 6), np.dtype(np.float32))

@@ -134,8 +134,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}_{case.id}")
-def test_quantized_elementwise(case: Case) -> None:
-    run_case(case)
+def test_quantized_elementwise(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -144,10 +144,10 @@ def test_quantized_elementwise(case: Case) -> None:
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["both", "left", "right"])), max_size=5),
     st.sampled_from([U8, I8]),
 )
-def test_quantized_binaries_that_broadcast(op: str, axes: list[tuple[int, str]], dtype: Any) -> None:
+def test_quantized_binaries_that_broadcast(checks: str, op: str, axes: list[tuple[int, str]], dtype: Any) -> None:
     left = [extent if where != "right" else 1 for extent, where in axes]
     right = [extent if where != "left" else 1 for extent, where in axes]
-    run_case(binary("any", op, integers(dtype, *left), integers(dtype, *right)))
+    run_case(binary("any", op, integers(dtype, *left), integers(dtype, *right)), checks)
 
 
 def spec(dtype: Any, *shape: int) -> TensorSpec:

@@ -185,8 +185,8 @@ def test_quantized_transformers(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", FORMS, ids=lambda case: case.id)
-def test_forms_of_another_domain(case: Case) -> None:
-    run_case(case)
+def test_forms_of_another_domain(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("role", ["do_rotary", "past_present_share_buffer"])

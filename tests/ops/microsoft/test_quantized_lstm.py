@@ -140,8 +140,8 @@ def test_dynamic_quantize_lstm(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case.id)
-def test_steps_of_quantized_lstm(case: Case) -> None:
-    run_case(case)
+def test_steps_of_quantized_lstm(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_rational_functions_are_near() -> None:

@@ -152,8 +152,8 @@ GEMM = [
 
 
 @pytest.mark.parametrize("case", [*TO_FLOAT, *GEMM], ids=lambda case: f"{case.op}_{case.id}")
-def test_quantized_products(case: Case) -> None:
-    run_case(case)
+def test_quantized_products(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize("case", DYNAMIC, ids=lambda case: case.id)

@@ -148,8 +148,8 @@ def test_operators_are_what_they_were_made_of(case: Composed) -> None:
 
 
 @pytest.mark.parametrize("case", PARTS, ids=lambda case: case.id)
-def test_parts_show_what_there_is(case: Case) -> None:
-    run_case(case)
+def test_parts_show_what_there_is(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_array_feature_extractor(case: Case) -> None:
-    run_case(case)
+def test_array_feature_extractor(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def test_strings_are_picked_too() -> None:

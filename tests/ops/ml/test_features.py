@@ -185,16 +185,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_features(case: Case) -> None:
-    run_case(case)
+def test_features(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, derandomize=True, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.sampled_from(INPUTS))
-def test_scaler_of_any_size(rows: int, columns: int, seed: int, dtype: Any) -> None:
+def test_scaler_of_any_size(checks: str, rows: int, columns: int, seed: int, dtype: Any) -> None:
     rng = np.random.default_rng(seed)
     x = (rng.normal(size=(rows, columns)) * 50).astype(dtype)
-    run_case(scaler("random", x, rng.normal(size=columns).tolist(), rng.normal(size=columns).tolist()))
+    run_case(scaler("random", x, rng.normal(size=columns).tolist(), rng.normal(size=columns).tolist()), checks)
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_numbers_to_numbers(case: Case) -> None:
-    run_case(case)
+def test_numbers_to_numbers(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, derandomize=True, deadline=None)
@@ -113,9 +113,9 @@ def test_numbers_to_numbers(case: Case) -> None:
     st.lists(st.floats(width=32), max_size=40),
     st.lists(st.floats(width=32), min_size=1, max_size=60),
 )
-def test_any_floats(keys: list[float], elements: list[float]) -> None:
+def test_any_floats(checks: str, keys: list[float], elements: list[float]) -> None:
     x = np.array(elements + keys[:10], np.float32)
-    run_case(by_tensors("random", x, np.array(keys, np.float32), np.arange(len(keys))))
+    run_case(by_tensors("random", x, np.array(keys, np.float32), np.arange(len(keys))), checks)
 
 
 WORDS = np.array([["b", "a"], ["ü", "b"]], object)

@@ -169,18 +169,18 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_linear(case: Case) -> None:
-    run_case(case)
+def test_linear(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=10, derandomize=True, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(2, 70), st.integers(0, 2**32 - 1))
-def test_products_of_any_size(rows: int, features: int, columns: int, seed: int) -> None:
+def test_products_of_any_size(checks: str, rows: int, features: int, columns: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, weights = (rng.normal(size=(n, features)).astype(np.float32) for n in (rows, columns))
     expected = (raw(x, weights, None).astype(np.float32),)
     case = regressor("random", x, weights, None, expected=expected)
-    run_case(replace(case, terms=4 * features))
+    run_case(replace(case, terms=4 * features), checks)
 
 
 def test_softmax_zero_leaves_zeros_and_rows_of_zeros() -> None:

@@ -131,25 +131,25 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_svm(case: Case) -> None:
-    run_case(case)
+def test_svm(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=8, derandomize=True, deadline=None)
 @given(
     st.lists(st.integers(1, 20), min_size=2, max_size=6), st.integers(1, 40), st.booleans(), st.sampled_from(KERNELS)
 )
-def test_machines_of_any_size(counts: list[int], features: int, prob: bool, kernel: str) -> None:
+def test_machines_of_any_size(checks: str, counts: list[int], features: int, prob: bool, kernel: str) -> None:
     attributes = machine(counts, features, kernel, prob)
     attributes["kernel_params"] = [0.05, 0.25, 2.0]
     x = RNG.normal(size=(9, features)).astype(np.float32)
     case = svc("random", x, attributes)
-    run_case(replace(case, terms=4 * (features + sum(counts))))
+    run_case(replace(case, terms=4 * (features + sum(counts))), checks)
 
 
 @pytest.mark.parametrize("place", [0.0, 3e7])
 @pytest.mark.parametrize("count", [1, 30])
-def test_far_vectors_are_as_alike_as_near_ones(place: float, count: int) -> None:
+def test_far_vectors_are_as_alike_as_near_ones(checks: str, place: float, count: int) -> None:
     attributes = regression(supports=9)
     vectors = (RNG.normal(size=(9, 4)) + [place, 0, 0, 0]).astype(np.float32)
     x = (vectors[RNG.integers(0, 9, count)] + RNG.normal(0, 0.5, (count, 4))).astype(np.float32)
@@ -158,7 +158,7 @@ def test_far_vectors_are_as_alike_as_near_ones(place: float, count: int) -> None
     expected = np.exp(-0.5 * distances) @ np.array(attributes["coefficients"])[:, None]
     (y,) = build("ai.onnx.ml.SVMRegressor", attributes).compute(x)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
-    run_case(svr("far", x, attributes, expected=(expected.astype(np.float32),)))
+    run_case(svr("far", x, attributes, expected=(expected.astype(np.float32),)), checks)
 
 
 @pytest.mark.parametrize("transform", ["SOFTMAX", "SOFTMAX_ZERO"])

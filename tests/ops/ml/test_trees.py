@@ -94,14 +94,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_tree_ensemble(case: Case) -> None:
-    run_case(case)
+def test_tree_ensemble(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=20, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 6), st.integers(1, 9), st.sampled_from(AGGREGATES))
-def test_any_trees(seed: int, trees: int, depth: int, kinds: int, aggregate: str) -> None:
-    run_case(ensemble("random", rows(seed, 25), forest(seed, trees, depth, kinds, MODES), kinds, aggregate))
+def test_any_trees(checks: str, seed: int, trees: int, depth: int, kinds: int, aggregate: str) -> None:
+    run_case(ensemble("random", rows(seed, 25), forest(seed, trees, depth, kinds, MODES), kinds, aggregate), checks)
 
 
 def attributes(**change: Any) -> dict[str, Any]:

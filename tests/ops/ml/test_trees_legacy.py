@@ -207,8 +207,8 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_legacy_trees(case: Case) -> None:
-    run_case(case)
+def test_legacy_trees(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 def chain(rng: Any, depth: int, kinds: int) -> Tree:
@@ -237,9 +237,9 @@ def test_rows_leave_deep_trees_at_any_level_and_each_is_by_itself(kinds: int, tr
 
 @settings(max_examples=15, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(2, 9), st.integers(1, 9), st.integers(0, 6))
-def test_any_legacy_trees(seed: int, trees: int, kinds: int, votes: int, depth: int) -> None:
+def test_any_legacy_trees(checks: str, seed: int, trees: int, kinds: int, votes: int, depth: int) -> None:
     grown = forest(seed, trees, kinds, min(votes, kinds), depth=depth)
-    run_case(regressor("random", rows(seed, 15), grown, kinds))
+    run_case(regressor("random", rows(seed, 15), grown, kinds), checks)
 
 
 @pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR])

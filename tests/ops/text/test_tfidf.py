@@ -72,8 +72,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_ngrams_are_counted(case: Case) -> None:
-    run_case(case)
+def test_ngrams_are_counted(checks: str, case: Case) -> None:
+    run_case(case, checks)
 
 
 @settings(max_examples=15, derandomize=True, deadline=None)
@@ -85,14 +85,16 @@ def test_ngrams_are_counted(case: Case) -> None:
     st.sampled_from(["TF", "IDF", "TFIDF"]),
     st.integers(1, 9),
 )
-def test_any_pool_agrees(grams: list[list[int]], skips: int, one: int, other: int, mode: str, count: int) -> None:
+def test_any_pool_agrees(
+    checks: str, grams: list[list[int]], skips: int, one: int, other: int, mode: str, count: int
+) -> None:
     ordered = sorted(grams, key=len)
     starts = [sum(len(gram) for gram in ordered if len(gram) < length) for length in (1, 2, 3)]
     x = np.random.RandomState(count).randint(0, 4, (2, count))
     weights = [0.5 * number - 1 for number in range(len(grams))]
     pool = {"weights": weights, "ngram_counts": starts, "pool_int64s": [token for gram in ordered for token in gram]}
     given = case("any", x, min(one, other), max(one, other), skips, mode, ngram_indexes=list(range(len(grams))), **pool)
-    run_case(given)
+    run_case(given, checks)
 
 
 TEXT, FLOAT = tensor(TensorProto.STRING), tensor()
