@@ -5,11 +5,15 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
+.PHONY: help demo setup test quick conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
+
+# A process for each core, and whichever is done takes tests of another's (ARGS="-n 0": all in one process).
+PARALLEL := -n auto --dist worksteal
+QUICK := ops importer passes planner running
 
 DIGITS := examples/data/digits.npz
 DEMO = $(BIN)/gpuexec run examples/models/digits.onnx --input image=$(DIGITS):images --labels $(DIGITS):labels \
@@ -28,7 +32,14 @@ setup: $(BIN)/python  ## make .venv with everything for development: tests, lint
 
 test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUEXEC_MODELS=folder adds those over models)
 	$(call install,run test dev $(TEST_CUDA))
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+quick: $(BIN)/python  ## lint, types, and without a kernel: cases of operators, importer, passes, planner, executor (two minutes)
+	$(call install,run test dev $(TEST_CUDA))
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(PARALLEL) -m quick $(addprefix tests/,$(QUICK)) $(ARGS)
 
 conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU and the simulator, and count (ARGS=--help)
 	$(call install,run test $(TEST_CUDA))
@@ -128,7 +139,7 @@ define install
 endef
 
 about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
-about_test := + pytest, hypothesis, onnxruntime, hatchling (25 MB)
+about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, hatchling (25 MB)
 about_dev := + ruff, mypy (25 MB)
 about_cuda13 := + cupy, NVRTC and headers of CUDA 13 (140 MB)
 about_cuda12 := + cupy, NVRTC and headers of CUDA 12 (240 MB)

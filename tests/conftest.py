@@ -17,6 +17,7 @@ from tests import absent_packages
 from tests.devices.opening import open_device, why_no_gpu
 from tests.small_models import CPU, affine
 
+_OPERATORS = Path(__file__).parent / "ops"
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "cupy-cuda13x", "cupy-cuda12x", "cupy", "cuda-bindings", "torch")
 
 
@@ -29,6 +30,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.option.markexpr != "gpu":
         return []
     return [f"{key}: {value}" for key, value in describe_machine().items()]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if is_quick(item):
+        item.add_marker(pytest.mark.quick)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +62,15 @@ def pytest_runtest_makereport(
 def worker() -> Iterator[gx.Worker]:
     with gx.Worker(affine(), backend=CPU) as worker:
         yield worker
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Return whether a test runs no kernel, by its parameters: a case of an operator on the host, or no simulator."""
+    callspec = getattr(item, "callspec", None)
+    params = callspec.params if callspec is not None else {}
+    if item.path.is_relative_to(_OPERATORS):
+        return params.get("checks") == "host"
+    return not any(str(value) in ("check", "pixel") or "simulator" in str(value).lower() for value in params.values())
 
 
 def describe_machine() -> dict[str, str]:

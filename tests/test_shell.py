@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = {"demo", "setup", "test", "format", "lint", "types", "kernels", "test-gpu", "bench", "bench-gpu", "clean"}
+TARGETS = {
+    *("demo", "setup", "test", "quick", "format", "lint", "types", "kernels", "test-gpu", "bench", "bench-gpu", "clean")
+}
 
 # Stands in for Python: says its version, makes a .venv of copies of itself, and writes down every other call.
 PYTHON = """#!/bin/sh
@@ -160,13 +162,26 @@ def test_test_installs_once_for_each_pyproject(checkout: Path, tools: Path) -> N
     add_compiler(tools)
     assert make(checkout, tools, "test", "ARGS=-k arena").returncode == 0
     install = "python -m pip install --disable-pip-version-check -e .[test,dev,cuda13]"
-    assert calls(checkout) == [install, "python -m pytest -k arena"]
+    pytest_alone = "python -m pytest -n auto --dist worksteal"
+    assert calls(checkout) == [install, f"{pytest_alone} -k arena"]
     make(checkout, tools, "test")
-    assert calls(checkout) == ["python -m pytest"]
+    assert calls(checkout) == [pytest_alone]
     with (checkout / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     make(checkout, tools, "test")
-    assert calls(checkout) == [install, "python -m pytest"]
+    assert calls(checkout) == [install, pytest_alone]
+
+
+def test_quick_asks_linter_types_and_what_runs_no_kernel(checkout: Path, tools: Path) -> None:
+    add_python(tools, "python3", "3.12")
+    assert make(checkout, tools, "setup").returncode == 0
+    (checkout / ".venv/bin/mypy").symlink_to("python")
+    calls(checkout)
+    assert make(checkout, tools, "quick").returncode == 0  # there is no compiler
+    rules, form, types, tests = calls(checkout)
+    assert (rules, form, types) == ("ruff format --check .", "ruff check .", "mypy")
+    assert re.fullmatch(r"python -m pytest -n auto --dist worksteal -m quick( tests/\w+)+", tests)
+    assert all((ROOT / folder).is_dir() for folder in re.findall(r"tests/\w+", tests))
 
 
 def test_tests_take_cuda_12_where_the_driver_does(checkout: Path, tools: Path) -> None:
