@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import shutil
 import subprocess
@@ -38,10 +39,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if any(item.get_closest_marker("gpu") for item in items) and (reason := why_no_gpu()):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported and collected, which stays to the end, out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,7 +73,7 @@ def worker() -> Iterator[gx.Worker]:
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Return whether a test runs no kernel, by its parameters: a case of an operator on the host, or no simulator."""
+    """Return whether a test is of the host, by its parameters: a case of an operator there, or no simulator."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec is not None else {}
     if item.path.is_relative_to(_OPERATORS):

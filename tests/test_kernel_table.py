@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.command import Kernel
 from gpuexec.instances import kernel_table
@@ -15,6 +17,7 @@ from tests.launches import collect_launches
 ENDS = ("sm_75", "sm_90a")
 
 
+@pytest.mark.long
 def test_table_lists_what_the_plans_of_all_cases_launch(tmp_path: Path) -> None:
     path = tmp_path / "launches.json"
     collect_launches(path, ENDS)

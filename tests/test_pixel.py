@@ -79,6 +79,7 @@ def test_network_gives_what_the_cpu_gives(backend: Backend) -> None:
         assert worker.report().host_calls == ()
 
 
+@pytest.mark.long
 def test_network_is_clean_in_check_mode() -> None:
     from tests.devices.opening import open_device
 

@@ -17,6 +17,7 @@ def run(*command: str, given: str | None = None) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

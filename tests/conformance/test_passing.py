@@ -18,6 +18,7 @@ from tests.conformance.suite import KINDS, load_suite
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_listed_cases_of_the_part_pass() -> None:
     """Runs in a process of its own: it forks, and so should have no threads."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

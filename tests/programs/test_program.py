@@ -224,6 +224,7 @@ def test_models_may_be_paths_and_bytes() -> None:
     np.testing.assert_array_equal(first[0], second[0])
 
 
+@pytest.mark.long
 def test_plans_of_a_device_that_is_gone_are_no_others() -> None:
     """Devices are told apart by their ids, which Python gives again."""
     program = build(CPU)
