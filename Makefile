@@ -34,7 +34,7 @@ test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUE
 	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-quick: $(BIN)/python  ## lint, types, and without a kernel: cases of operators, importer, passes, planner, executor (two minutes)
+quick: compiler $(BIN)/python  ## lint, types, and on the host: operators, importer, passes, planner, executor (two minutes)
 	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
