@@ -54,6 +54,7 @@ def judge_all(
         limit_s: How long one item may take; beyond that its process is killed.
         fail: Makes the verdict, of the reason, where ``judge`` dies, raises or is killed.
     """
+    was_frozen = gc.get_freeze_count() > 0
     gc.freeze()  # no collection touches, and so copies, the pages that processes share
     left = iter(range(len(items)))
     judges: list[_Judge] = []
@@ -87,7 +88,8 @@ def judge_all(
     finally:
         for each in judges:
             each.end()
-        gc.unfreeze()
+        if not was_frozen:  # what whoever calls has frozen stays so
+            gc.unfreeze()
 
 
 def _start(items: Sequence[Item], judge: Callable[[Item], Found], fail: Callable[[str], Found]) -> _Judge:
