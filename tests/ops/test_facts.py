@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from gpuexec.planner.cutter import find_cut
 
 from gpuexec.cli.operator_types import PIXEL
 from gpuexec.command import Launch
@@ -19,6 +18,7 @@ from gpuexec.ops.epilogue import FINISHED
 from gpuexec.ops.fused import PRODUCERS, Fused, fused_name
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES
+from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
 from gpuexec.spec import TensorSpec, is_host_object
 from gpuexec.target import Target
@@ -166,7 +166,7 @@ def is_drawn(call: Call) -> bool:
     """Return whether a target with textures leaves nothing to the host, be it that the first output alone is wanted."""
     for outputs in {1, count_outputs(call)}:
         graph = make_graph(call, outputs)
-        if not find_cut(graph, find_specs(graph, call), PIXEL).host_calls:
+        if not find_partition(graph, find_specs(graph, call), PIXEL).host_calls:
             return True
     return False
 
@@ -178,7 +178,10 @@ def is_finishable(name: str, cls: type[Operator]) -> bool:
     for call in list_calls()[name]:
         graph = make_graph(call, 1)
         specs = find_specs(graph, call)
-        if any(is_host_object(spec.dtype) for spec in specs.values()) or find_cut(graph, specs, COMPUTE).host_calls:
+        if (
+            any(is_host_object(spec.dtype) for spec in specs.values())
+            or find_partition(graph, specs, COMPUTE).host_calls
+        ):
             continue
         plan = plan_graph(graph, {value.name: spec for value, spec in specs.items()}, COMPUTE, {}).plan
         results = {port.buffer for port in plan.outputs}
